@@ -1,4 +1,4 @@
-"""Operators without a rule: written out by hand, or the specification's own function bodies."""
+"""Lowerings of operators without a rule: handwritten ones, or the function bodies of the specification."""
 
 from __future__ import annotations
 

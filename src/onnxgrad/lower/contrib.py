@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime itself (domain ``com.microsoft``), which its tools leave in files: how one is registered.
+"""Registration of ONNX Runtime's own operators (domain ``com.microsoft``), which its tools write into files.
 
 No package specifies them, so three things follow here from the one function that writes an operator out: its
 derivative, as that of any lowering; the types and shapes of its results, which are those of what it writes; and its row
@@ -30,7 +30,7 @@ formals: dict[tuple[str, str], list[tuple[str, bool]]] = {}
 
 
 def contrib(*names: str, domain: str = MICROSOFT, whole: Collection[str] = ()) -> Callable[[Writer], Writer]:
-    """Register ``f(b, node, *operands)``, with an operand or None for each parameter, as what operators become.
+    """Register ``f(b, node, *operands)`` as the lowering of operators; missing operands are None.
 
     The parameters bear the names of the inputs; those named in `whole` are never floats.
     """
@@ -62,7 +62,7 @@ def contrib(*names: str, domain: str = MICROSOFT, whole: Collection[str] = ()) -
 
 
 def _as_written(lower: Lowering) -> Infer:
-    """Inference that writes the operator out, in a graph that is thrown away, and looks at what came of it."""
+    """Infer an operator by its lowering, written into a temporary graph."""
 
     def infer(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         copies: list[ir.Value | None] = []

@@ -172,7 +172,7 @@ def _parts(b: Builder, bias: Var | None, query: Var) -> Sequence[Var | None]:
 
 
 def _biased(b: Builder, x: Var | None, bias: Var | None, heads: int) -> Var:
-    """[B, S, H·D] with its bias as [B, H, S, D]; what has that form has no bias to come."""
+    """[B, S, H·D] with its bias as [B, H, S, D]; an operand in the latter form has no bias."""
     assert x is not None
     if x.rank == 4:
         return x
@@ -282,7 +282,7 @@ def group_query_attention(
 
 
 def _cached(b: Builder, past: Var | None, new: Var, before: Var, total: Var) -> Var:
-    """The first `before` of what is past, then what is new, then zeros: [B, H, max(past, total), D]."""
+    """The first `before` rows of the past, then the new rows, then zeros: [B, H, max(past, total), D]."""
     if past is None or (past.shape is not None and same_dim(past.shape[2], 0)):
         return new
     room = b.shape_of(past, 2, 3)

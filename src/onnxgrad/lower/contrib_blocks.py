@@ -57,7 +57,7 @@ def bias_split_gelu(b: Builder, node: ir.Node, X: Var, bias: Var) -> Sequence[Va
 
 
 def _wide(b: Builder, x: Var) -> Var:
-    """`x` in the type in which statistics are computed: float32 where it is narrower."""
+    """`x` in the type for statistics: float32 for narrower types."""
     return b.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in _NARROW else x
 
 

@@ -1,4 +1,4 @@
-"""Products that ONNX Runtime fuses with what stands beside them: transpositions, sums, activations, layouts, 4 bits.
+"""Lowerings of ONNX Runtime's fused products: with transpositions, sums, activations, layouts, or 4-bit weights.
 
 Sources: docs/ContribOperators.md of ONNX Runtime, and its kernels for the CPU where that leaves something open.
 """
@@ -48,7 +48,7 @@ def _text(node: ir.Node, name: str) -> str:
 
 
 def _activated(b: Builder, y: Var, name: str, given: Sequence[float | None]) -> Var:
-    """`y` after the activation `name` with the parameters that a node gives."""
+    """`y` after the activation `name` with the node's parameters."""
     first, second = (*given, None, None)[:2]
     if name in ("", "Relu", "Tanh", "Sigmoid", "Softplus", "Softsign", "Abs", "Neg", "HardSwish"):
         return b.emit(name, y) if name else y

@@ -24,7 +24,7 @@ from onnxgrad.lower.registry import lowering_for
 
 
 def _scalar(b: Builder, x: Var | None) -> Var | None:
-    """A scale or zero point of a whole tensor, which may come as a vector of one."""
+    """A scale or zero point of a whole tensor as a scalar; it may be a vector of one element."""
     if x is None or x.value.shape is None or x.rank == 0:
         return x
     return b.Reshape(x, b.const(np.zeros(0, np.int64)))

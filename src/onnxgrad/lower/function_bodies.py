@@ -1,4 +1,4 @@
-"""Replace a node by the function body that the ONNX specification gives for its operator.
+"""Lowering by the function body that the ONNX specification defines for an operator.
 
 An operator without a rule becomes differentiable in this way (Relay's "default behaviour"). There are two traps.
 A body may leave default attributes to the inliner: they are filled in first. A body may be written for an older
@@ -19,7 +19,7 @@ from onnxgrad.ir.graph import subgraphs
 
 
 def with_defaults(node: ir.Node, schema: onnx.defs.OpSchema) -> dict[str, ir.Attr]:
-    """The attributes of `node`, those that it leaves to their defaults included."""
+    """The attributes of `node`, with defaults for missing ones."""
     attrs = dict(node.attributes)
     for name, spec in schema.attributes.items():
         if name not in attrs and spec.default_value.name:
@@ -144,7 +144,7 @@ class BodyCopies(Copies):
         return made
 
     def attributes(self, node: ir.Node) -> list[ir.Attr]:
-        """The attributes of a copy, those that refer to attributes of the function with the values of these."""
+        """The attributes of a copied node, with references to function attributes resolved."""
         held: list[ir.Attr] = []
         for a in super().attributes(node):
             if not a.is_ref():
@@ -193,7 +193,7 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
 
 
 def _take_place(builder: Builder, actual: ir.Value, produced: ir.Value | None) -> None:
-    """Let `produced` stand wherever `actual` stood, under its name."""
+    """Replace `actual` by `produced` in all consumers, under its name."""
     assert produced is not None
     name, produced.type = actual.name, actual.type or produced.type
     produced.shape = actual.shape if actual.shape is not None else produced.shape

@@ -34,7 +34,7 @@ Coefficient = float | Var
 
 
 def coefficients(op_type: str) -> dict[str, float | None]:
-    """The float attributes of an optimizer and their defaults; None for one that must be given."""
+    """The float attributes of an optimizer and their defaults; None for a required one."""
     attributes = onnx.defs.get_schema(op_type, 1, DOMAIN).attributes
     floats = sorted(name for name, a in attributes.items() if a.type == onnx.defs.OpSchema.AttrType.FLOAT)
     return {name: None if attributes[name].required else attributes[name].default_value.f for name in floats}

@@ -52,7 +52,7 @@ def _activation(name: str, alpha: float | None, beta: float | None) -> Callable[
 
 
 class _Layer:
-    """One RNN, GRU or LSTM node: its operands by name, its attributes, what its steps need."""
+    """One RNN, GRU or LSTM node: its operands by name, its attributes, and the inputs of its steps."""
 
     gates: int
     activations: Sequence[str]

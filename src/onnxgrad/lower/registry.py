@@ -1,4 +1,4 @@
-"""Operators that are written out by hand: in terms of others, with every weight an operand.
+"""The registry of handwritten lowerings: operators written in others, with every weight an operand.
 
 A lowering is a function of a builder and the node that returns what the outputs of the node become
 (``None`` for one that is not there). What it writes takes the place of the node in its graph.
@@ -23,7 +23,7 @@ _table: dict[tuple[str, str], Lowering] = {}
 
 
 def lowering(*names: str, domain: str = "") -> Callable[[_Lowering], _Lowering]:
-    """Register a function as what operators of the specification become."""
+    """Register a function as the lowering of operators of the specification."""
 
     def register(function: _Lowering) -> _Lowering:
         for name in names:
@@ -44,13 +44,13 @@ def attribute(b: Builder, node: ir.Node, name: str) -> Any:
 
 
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
-    """Replace `node`, in its graph, by what is written here for it; the new nodes, or None if nothing is."""
+    """Replace `node`, in its graph, by its handwritten lowering. Returns the new nodes, or None without one."""
     lower = lowering_for(node.op_type, node.domain)
     return None if lower is None else replace(builder, node, lower)
 
 
 def replace(builder: Builder, node: ir.Node, lower: Lowering) -> list[ir.Node] | None:
-    """Replace `node`, in its graph, by what `lower` writes (which may leave out what nothing reads); the new nodes."""
+    """Replace `node`, in its graph, by the results of `lower`, which may omit unread ones. Returns the new nodes."""
     graph = node.graph
     if not isinstance(graph, ir.Graph):
         return None

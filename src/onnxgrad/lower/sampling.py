@@ -1,4 +1,4 @@
-"""Interpolation at computed points, written out: what GridSample, RoiAlign and DeformConv share.
+"""Interpolation at computed points, shared by the lowerings of GridSample, RoiAlign and DeformConv.
 
 Along each axis a point takes part in a few taps: rows of the tensor and their weights, polynomials in the
 fraction of its coordinate. Elements are Gathered as whole rows of channels, so that the derivative adds
@@ -41,7 +41,7 @@ KERNELS = {"nearest": NEAREST, "linear": LINEAR, "cubic": CUBIC, "bilinear": LIN
 
 @dataclass
 class Taps:
-    """Rows along one axis and their weights, with the taps as the first axis; no weights where they are 1."""
+    """Indices of rows along one axis and their weights, with the taps as the first axis; None as weights of 1."""
 
     rows: Var
     weights: Var | None
@@ -64,7 +64,7 @@ def clamped(b: Builder, x: Var, high: Size) -> Var:
 
 
 def reflected(b: Builder, x: Var, size: Size, corners: bool) -> Var:
-    """`x` mirrored at the outermost elements, or at their outer edges, as often as it takes."""
+    """`x` reflected at the outermost elements, or at their outer edges, repeatedly if needed."""
     low = 0.0 if corners else -0.5
     span = size - 1.0 if corners else size
     span = b.Where(b.Equal(span, 0.0), 1.0, span) if isinstance(span, Var) else span or 1.0
@@ -154,7 +154,7 @@ def widen(b: Builder, x: Var) -> Var:
 
 
 def operand(b: Builder, node: ir.Node, i: int) -> Var | None:
-    """Input `i` of a node, None if it is left out."""
+    """Input `i` of a node, None if it is missing."""
     value = node.inputs[i] if i < len(node.inputs) else None
     return None if value is None else b.var(value)
 

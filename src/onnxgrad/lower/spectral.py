@@ -1,4 +1,4 @@
-"""The short-time Fourier transform as what it abbreviates: frames of the signal, windowed, transformed.
+"""Lowering of the short-time Fourier transform: frames of the signal, windowed, then a DFT of each.
 
 The frames are Gathered, so that the transpose adds them back where they overlap. They become the first
 axis of a tensor of rank 3, whose axis to transform is the default of DFT at every opset.
@@ -49,5 +49,5 @@ def stft(b: Builder, node: ir.Node) -> Sequence[Var | None]:
 
 
 def _fold_constant(b: Builder, x: Var) -> Var:
-    """`x`, as a constant where it is known."""
+    """`x` as a constant, if it is known."""
     return x if x.const is None else b.const(x.const)

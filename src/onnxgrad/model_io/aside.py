@@ -24,7 +24,7 @@ _LARGE = 1 << 16
 
 
 def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, ir.TensorProtocol]]:
-    """`proto` without the data of large initializers of its graph, and these by name; itself if there is no room.
+    """A copy of `proto` without the data of large initializers, and these tensors by name; `proto` itself without room.
 
     Args:
         proto: the message, whose tensors are what they declare; it is used up.
@@ -48,13 +48,13 @@ def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, ir.
 
 
 def put_back(model: ir.Model, held: Mapping[str, ir.TensorProtocol]) -> None:
-    """Give the initializers of `model`, made of such a message, the values that were set aside."""
+    """Restore the tensors that were moved aside to the initializers of `model`."""
     for name, tensor in held.items():
         model.graph.initializers[name].const_value = tensor
 
 
 def external_aside(model: ir.Model) -> None:
-    """Copy the weights of `model` that are in external data, in place: its files may be written anew from now on.
+    """Copy the weights of `model` from external data to the unnamed file, in place: other programs may rewrite theirs.
 
     They go into a file without a name, and into memory where they are small or there is no room.
     """
@@ -73,7 +73,7 @@ def external_aside(model: ir.Model) -> None:
 
 
 class Scratch:
-    """Tensors in a file without a name, read anew each time they are asked for."""
+    """Tensors in an unnamed file; each access reads the data again."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -83,7 +83,7 @@ class Scratch:
         self, data: bytes | memoryview, dtype: ir.DataType, shape: Sequence[int], name: str | None,
         doc: str | None = None, props: dict[str, str] | None = None,
     ) -> ir.TensorProtocol:  # fmt: skip
-        """Write the bytes of a tensor, which are little-endian. Raises OSError if there is no room."""
+        """Write the little-endian bytes of a tensor. Raises OSError if there is no room."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="onnxgrad-", buffering=0)  # noqa: SIM115 (the tensors hold it)
         file, lock = self._file, self._lock

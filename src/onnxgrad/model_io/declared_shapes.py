@@ -1,4 +1,4 @@
-"""A model without what it declares about results, to tell declarations that contradict its operators.
+"""Inference without a model's declarations of results, to find those that contradict its operators.
 
 What a model says about the shapes of results is believed where inference cannot tell, and only a derivation shows that
 it cannot be so: a rule then gives a cotangent of another shape. If the same derivation succeeds without the

@@ -20,7 +20,7 @@ from onnxgrad.model_io.local_functions import nodes_of, unshadow
 
 
 class _Inliner(InlinePass):
-    """The pass, in time that is linear in the number of nodes: the library counts up from 2 for every name anew."""
+    """Inline functions in time linear in the number of nodes: the library's pass searches every new name from 2 on."""
 
     def _instantiate_call(self, node: ir.Node, call_site_id: str) -> Any:
         used = self._used_node_names, self._used_value_names
@@ -48,7 +48,7 @@ class _Inliner(InlinePass):
 
 
 def inline_functions(model: ir.Model, keep: Collection[ir.OperatorIdentifier] = ()) -> None:
-    """Inline the local functions of `model`, in place, but those of `keep`, and drop those that nothing calls."""
+    """Inline the local functions of `model` except `keep`, in place, and drop those without calls."""
     if not model.functions:
         return
     imports = model.graph.opset_imports
@@ -106,7 +106,7 @@ def _complete_calls(model: ir.Model, keep: Collection[ir.OperatorIdentifier]) ->
 
 
 def _separate_outputs(function: ir.Function) -> None:
-    """Give each output a producer of its own."""
+    """Add an Identity where two outputs have the same producer."""
     seen: set[ir.Value] = set()
     for i, value in enumerate(function.outputs):
         if value.producer() is None or value in seen:

@@ -55,7 +55,7 @@ class Body:
 
 
 class Functions:
-    """The local functions of a model that stay functions, those that derivatives add among them."""
+    """Local functions that stay functions in a model, including those that derivatives add."""
 
     def __init__(self, model: ir.Model) -> None:
         self.table: MutableMapping[Identifier, ir.Function] = model.functions
@@ -126,7 +126,7 @@ class Functions:
         return Body(key, graph, places)
 
     def infer(self, ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-        """Set types and shapes of what the call `node` gives."""
+        """Set types and shapes of the results of the call `node`."""
         try:
             body = self.body(node)
         except Exception:  # as any inference that fails: the types stay unknown
@@ -170,7 +170,7 @@ def _unique(table: Collection[Identifier], domain: str, name: str) -> str:
 
 
 def rename_overloads(model: ir.Model, but: Collection[Identifier] = ()) -> None:
-    """Give every function, but some, a name of its own: ONNX Runtime 1.31 loads none that calls one of its own name."""
+    """Rename functions, with exceptions: ONNX Runtime 1.31 loads none that calls a function of its own name."""
     table = model.functions
     renamed: dict[Identifier, str] = {}
     for function in [f for f in table.values() if f.overload and f.identifier() not in but]:
@@ -229,7 +229,7 @@ def _kind(value: ir.Value | None, symbols: dict[str, str]) -> Hashable:
 
 
 def _inside(dim: int | ir.SymbolicDim, symbols: dict[str, str]) -> int | str | None:
-    """A dimension of an operand as the body has it; `symbols` holds the names that were met."""
+    """A dimension of an operand as the body sees it; `symbols` maps the names seen so far."""
     if isinstance(dim, int):
         return dim
     return None if dim.value is None else symbols.setdefault(dim.value, f"call_dim_{len(symbols)}")
@@ -241,7 +241,7 @@ def _outside(
     fresh: dict[str, ir.SymbolicDim],
     ctx: osi.ShapeInferenceContext,
 ) -> int | ir.SymbolicDim:
-    """A dimension of a result as the caller has it; one that the body makes up is new for each call."""
+    """A dimension of a result as the caller sees it; a symbol that the body creates is new for each call."""
     if isinstance(dim, int):
         return dim
     if dim.value is None:
@@ -264,7 +264,7 @@ def _attribute_key(a: ir.Attr) -> Hashable:
 
 
 def _forget_declared(graph: ir.Graph) -> None:
-    """Drop the names of sizes that the function declares inside: in one call they are those of another."""
+    """Drop the size names declared inside a function: they differ between calls."""
     for g in (graph, *graph.subgraphs()):
         inner = [] if g is graph else list(g.inputs)
         for value in (*inner, *(v for node in g for v in node.outputs)):
@@ -279,7 +279,7 @@ def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def unshadow(graph: ir.Graph, outer: set[str], names: Names) -> None:
-    """Rename what a nested graph defines under a name that an outer scope has."""
+    """Rename values of nested graphs whose names an outer scope has too."""
     own = [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]
     for value in dict.fromkeys(own):
         if value.name and value.name in outer:
@@ -296,7 +296,7 @@ def unshadow(graph: ir.Graph, outer: set[str], names: Names) -> None:
 
 
 def worth_keeping(model: ir.Model) -> set[Identifier]:
-    """The functions to keep: those that are large, and called often enough.
+    """The functions to keep: large ones with enough calls.
 
     A function that only an inlined function calls counts as called from wherever that lands.
     """
@@ -325,7 +325,7 @@ def worth_keeping(model: ir.Model) -> set[Identifier]:
 
 
 def _callers_first(calls: dict[Identifier, list[Identifier]]) -> list[Identifier] | None:
-    """The functions, each before those that it calls; None if they call one another in a circle."""
+    """The functions, each before the functions that it calls; None for a cycle of calls."""
     waiting = dict.fromkeys(calls, 0)
     for those in calls.values():
         for name in those:

@@ -1,4 +1,4 @@
-"""Maps at the ends of a model: what classical converters put around tensors, for Python's sake.
+"""Maps at the ends of a model: wrappers that converters of classical models add around tensors.
 
 skl2onnx ends classifiers in a ZipMap, which makes of each row of probabilities a dictionary by class. Its output
 becomes the tensor that it reads, under its name: what the same converter writes with ``zipmap=False``. Its keys

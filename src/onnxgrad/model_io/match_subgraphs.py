@@ -50,7 +50,7 @@ TARGETS: ScopedSetting[RuleTargets] = ScopedSetting("rule_targets", RuleTargets(
 
 
 def cut_out(model: ir.Model, cut: Cut, *, required: bool) -> None:
-    """Make the sub-graph `cut` of `model` a function, in place; what it reads beside `inputs` become operands too.
+    """Make the sub-graph `cut` of `model` a function, in place; captured values become operands too.
 
     A model that lacks the values is left as it is unless they are `required`.
 
@@ -98,7 +98,7 @@ def cut_out(model: ir.Model, cut: Cut, *, required: bool) -> None:
 def _inside(
     graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
 ) -> tuple[list[ir.Node], list[ir.Value]]:
-    """The nodes between `inputs` and `outputs`, and what else they read."""
+    """The nodes between `inputs` and `outputs`, and the other values that they read."""
     here = Cut(tuple(v.name or "" for v in inputs), tuple(v.name or "" for v in outputs))
     depends = dependents(graph, inputs)
     for v in outputs:

@@ -71,7 +71,7 @@ class Opened:
     constants: frozenset[str] = field(default_factory=frozenset)
 
     def close(self) -> onnx.ModelProto | ir.Model:
-        """The model in the kind that came in (a path gives a ModelProto)."""
+        """The model in the kind of the caller's argument (ModelProto for a path)."""
         if self.functions is not None:
             drop_unused(self.model)
         self._settle_training()
@@ -184,7 +184,7 @@ def _private(model: ir.Model) -> ir.Model:
 
 
 def _refuse_lost_data(model: ir.Model) -> None:
-    """Large weights may stay behind a reference; small tensors are read, so they must be found."""
+    """Raise BadInput for small external tensors without a file; large weights may stay references."""
     for tensor in external_tensors(model):
         if tensor.nbytes <= READ_BELOW and not os.path.isfile(tensor.path):
             raise BadInput(
@@ -197,7 +197,7 @@ def _refuse_lost_data(model: ir.Model) -> None:
 
 
 def outside_names(info: onnx.TrainingInfoProto) -> set[str]:
-    """The values of the model that `info` refers to: what it reads, binds and differentiates."""
+    """The values of the model that `info` reads, binds and differentiates."""
     own: set[str] = set()
     read: set[str] = set()
     for graph in (info.algorithm, info.initialization):
@@ -215,7 +215,7 @@ def outside_names(info: onnx.TrainingInfoProto) -> set[str]:
 
 
 def all_names(info: onnx.TrainingInfoProto) -> set[str]:
-    """Every name in `info`: new values of the model must not take one (the graphs will be joined)."""
+    """Every name in `info`, which new values of the model must not have: the graphs will be joined."""
     names = outside_names(info)
     for graph in (info.algorithm, info.initialization):
         names |= {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}

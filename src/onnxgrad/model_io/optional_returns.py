@@ -13,7 +13,7 @@ from onnxgrad.ir.match import constant, is_op
 
 
 def settle_unbinding(model: ir.Model) -> None:
-    """Drop the size of pieces that are to lose their axis, in place; it is 1."""
+    """Remove the size of pieces that lose their axis, in place; it is 1."""
     for node in (n for graph in scopes(model.graph) for n in graph):
         if is_op(node, "SplitToSequence") and len(node.inputs) > 1:
             size = constant(node.inputs[1])

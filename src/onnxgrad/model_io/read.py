@@ -61,13 +61,13 @@ def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
 
 
 def read_proto(proto: onnx.ModelProto, what: str = "the model") -> ir.Model:
-    """An ``ir.Model`` of its own for `proto` (weights are shared; they are never written to)."""
+    """An ``ir.Model`` for `proto`, which shares its weights; they are never written to."""
     _check(proto, what)
     return _read(proto, what)
 
 
 def _check(proto: onnx.ModelProto, what: str) -> None:
-    """Everything that can be told before anything is made of `proto`."""
+    """The checks that are possible before `proto` is converted."""
     if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version < 3):
         raise BadInput(f"{what} is not a whole ONNX model\n  hint: was it cut off, or written by something else?")
     for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
@@ -109,7 +109,7 @@ def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
 
 
 def check_scopes(model: ir.Model) -> None:
-    """Refuse graphs that read what nothing gives; sort those whose nodes are out of order."""
+    """Refuse graphs that read undefined values; sort graphs whose nodes are out of order."""
     try:
         if not is_ordered(model.graph):
             model.graph.sort()
@@ -143,7 +143,7 @@ def is_ordered(graph: ir.Graph, outer: Collection[ir.Value] = ()) -> bool:
 
 
 def parse(path: Path) -> onnx.ModelProto:
-    """The message in a file, as it is.
+    """The message in a file, unchecked.
 
     Raises:
         BadInput: there is no such file, or no message in it.

@@ -160,7 +160,7 @@ class _Writer:
         return known
 
     def describe(self, value: ir.Value, parts: list[bytes]) -> None:
-        """Add type and shape of `value` to the `parts` of a graph; nothing if there is nothing to say."""
+        """Append type and shape of `value` to the `parts` of a graph, if they are known."""
         if value.type is not None or value.shape is not None or properties(value) or value.doc_string:
             parts += _VALUE_INFO, self.value(value)
 
@@ -175,7 +175,7 @@ class _Writer:
         return _measured(_VALUE_NAME + self._texts[value.name or ""] + known)
 
     def type(self, held: ir.TypeProtocol, shape: ir.Shape) -> bytes:
-        """The field of a value that holds type and shape."""
+        """The field of a value for type and shape."""
         dims = tuple([d if isinstance(d, int) else d.value for d in shape.dims])
         said = held.denotation or any(map(shape.get_denotation, range(len(dims))))
         if said or type(held) is not ir.TensorType or min((d for d in dims if isinstance(d, int)), default=0) < 0:

@@ -1,4 +1,4 @@
-"""A model written tensor by tensor: of its weights, memory holds one at a time beside the model itself.
+"""Streaming writer of a model: memory has one weight at a time besides the model itself.
 
 A message of the package protobuf holds a copy of all of them, and what it is serialized to another one. Here the
 message is made without them, and they are written behind its other fields (the encoding lets fields come in any order).
@@ -27,7 +27,7 @@ _Pieces = list[bytes | ir.TensorProtocol]
 
 
 def write(model: ir.Model, file: BinaryIO, moments: Mapping[str, ir.TensorProtocol]) -> None:
-    """Write `model` with its training information, which reads back as what `to_proto` gives.
+    """Write `model` with its training information; the file is equal to the result of `to_proto`.
 
     Args:
         model: with all of its weights in it.
@@ -82,7 +82,7 @@ def _info(info: onnx.TrainingInfoProto, moments: Mapping[str, ir.TensorProtocol]
 
 
 def _tensor(tensor: ir.TensorProtocol) -> _Pieces:
-    """The field of a graph that holds an initializer."""
+    """The field of a graph for an initializer."""
     if tensor.dtype == ir.DataType.STRING or isinstance(tensor, ir.ExternalTensor):
         return _field(onnx.GraphProto, "initializer", [ir.to_proto(tensor).SerializeToString()])
     about = onnx.TensorProto(name=tensor.name, data_type=tensor.dtype, dims=list(tensor.shape.numpy()))

@@ -1,4 +1,4 @@
-"""Dimensions that say nothing, and names of dimensions that cannot be computed with.
+"""Symbolic dimensions: drop those without information, and rename those that are not identifiers.
 
 A name is a promise: dimensions that share it are equal, and rules rely on it. Some exporters write the same
 "?" or "None", or a size of -1, wherever they do not know a dimension; those promise nothing and become

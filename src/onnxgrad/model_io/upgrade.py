@@ -134,14 +134,14 @@ def _forgotten(op_type: str, opset: int) -> list[tuple[str, onnx.AttributeProto]
 
 
 def _form(node: ir.Node) -> object:
-    """All of `node` that decides what becomes of it."""
+    """A key of everything in `node` that decides its conversion."""
     attrs = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
     types = tuple(v and (v.dtype, None if v.shape is None else len(v.shape)) for v in node.inputs)
     return node.op_type, attrs, types, tuple(bool(v.name) for v in node.outputs)
 
 
 def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
-    """Replace `node` by what it is at opset `target`; true if it is the same there."""
+    """Replace `node` by its form at opset `target`. Returns True if it means the same there."""
     if _since(node.op_type, source) is None:
         if is_unversioned(node.op_type):
             return True
@@ -164,7 +164,7 @@ def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
 
 
 def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
-    """Send `node` alone through the onnx package's converter; put what comes back in its place."""
+    """Convert `node` alone by the onnx package's converter, and replace it by the result."""
     values = {v.name: v for v in node.inputs if v is not None}
     inputs, constants = [], []
     for name, value in values.items():

@@ -33,7 +33,7 @@ def fix(op_type: str, until: int) -> Callable[[Fix], Fix]:
 
 
 class UpgradedNode:
-    """One node that is being replaced: its attributes, and ways to write what takes its place."""
+    """A node under conversion: its attributes, and helpers to write the nodes that replace it."""
 
     def __init__(self, node: ir.Node, source: int, target: int, names: Names) -> None:
         self.node, self.source, self.target, self.names = node, source, target, names
@@ -45,7 +45,7 @@ class UpgradedNode:
         return default if given is None else given.value
 
     def input(self, i: int) -> ir.Value | None:
-        """Operand `i`, if it is given."""
+        """Operand `i`; None if it is missing."""
         return self.node.inputs[i] if i < len(self.node.inputs) else None
 
     def used(self, i: int) -> bool:
@@ -77,7 +77,7 @@ class UpgradedNode:
 
     @property
     def dtype(self) -> ir.DataType:
-        """Of the first operand. Raises CannotRaiseError if it is not known."""
+        """The dtype of the first operand. Raises CannotRaiseError if it is not known."""
         value = self.input(0)
         if value is None or value.dtype is None:
             raise CannotRaiseError("the type of its input is not known")
@@ -107,7 +107,7 @@ class UpgradedNode:
 
 @fix("Clip", until=11)
 def _clip(site: UpgradedNode) -> list[ir.Value | None]:
-    """Bounds become inputs, in the dtype of x; one that is not given stays away."""
+    """Convert the bounds to inputs in the dtype of x; missing bounds stay missing."""
     low, high = (site.attr(k) for k in ("min", "max"))
     bounds = [None if b is None else site.const(np.float32(b), site.dtype) for b in (low, high)]  # type: ignore[arg-type]
     return [site.emit("Clip", site.input(0), *bounds)[0]]
@@ -136,7 +136,7 @@ def _normalized(site: UpgradedNode) -> list[ir.Value | None]:
 
 @fix("Dropout", until=12)
 def _dropout(site: UpgradedNode) -> list[ir.Value | None]:
-    """The ratio becomes an input; the model did not say whether it trains, so it is in inference mode."""
+    """Convert the ratio to an input; the mode is inference, as the old node had none."""
     if site.used(1):
         raise CannotRaiseError("its mask is read, and what a mask is outside of training has changed")
     return [
@@ -177,7 +177,7 @@ def _unshared_normalization(site: UpgradedNode) -> list[ir.Value | None]:
 
 @fix("Upsample", until=10)
 def _upsample(site: UpgradedNode) -> list[ir.Value | None]:
-    """It was what is now an asymmetric Resize, rounding down."""
+    """Convert Upsample to an asymmetric Resize that rounds down."""
     scales = site.input(1)
     if scales is None:
         scales = site.const(np.array(site.attr("scales"), np.float32))
@@ -186,7 +186,7 @@ def _upsample(site: UpgradedNode) -> list[ir.Value | None]:
 
 @fix("Resize", until=13)
 def _resize(site: UpgradedNode) -> list[ir.Value | None] | None:
-    """It was what is now an asymmetric Resize; the nearest was rounded down in enlarging, up in shrinking.
+    """Convert to an asymmetric Resize; the nearest element was rounded down in enlarging, up in shrinking.
 
     How to round was never written down; this is what ONNX Runtime does with such models.
     """
@@ -208,7 +208,7 @@ def _resize(site: UpgradedNode) -> list[ir.Value | None] | None:
 
 
 def _half_pixel(site: UpgradedNode) -> list[ir.Value | None]:
-    """Places half a pixel above those of half_pixel: rounded down they are what is now the nearest, up at a half."""
+    """Shift the coordinates by half a pixel: rounding down then equals today's nearest, up at a half."""
     if site.attr("mode", "nearest") != "nearest" or site.attr("nearest_mode", "round_prefer_floor") != "floor":
         raise CannotRaiseError("tf_half_pixel_for_nn has a newer form only where the nearest is rounded down")
     x, _, *sizes = site.node.inputs

@@ -41,7 +41,7 @@ def blamed(model: Any) -> Iterator[None]:
 
 
 def complaint(model: Any) -> str:
-    """The objection of the onnx package or of ONNX Runtime to `model`; empty if there is none, or it cannot be had."""
+    """The error of the onnx package or of ONNX Runtime for `model`; empty without an error, or if neither can check it."""
     try:
         if isinstance(model, (str, os.PathLike)):
             model = parse(Path(model))

@@ -1,4 +1,4 @@
-"""Large zeros in training information (moments as they begin), declared and not written until a model is.
+"""Large zeros in training information (initial moments), declared in memory and written only to files.
 
 Inside, a tensor of a message that declares elements and has none is zeros. In a message from elsewhere it is refused
 (`declared_sizes`), and in one that is handed out or saved they are written (`written`).
@@ -17,7 +17,7 @@ _LARGE = 1 << 16
 
 
 def declared(tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """The message of `tensor`; of large zeros only what declares them."""
+    """The message of `tensor`; for large zeros only the declaration."""
     if tensor.dtype.bitwidth < 8 or tensor.nbytes < _LARGE or tensor.numpy().reshape(-1).view(np.uint8).any():
         return ir.to_proto(tensor)
     return onnx.TensorProto(name=tensor.name, data_type=tensor.dtype, dims=list(tensor.shape.numpy()))
@@ -37,7 +37,7 @@ def read_tensor(proto: onnx.TensorProto) -> ir.TensorProtocol:
 
 
 def written(infos: Iterable[onnx.TrainingInfoProto], values: Mapping[str, ir.TensorProtocol] | None = None) -> None:
-    """Write what `infos` only declare, in place: these `values`, by name, else zeros."""
+    """Fill in the declared tensors of `infos`, in place, by these `values` or zeros."""
     for info in infos:
         for tensor in info.algorithm.initializer:
             if is_declared(tensor):

@@ -27,7 +27,7 @@ def amount(memory: int | str) -> int:
 
 
 def megabytes(count: float) -> str:
-    """Bytes for people: rounded up, so that what is said is enough."""
+    """Bytes for people, rounded up, so that the printed amount suffices."""
     unit, size = next(((u, n) for u, n in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)) if count >= n), ("B", 1))
     digits = 0 if count >= 100 * size or size == 1 else 1
     up = math.ceil(count / size * 10**digits) / 10**digits

@@ -155,7 +155,7 @@ class Chooser:
         return found
 
     def _turn(self) -> int:
-        """The place where most bytes lie idle: in the middle of it, if it is wide."""
+        """The index in the schedule at which most bytes are idle; the middle of a wide maximum."""
         last: dict[object, int] = {}
         change = [0] * (len(self.order) + 1)
         for i, node in enumerate(self.order):
@@ -177,7 +177,7 @@ class Chooser:
     # --- candidates ----------------------------------------------------------------------------
 
     def candidates(self) -> Iterator[Candidate]:
-        """Candidates, the first of which drops nothing."""
+        """Yield candidates; the first one drops nothing."""
         seen: set[frozenset[ir.Value]] = {frozenset()}
         yield self.evaluate(frozenset())
         total = sum(self.takes[v] for node in self.early for v in node.outputs)

@@ -17,7 +17,7 @@ SLOW = 4.0
 
 
 def seconds(node: ir.Node, size: Mapping[ir.Value, int]) -> float:
-    """An estimate of the time that `node` takes."""
+    """The estimated time of `node`."""
     moved = sum(size.get(v, 0) for v in (*node.inputs, *node.outputs) if v is not None)
     traits = traits_of(node)
     found = START + moved / BYTES * (SLOW if traits.slow else 1.0)
@@ -40,7 +40,7 @@ def _terms(node: ir.Node) -> float:
 
 
 def meanwhile(node: ir.Node, size: Mapping[ir.Value, int]) -> int:
-    """Bytes of workspace that ONNX Runtime takes while `node` runs, besides its operands and results.
+    """The workspace of ONNX Runtime while `node` runs, in bytes, without operands and results.
 
     The runtime writes a loss out, as operators of its own.
     """

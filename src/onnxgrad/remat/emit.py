@@ -163,7 +163,7 @@ class Rewriter:
         return [v for i, v in found.items() if not implied >> i & 1]
 
     def _delay(self, node: ir.Node, waits: Sequence[ir.Value], number: int) -> None:
-        """Have `node`, which runs again, read something that a gate of its group holds back.
+        """Have `node`, which is recomputed, read an operand behind a gate of its group.
 
         A view takes nothing, and stays where it is; next to a gate the runtime might make one Reshape of both.
         """

@@ -1,4 +1,4 @@
-"""A graph within a memory budget: residuals are saved as far as they fit, the rest is recomputed."""
+"""Fit a graph into a memory budget: residuals are saved as far as they fit, the others are recomputed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def fit_budget(
     forward: Sequence[str] = (),
     advice: str = "",
 ) -> Plan:
-    """Rewrite the graph of `model` such that the results of its nodes take at most `budget` bytes at a time.
+    """Rewrite the graph of `model` such that the results of its nodes use at most `budget` bytes at a time.
 
     Inputs, outputs and initializers are not counted, nor is what a kernel takes for itself. The rewritten graph gives
     the same numbers.
@@ -140,7 +140,7 @@ class _Attempt:
         self.chooser = Chooser(execution_order(graph), self.size, graph.outputs, self.opset, self.forward)
 
     def orders(self, model: ir.Model) -> Iterator[_Attempt]:
-        """This one, and one for each other order of the nodes in which they run in another order."""
+        """Yield this attempt, and one for each other order in which the nodes can run."""
         yield self
         place = {node: i for i, node in enumerate(model.graph)}
         seen = {tuple(self._run)}
@@ -196,5 +196,5 @@ class _Attempt:
 
 
 def _take_over(model: ir.Model, other: ir.Model) -> None:
-    """Give `model` the graph of `other`."""
+    """Replace the graph of `model` by that of `other`."""
     model.graph = other.graph

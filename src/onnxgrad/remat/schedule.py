@@ -19,7 +19,7 @@ def is_view(node: ir.Node | None) -> bool:
 
 
 class ScheduledNode(NamedTuple):
-    """One step of a schedule: the values that it reads and gives, by any keys, and bytes that it takes meanwhile."""
+    """One step of a schedule: the keys of the values that it reads and computes, and its workspace in bytes."""
 
     reads: Sequence[object]
     gives: Sequence[object]
@@ -62,12 +62,12 @@ class Roots:
         return self.root.get(value, value)
 
     def takes(self, value: ir.Value) -> int:
-        """Bytes that `value` takes itself."""
+        """The bytes of `value` itself."""
         return 0 if value in self.root or value in self.outputs else self.size.get(value, 0)
 
 
 def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
-    """Put the nodes of `graph` in that order, of some, in which a run takes least memory; bytes that it takes.
+    """Reorder the nodes of `graph` to the candidate order with the smallest peak of memory. Returns the peak in bytes.
 
     Of orders with about the same peak it is the one that takes least on average, over products: it leaves most to gain.
     """
@@ -84,7 +84,7 @@ def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
 
 
 def used(graph: ir.Graph, size: Mapping[ir.Value, int]) -> dict[ir.Node, int]:
-    """Bytes that the results of the nodes of `graph` take while each of them runs, in the runtime's order."""
+    """The bytes of live results while each node of `graph` runs, in the runtime's order."""
     order = execution_order(graph)
     roots = Roots(order, size, graph.outputs)
     steps = [ScheduledNode([roots.of(v) for v in reads(n)], list(n.outputs), meanwhile(n, size)) for n in order]

@@ -17,7 +17,7 @@ _LARGEST_SHAPE = 1024
 
 
 def sizes(model: ir.Model, dims: Mapping[str, int], others: int | None = None) -> dict[ir.Value, int]:
-    """Bytes of every value that a node of the graph of `model` gives; 0 where they cannot be known.
+    """The bytes of every result of nodes in the graph of `model`; 0 for unknown sizes.
 
     Args:
         model: it is not changed.
@@ -34,7 +34,7 @@ def sizes(model: ir.Model, dims: Mapping[str, int], others: int | None = None) -
 
 
 def _fixed(model: ir.Model, dims: Mapping[str, int], others: int | None) -> ir.Model:
-    """The model with inputs of fixed sizes, without large weights and without what is known of other values."""
+    """The model with fixed input sizes, without large weights and without declarations of other values."""
     light = model.clone()
     graph = light.graph
     for name, value in list(graph.initializers.items()):

@@ -1,4 +1,4 @@
-"""Operators of classical machine learning (ai.onnx.ml), where they are smooth.
+"""Differentiable operators of classical machine learning (ai.onnx.ml).
 
 Most return float32 for any operand, so cotangents are cast to the type of x, and tangents to that of y. The
 parameters of these operators are attributes, not operands, and have no derivative.

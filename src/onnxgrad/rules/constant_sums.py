@@ -1,4 +1,4 @@
-"""Values whose elements have a constant sum, so that the gradient of the sum says nothing."""
+"""Values whose elements have a constant sum, so that the gradient of the sum is zero."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnxgrad.ir.operators import Moves, traits_of
 
 
 def constant_total(value: ir.Value) -> str:
-    """The operator for which the sum of all of `value` is constant; empty if there is none.
+    """The operator that makes the sum of all of `value` constant; empty if there is none.
 
     Rows of a Softmax sum to 1, and so do they where their elements are only moved, and those of some rows.
     """

@@ -46,8 +46,9 @@ def may_be_discarded(op: Op, value: Any) -> bool:
 
 
 def guard_factor(op: Op, g: Var, factor: Var) -> Var:
-    """`factor`, by which `g` is multiplied; with 0 where it is not finite and `g` is 0, if a Where may discard the
-    output of `op`. (Not wherever `g` is 0: the second derivative asks for the factor there.)
+    """`factor` for a product with `g`; 0 where it is not finite and `g` is 0, if a Where may discard the output.
+
+    Not wherever `g` is 0: the second derivative needs the factor there.
     """
     if not may_be_discarded(op, op.node.outputs[0]):
         return factor
@@ -67,7 +68,7 @@ class SettledFactor(NamedTuple):
 
 
 def take_settled_factors(graph: ir.Graph, start: Iterable[ir.Value]) -> list[SettledFactor]:
-    """Replace what `guard_factor` wrote for a `g` that depends on `start` by the factor itself.
+    """Replace the results of `guard_factor`, for a `g` that depends on `start`, by the factor itself.
 
     A product g·factor is linear in `g`, and its transpose settles the factor by another cotangent
     (`settle_products`). Inside of loops and branches all are replaced, and marked; those of `graph` are returned.

@@ -35,7 +35,7 @@ def min_(op: Op, g: Var) -> Result:
 
 
 def _extremum(op: Op, g: Var, xs: Sequence[Var], sign: int) -> Any:
-    """Shares of `g`: for two operands by who wins, for more by equality with `y`."""
+    """Shares of `g`: for two operands by comparison, for more by equality with `y`."""
     if len(xs) == 1:
         return [g]
     if len(xs) == 2:
@@ -80,7 +80,7 @@ def clip(op: Op, g: Var, x: Var, low: Var | None, high: Var | None, y: Var) -> R
 
 
 def _mask_outside(op: Op, g: Var, x: Var, low: Any, high: Any, y: Var) -> Any:
-    """`g` where low ≤ x ≤ high, else 0; x = y says so unless low > high.
+    """`g` where low ≤ x ≤ high, else 0; tested by x = y unless low > high.
 
     Between two known bounds |x - y| is never ∞ - ∞, and a falling step of it is fast.
     """

@@ -19,7 +19,7 @@ Factors = tuple[ir.Value | None, ir.Value | None]
 
 
 def join_silu_terms(terms: Sequence[Var]) -> list[Var]:
-    """`terms` of a sum, of which each pair that comes from one SiLU has become one."""
+    """`terms` of a sum, with each pair from one SiLU combined."""
     found: dict[int, Var] = dict(enumerate(terms))
     places: dict[Factors, int] = {}
     for i, term in enumerate(terms):
@@ -57,7 +57,7 @@ def _gate(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value] | No
 
 
 def _factors(value: ir.Value) -> Factors:
-    """Of what `value` is the product."""
+    """The factors of a product."""
     node = producer(value, "Mul")
     if node is None:
         return None, None

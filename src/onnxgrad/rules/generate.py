@@ -1,4 +1,4 @@
-"""Operators that lay out numbers on a grid: Range and AffineGrid."""
+"""Operators that compute a grid of numbers: Range and AffineGrid."""
 
 from __future__ import annotations
 

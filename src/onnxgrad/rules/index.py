@@ -1,4 +1,4 @@
-"""Operators that pick elements out of a tensor: the cotangent goes back to where each was picked from.
+"""Operators that select elements of a tensor; the cotangent is scattered back to their places.
 
 Where the same element may be picked twice, the sum is left to ScatterElements(add): ScatterND(add)
 races on repeated indices in ONNX Runtime. A selection along axes that is known while the graph is
@@ -25,7 +25,7 @@ _ENDLESS = 2**31 - 1
 
 
 def numbered(op: Op, x: Var) -> Var:
-    """An int64 tensor in the shape of `x` that holds 0, 1, 2, … in row-major order."""
+    """An int64 tensor 0, 1, 2, … in row-major order, in the shape of `x`."""
     shape = op.shape_of(x)
     count = op.Size(x) if shape.const is None else op.const(int(shape.const.prod()))
     return reshape_to(op.Range(op.const(0), count, op.const(1)), x)

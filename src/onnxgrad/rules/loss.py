@@ -22,7 +22,7 @@ from onnxgrad.rules.rule import Cotangents, Result
 
 
 class _Targets:
-    """The targets of a loss: where each row's class lies, its weight, and the share of the cotangent."""
+    """The targets of a loss: the class index of each row, its weight, and the share of the cotangent."""
 
     def __init__(self, op: Op, g: Var, labels: Var, weights: Var | None, like: Var) -> None:
         ignore = op.attr("ignore_index")

@@ -140,7 +140,7 @@ def instance_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result
 
 
 def _by_sums(op: Op, x: Var, g: Var, s: Var, axes: Sequence[int], over: Sequence[int]) -> tuple[Var, Var, Var]:
-    """The cotangent of x, and per row what those of s and b are sums of.
+    """The cotangent of x, and per row the summands of those of s and b.
 
     s is constant along `over`, a part of the `axes` of the statistics. With d = x - μ, the sums p of g and q of g·d
     along `over` are all that has to be summed: (s·r·g - r·mean(s·p) - d·r³·mean(s·q), q·r, p).
@@ -159,7 +159,7 @@ def _by_sums(op: Op, x: Var, g: Var, s: Var, axes: Sequence[int], over: Sequence
 
 
 def _named_groups(op: Op, cotangents: Tangents, g: Var, groups: int) -> None:
-    """Name a normalization of groups of channels (0: each by itself), and its cotangents."""
+    """Name a normalization of groups of channels (0: one channel each), and its cotangents, for kernels."""
     settings = {"groups": groups, "epsilon": op.attr("epsilon")}
     op.named("GroupNorm", op.outputs, of=op.inputs, **settings)
     op.named("GroupNormGrad", cotangents, of=[g, *op.inputs[:2]], **settings)

@@ -78,7 +78,7 @@ class Op:
         return attribute(self.node, name, default, self.opset)
 
     def output(self, i: int) -> Var:
-        """Output `i` of the primal node; one that it has, but does not produce yet, is added to it."""
+        """Output `i` of the primal node; a formal output that the node does not produce yet is added."""
         node = self.node
         if i >= len(node.outputs):
             node.resize_outputs(i + 1)

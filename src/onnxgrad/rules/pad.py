@@ -1,4 +1,4 @@
-"""Pad, and CenterCropPad through its body: the cotangent is cropped, and what a border copied adds up."""
+"""Pad, and CenterCropPad through its body: the cotangent is cropped, and copies of the border are added up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END = 2**63 - 1
 
 
 def _margins(x: Var, pads: Any, axes: Any) -> Any:
-    """(axis, before, after) per padded axis, or None where they are computed."""
+    """(axis, before, after) per padded axis, or None for computed pads."""
     if pads.const is None or (axes is not None and axes.const is None):
         return None
     along = range(x.rank) if axes is None else [int(a) % x.rank for a in axes.const]
@@ -26,7 +26,7 @@ def _margins(x: Var, pads: Any, axes: Any) -> Any:
 
 
 def _cropped(op: Op, g: Var, margins: Any) -> Any:
-    """`g` without the margins; where one is negative, with zeros in its place."""
+    """`g` without the margins; a negative margin is replaced by zeros."""
     cut = [(a, max(b, 0), -e if e > 0 else _END) for a, b, e in margins if b > 0 or e > 0]
     fill = [(a, max(-b, 0), max(-e, 0)) for a, b, e in margins if b < 0 or e < 0]
     if cut:

@@ -1,4 +1,4 @@
-"""Quantization: what multiplies a scale is linear in it; what rounds has derivative zero, or an estimator.
+"""Quantization: a product is linear in its scale; rounding has derivative zero, or an estimator.
 
 The quantized numbers themselves have tangents only while `straight_through` names QuantizeLinear: these are
 floats, in units of the quantized number. Its estimator and DequantizeLinear then make, by the chain rule, for
@@ -36,7 +36,7 @@ def _broadcast_scale(op: Op, scale: Var, like: Var) -> Any:
 
 
 def _over(op: Op, moved: Var, scale: Var) -> Any:
-    """Σ over what shares a scale: everything, a slice along the axis, or a block."""
+    """Σ over the elements that share a scale: all, a slice along the axis, or a block."""
     moved = op.cast_like(moved, scale)
     if _shared(scale):
         return sum_to(moved, scale)
@@ -68,7 +68,7 @@ def dequantize_linear(op: Op, g: Var, x: Var, scale: Var, zero_point: Var) -> Re
 
 
 def _sum_blocks(op: Op, z: Var, scale: Var, axis: int, size: int) -> Var:
-    """Sums of `z` over blocks of `size` along `axis`, of which the last may be short."""
+    """Sums of `z` over blocks of `size` along `axis`; the last block may be short."""
     shape = op.shape_of(z)
     have, blocks = (op.Slice(op.shape_of(v), [axis], [axis + 1]) for v in (z, scale))
     whole = z.shape is not None and isinstance(z.shape[axis], int) and z.shape[axis] % size == 0
@@ -95,7 +95,7 @@ def sign(op: Op, g: Var, x: Var) -> Result:
 
 
 def _unsaturated(op: Op, x: Var, scale: Var, zero_point: Var | None, q: Var) -> tuple[Var, Var]:
-    """The scale at each x, and where x is rounded to a number that the type of q holds."""
+    """The scale at each x, and a mask of the x that are rounded without saturation."""
     dtype = q.dtype
     assert dtype is not None
     limits = (ml_dtypes.finfo if dtype.is_floating_point() else ml_dtypes.iinfo)(dtype.numpy())

@@ -199,8 +199,10 @@ def _swap_with_last(op: Op, x: Var, axis: int) -> Var:
 
 
 def _resolve_axis(op: Op, x: Var, axis: Var) -> tuple[int, Var | None]:
-    """The axis that is multiplied along, and the shape to give `x` first: where the graph computes the axis,
-    [before, along, after], in which it is always the one in the middle."""
+    """The axis of the product, and the shape to reshape `x` to first.
+
+    For a computed axis, the shape is [before, along, after], and the axis is the middle one.
+    """
     if x.rank == 1:
         return 0, None
     if axis.const is not None:

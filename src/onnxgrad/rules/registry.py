@@ -69,7 +69,7 @@ class Registry:
         return None
 
     def has(self, domain: str, op_type: str, rule: Rule) -> bool:
-        """True if `rule` is registered for an operator: it is no rule of a user, nor an estimator."""
+        """True if `rule` is registered for an operator, as neither a user's rule nor an estimator."""
         return any(rule is r for _, r in self._rules.get((domain, op_type), ()))
 
     def estimates(self, domain: str, op_type: str) -> bool:
@@ -87,7 +87,7 @@ class Registry:
 
     @contextmanager
     def straight_through(self, *operators: str) -> Iterator[None]:
-        """Within the ``with`` block, take the estimators of `operators` for their derivatives."""
+        """Use the estimators of `operators` as their derivatives within the ``with`` block."""
         known = sorted(name for _, name in self._estimators)
         for name in operators:
             if name not in known:
@@ -176,7 +176,7 @@ def elementwise(
     estimates: bool = False,
     **traits: Unpack[Trait],
 ) -> Callable[[_F], _F]:
-    """``f(op, g, *xs, y)`` → g·∂y/∂xᵢ for every i, in the shape of y. Broadcasting is undone elsewhere.
+    """Register ``f(op, g, *xs, y)`` → g·∂y/∂xᵢ for every i, in the shape of y; the engine undoes broadcasting.
 
     Args:
         names: operators with this rule.

@@ -1,4 +1,4 @@
-"""The classes of rules: what each makes of one function, in reverse and in forward mode.
+"""The classes of rules: each interprets one function in reverse and in forward mode.
 
 A rule is a function ``f(op, g, *inputs, *outputs)`` that returns the cotangent of each input given the
 cotangent `g` of the output. It names as many formal inputs and outputs as it uses; an optional one
@@ -51,7 +51,7 @@ Rewrite = Callable[[Builder, ir.Node, Sequence[ir.Value]], list[ir.Node] | None]
 
 @functools.cache
 def arity(function: Function) -> int | None:
-    """The number of formal inputs and outputs that `function` names; None if it takes any number."""
+    """The number of formal inputs and outputs that `function` names; None if it accepts any number."""
     named = inspect.signature(function).parameters.values()
     return None if any(p.kind is p.VAR_POSITIONAL for p in named) else len(named) - 2
 
@@ -91,7 +91,7 @@ class Rule(ABC):
 
     @property
     def doc(self) -> str:
-        """The mathematical form, or the reason why there is none."""
+        """The mathematical form, or the reason for having no derivative."""
         return self.reason
 
     def carries(self, i: int) -> bool:
@@ -112,7 +112,7 @@ class Rule(ABC):
 
     @contextmanager
     def without_jvp(self) -> Iterator[None]:
-        """Have forward mode derived from the VJP, to check what the class gives against it."""
+        """Derive forward mode from the VJP within the block, to check the class's own form."""
         self._derive_jvp = True
         try:
             yield
@@ -197,7 +197,7 @@ class FunctionRule(Rule):
 
 
 class Elementwise(FunctionRule):
-    """The function gives g·∂y/∂xᵢ in the shape of y, which is the same product for a tangent."""
+    """The function returns g·∂y/∂xᵢ in the shape of y, which is also the product with a tangent."""
 
     kind = "elementwise"
 
@@ -221,7 +221,7 @@ class Elementwise(FunctionRule):
 
 
 class Symmetric(FunctionRule):
-    """The function gives g·J of an operator of one operand whose Jacobian equals its transpose."""
+    """The function returns g·J for an operator of one operand whose Jacobian equals its transpose."""
 
     kind = "symmetric"
 
@@ -230,7 +230,7 @@ class Symmetric(FunctionRule):
 
 
 class Linear(FunctionRule):
-    """The function gives the transpose; the operator itself is its own tangent.
+    """The function returns the transpose; the operator itself maps tangents.
 
     Linear in each operand of `wrt` with the others fixed (MatMul), or, if `joint`, in all of them together (Concat).
     `bias` is one of them that is added to the rest.
@@ -259,7 +259,7 @@ class Linear(FunctionRule):
         return [i for i in range(len(op.inputs)) if self.carries(i) and i != self.bias]
 
     def _joint_calls(self, op: Op, tangents: Cotangents) -> list[Parts]:
-        """One call with every tangent in its place, and zeros where an operand does not move."""
+        """One call with every tangent as operand, and zeros for operands without a tangent."""
         operands = list(op.inputs)
         for i in self._factors(op):
             x = op.inputs[i]
@@ -268,7 +268,7 @@ class Linear(FunctionRule):
         return [operands]
 
     def _calls(self, op: Op, tangents: Cotangents) -> list[Parts]:
-        """A call for each operand that moves, with its tangent in its place."""
+        """A call for each operand with a tangent, which replaces the operand."""
         factors = self._factors(op)
         moved = None if self.bias is None else tangents[self.bias]
         calls: list[Parts] = []
@@ -289,7 +289,7 @@ class Linear(FunctionRule):
 
 
 class General(FunctionRule):
-    """The function gives the VJP; forward mode is `jvp_function`, ``f(op, tangents, *xs, *ys)``, else derived."""
+    """The function returns the VJP; forward mode is `jvp_function`, ``f(op, tangents, *xs, *ys)``, else derived."""
 
     kind = "rule"
 

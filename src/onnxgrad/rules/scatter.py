@@ -67,7 +67,7 @@ def _product_of_others(op: Op, at: _Places, x: Var, u: Var) -> Var:
 
 
 def _ties(op: Op, at: _Places, x: Var, u: Var, y: Var) -> tuple[Var, Var, Var]:
-    """Who attains the extremum: (mask of x, mask of u, how many share each place)."""
+    """The elements that attain the extremum: (mask of x, mask of u, number of ties at each place)."""
     wide, updates = comparable(op, x), comparable(op, u)
     top = at.write(wide, updates, op.attr("reduction")) if x.dtype in HALF else y
     x_wins, u_wins = op.Equal(wide, top), op.Equal(updates, at.read(top))

@@ -33,7 +33,7 @@ HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def comparable(op: Op, x: Var) -> Var:
-    """`x` for what compares it with a result of its own, in float32 where it has 16 bits.
+    """`x` for comparison with a result of its own, in float32 for types of 16 bits.
 
     ONNX Runtime computes some operators of 16 bits in 32, and does not round what goes from one to the next; then no
     operand is equal to the largest of all, which was rounded. One that was widened is the same wherever it is read.
@@ -42,7 +42,7 @@ def comparable(op: Op, x: Var) -> Var:
 
 
 def is_nonnegative(x: Var) -> bool:
-    """True if `x` comes from an operator that gives no negative number."""
+    """True if `x` is the result of an operator without negative results."""
     node = x.value.producer()
     interval = None if node is None else traits_of(node).interval
     return interval is not None and interval[0] >= 0

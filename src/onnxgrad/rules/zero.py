@@ -1,4 +1,4 @@
-"""Operators whose derivative is zero, those that have none, and why.
+"""Operators whose derivative is zero, and operators without a derivative, with the reasons.
 
 The two are different statements. A zero is the derivative, wherever there is one: a path through such an
 operator contributes nothing. A refusal means that asking makes no sense, and raises.

@@ -1,1 +1,1 @@
-"""Checks of what a model claims: schemas, operands, declared sizes. One error names the node that is wrong."""
+"""Checks of a model's claims: schemas, operands, declared sizes. An error names the node."""

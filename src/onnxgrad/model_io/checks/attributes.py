@@ -49,7 +49,7 @@ _WITH_AXIS = frozenset(
 
 
 def attribute_complaint(node: ir.Node, asked: Formal) -> str:
-    """The first attribute of `node` that its operator cannot have, in words; empty if there is none."""
+    """The first invalid attribute of `node` by its schema, as a message; empty if there is none."""
     choices = _CHOICES.get(node.op_type, {})
     for name, a in node.attributes.items():
         if a.is_ref():

@@ -27,7 +27,7 @@ MOST_NOTES = 1 << 26
 
 
 def check_message(proto: onnx.ModelProto, what: str) -> None:
-    """Raise BadInput unless every string in `proto` is text, and every tensor holds as many elements as it declares.
+    """Raise BadInput unless strings in `proto` are valid text and tensors have as many elements as declared.
 
     Where a string is no text, the package protobuf gives bytes, without a word.
     """
@@ -83,7 +83,7 @@ def _check_notes(notes: int, what: str) -> None:
 
 
 class _Fields(dict[FieldDescriptor, tuple[bool, bool] | None]):
-    """Of the fields that hold messages or strings: whether it is messages, and whether there may be several."""
+    """For each field of messages or strings: True for messages, and True if it is repeated."""
 
     def __missing__(self, field: FieldDescriptor) -> tuple[bool, bool] | None:
         is_message = field.type == FieldDescriptor.TYPE_MESSAGE
@@ -97,7 +97,7 @@ _NAMED = [onnx.TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", 
 
 
 def _check_attribute(a: onnx.AttributeProto, what: str) -> None:
-    """Raise BadInput if `a` lacks what its type promises, or holds text that is none."""
+    """Raise BadInput if `a` lacks the field of its type, or has invalid text."""
     held = {onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TENSOR: "t"}.get(a.type)
     if a.ref_attr_name and a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
         raise BadInput(f"{what} has a graph {a.name!r} that is an attribute of a function, which is not supported")
@@ -123,7 +123,7 @@ def location_complaint(location: str) -> str:
 
 
 def check_calls(model: ir.Model) -> None:
-    """Raise BadInput if functions of `model` call each other in a circle, or come to too many nodes."""
+    """Raise BadInput if functions of `model` call each other in a cycle, or expand to too many nodes."""
     if not model.functions:
         return
     counts: dict[ir.OperatorIdentifier, int] = {}

@@ -1,4 +1,4 @@
-"""Nodes are checked against their schemas, and for what neither shape inference nor a runtime would refuse.
+"""Checks of nodes against their schemas, and of errors that neither inference nor a runtime reports.
 
 Shape inference refuses operands that do not fit each other, and ONNX Runtime refuses the rest when it loads or runs the
 model or its derivative. A check is here only where a derivative would otherwise be computed of a model that cannot run,
@@ -27,7 +27,7 @@ _ASKED = frozenset({*BROADCASTING, "Expand", "GridSample", "Slice"})
 
 
 def check_nodes(model: ir.Model) -> None:
-    """Check every node of `model`, whose types and shapes are inferred, against what its operator requires.
+    """Check every node of `model`, after inference, against the requirements of its operator.
 
     Raises:
         BadInput: a node that no runtime can run.
@@ -53,7 +53,7 @@ def check_nodes(model: ir.Model) -> None:
 
 
 def complaint(node: ir.Node, opset: int, *, certain: bool = True) -> str:
-    """The first thing that is wrong with `node`; empty if nothing is known. Sizes count if it is `certain` to run."""
+    """The first error of `node`; empty if none is known. Sizes count only if it is `certain` to run."""
     asked = formal(node.domain, node.op_type, opset)
     if asked is None:
         return ""

@@ -1,4 +1,4 @@
-"""Metadata of a model file is counted before the file is parsed, which takes several times its size in memory.
+"""Limit the metadata of a model file before it is parsed, which takes several times its size in memory.
 
 The fields of a message are passed over in the file (https://protobuf.dev/programming-guides/encoding). Those of the
 model, of its graph and functions, and of large nodes that are text or metadata are counted. Metadata of small nodes and
@@ -68,7 +68,7 @@ _MODEL = _Message(
 
 
 def check_notes(file: BinaryIO, size: int, what: str) -> None:
-    """Raise BadInput if a model file of `size` bytes holds more metadata than is read."""
+    """Raise BadInput if a model file of `size` bytes has more metadata than the limit."""
     if size <= MOST_NOTES:
         return
     notes = 0
@@ -87,7 +87,7 @@ def check_notes(file: BinaryIO, size: int, what: str) -> None:
 
 
 def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The number, the begin and the end of each field of a message that has a length; up to what is malformed."""
+    """The number, start and end of each length-delimited field of a message, up to the first malformed one."""
     while at < end:
         tag, at = _varint(data, at, end)
         kind = tag & 7
@@ -106,7 +106,7 @@ def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]
 
 
 def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
-    """A number of seven bits in each byte, and where it ends; the end of the message for one that does not end."""
+    """A varint and the position after it; the end of the message for an unterminated one."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]

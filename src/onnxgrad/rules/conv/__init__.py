@@ -1,1 +1,1 @@
-"""Convolutions: their rules, where their windows lie, and the cotangent of their weights."""
+"""Convolutions: rules, window geometry, and the cotangent of weights."""

@@ -69,7 +69,7 @@ def conv_transpose(op: Op, g: Var, x: Var, w: Var) -> Result:
 
 
 def _outward(op: Op, g: Var, x: Var, w: Var) -> tuple[Windows, Var]:
-    """The windows of a ConvTranspose over its output, and `g`, padded if only the run time knows how."""
+    """The windows of a ConvTranspose over its output, and `g`, padded if the padding is computed at run time."""
     rank = x.rank - 2
     kernel, strides, dilations = attributes(op, w, rank)
     pads = op.attr("pads") or [0] * 2 * rank

@@ -47,7 +47,7 @@ class Windows:
 
     @property
     def pads(self) -> list[int]:
-        """The padding as the attribute of that name has it: what is negative is cut elsewhere."""
+        """The padding for the attribute `pads`; negative padding is cropped separately."""
         return [*self.head, *(max(t, 0) for t in self.tail)]
 
     @property
@@ -62,7 +62,7 @@ class Windows:
 
 
 def size(x: Var, axis: int) -> int | None:
-    """A dimension, None if it is not known."""
+    """A dimension; None if it is unknown."""
     dim = None if x.shape is None else x.shape[axis]
     return dim if isinstance(dim, int) else None
 
@@ -74,7 +74,7 @@ def dim(op: Op, x: Var, axis: int) -> Any:
 
 
 def spatial(op: Op, x: Var) -> list[Any]:
-    """The dimensions after the first two, as `dim` gives them."""
+    """The dimensions after the first two, in the form of `dim`."""
     return [dim(op, x, axis) for axis in range(2, x.rank)]
 
 
@@ -172,13 +172,13 @@ def same_padding(op: Op, h: Any, k: Any, s: int, d: int, mode: str) -> tuple[Any
 
 
 def split(op: Op, total: Any, *, upper: bool) -> tuple[Any, Any]:
-    """`total` rows of padding as (head, tail); the odd one goes to the tail if `upper`."""
+    """Split `total` rows of padding into (head, tail); the odd row goes to the tail if `upper`."""
     half = total // 2 if isinstance(total, int) else op.Div(total, 2)
     return (half, total - half) if upper else (total - half, half)
 
 
 def pad(op: Op, x: Var, pads: Sequence[Any] | None) -> Var:
-    """`x` with zeros around its spatial axes; `pads` holds heads and then tails, None for none."""
+    """`x` with zeros around its spatial axes; `pads` is heads, then tails, or None."""
     if pads is None:
         return x
     rank = len(pads) // 2

@@ -181,7 +181,7 @@ def _interleaved(op: Op, big: Var, small: Var, outer: int | None, windows: Windo
 
 
 def _filled(op: Op, kernel: Var) -> Var:
-    """`kernel`, [M, N, o…], as it is; the run stops at this node, whose name says why, if N is 0."""
+    """`kernel`, [M, N, o…]; a run with N = 0 stops at this node, whose name is the message."""
     if size(kernel, 1) is not None:
         return kernel
     rows = op.Max(op.shape_of(kernel, 1, 2), 1)

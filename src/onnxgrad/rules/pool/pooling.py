@@ -132,7 +132,7 @@ def global_average_pool(op: Op, g: Var, x: Var) -> Result:
 
 
 def _norm_derivative(op: Op, g: Var, x: Var, y: Var, p: int, spread: Callable[[Var], Var]) -> Var:
-    """x·|x|ᵖ⁻² times what `spread` makes of g·y¹⁻ᵖ; where y is 0, the derivative is 0 (but for p = 1)."""
+    """x·|x|ᵖ⁻² times `spread` of g·y¹⁻ᵖ; where y is 0, the derivative is 0 (except for p = 1)."""
     if p == 1:
         return op.Sign(x) * spread(g)
     zero = op.Equal(y, 0.0)

@@ -69,7 +69,7 @@ def scatter_mean(op: Op, g: Var, x: Var, *, include_pads: bool) -> Var:
 
 
 def scatter_sum(op: Op, g: Var, x: Var) -> Var:
-    """The transpose of the sum over windows: each element of `x` gets Σ g over the windows it is in.
+    """The transpose of the sum over windows: each element of `x` gets Σ g over its windows.
 
     Two products with band matrices where the sizes are known and not large (.2 × PyTorch's kernel), else a
     ConvTranspose with weights of one, channel by channel.
@@ -86,7 +86,7 @@ def scatter_sum(op: Op, g: Var, x: Var) -> Var:
 
 
 def _nominal_tails(op: Op, where: Windows) -> list[int]:
-    """The padding at the end that the node asks for; `where.tail` says how much of it windows reach."""
+    """The padding at the end by the node's attributes; `where.tail` is the part that windows reach."""
     pads = op.attr("pads")
     if op.attr("auto_pad") in ("NOTSET", None) and pads:
         return pads[where.rank :]
@@ -116,7 +116,7 @@ def _ones(op: Op, where: Windows, g: Var) -> Var:
 
 
 def _bands(where: Windows, sizes: list[Any]) -> list[np.ndarray]:
-    """Per axis the matrix [o, h] that is 1 where window p holds element q."""
+    """Per axis the matrix [o, h] that is 1 where window p contains element q."""
     matrices = []
     for i, h in enumerate(sizes):
         rows = _rows(where, i, h)

@@ -23,7 +23,7 @@ def crops(op: Op) -> bool:
 
 
 def check_moves(op: Op, roi: bool, scales: bool) -> None:
-    """Refuse what has a derivative of which there is no form here."""
+    """Refuse derivatives with respect to coordinates that have no formula here."""
     if scales and op.attr("antialias"):
         raise NoDerivative("there is no rule for scales that set the width of an antialiasing filter")
     if scales and op.attr("coordinate_transformation_mode") == "align_corners":
@@ -34,7 +34,7 @@ def check_moves(op: Op, roi: bool, scales: bool) -> None:
 
 
 class Axis:
-    """One axis of a Resize: where it reads, and how that depends on the region and the scale."""
+    """One axis of a Resize: its coordinates, and their dependence on the region and the scale."""
 
     def __init__(self, op: Op, x: Var, y: Var, place: int, axis: int, count: int) -> None:
         self.op = op
@@ -111,7 +111,7 @@ class Axis:
         return op.Where(op.Unsqueeze(inside, [1]), found, 0.0) if crops(op) else found
 
     def _cubic(self) -> Var:
-        """Slopes of the cubic weights; what falls beyond an edge counts for the element there, or not at all."""
+        """Slopes of the cubic weights; taps beyond an edge count for the edge element, or not at all."""
         op, a = self.op, float(self.op.attr("cubic_coeff_a"))
         wide = op.Add(self.columns, 2 * REACH)
         j = op.Cast(op.Range(op.const(0), wide, op.const(1)), to=int(self.dtype)) - float(REACH)

@@ -109,7 +109,7 @@ def _matrix(op: Op, x: Var, y: Var, place: int, axes: list[int]) -> Var:
 
 
 def _pad_region(op: Op, region: Var) -> list[Any]:
-    """A region of one axis as one of two, the second of which is taken whole."""
+    """A region of one axis as one of two axes, of which the second is not cropped."""
     start, end = (op.Slice(region, [k], [k + 1]) for k in (0, 1))
     whole = [op.const(v, region.dtype) for v in ([0.0], [1.0])]
     return [start, whole[0], end, whole[1]]
@@ -216,7 +216,7 @@ def _gathered(op: Op, parts: list[Var], like: Var) -> Var:
 
 
 def _resize_jvp(op: Op, tangents: Tangents, x: Var, roi: Var, scales: Var, sizes: Var, y: Var) -> Result:
-    """The tangent, resized, which beyond the edge is 0; and what the places do that move."""
+    """The tangent, resized, which is 0 beyond the edge, plus the effect of moving coordinates."""
     given = [t is not None for t in tangents] + [False] * 3
     by_roi, by_scales = _moves(op, given)
     out = None
