@@ -393,7 +393,7 @@ def _given_constant(output: ir.Value) -> np.ndarray:
 
 def _overwrites_inputs(node: ir.Node) -> bool:
     """True if ONNX Runtime writes into inputs of `node`: the statistics of a batch norm in training."""
-    if is_op(node, "BatchNormalization") and node.attributes.get_int("training_mode", 0):
+    if is_op(node, "BatchNormalization") and node.attributes.get_int("training_mode"):
         return True
     return any(_overwrites_inputs(inner) for graph in subgraphs(node) for inner in graph)
 

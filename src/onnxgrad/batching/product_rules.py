@@ -92,7 +92,7 @@ def _parted(b: Builder, x: Var, axis: int, *sizes: Any) -> Var:
 def rows(s: BatchedNode) -> Var:
     """The directions are more rows of the batch."""
     b, x = s.b, s.only(0)
-    if len(s.node.outputs) != 1 or s.int_attr("training_mode", 0):
+    if len(s.node.outputs) != 1 or s.int_attr("training_mode"):
         raise Unstackable
     return _parted(b, s.emit_again(_merged(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
 

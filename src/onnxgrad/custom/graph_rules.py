@@ -67,7 +67,7 @@ def written(rule: Graph, mode: str) -> Function:
         for node in graph:
             op.builder.append(copy.node(node))
         made = [copy.values[v] for v in graph.outputs]
-        results = [None if v is None else op.builder.var(v) for v in made]
+        results: list[Var | None] = [None if v is None else op.builder.var(v) for v in made]
         if mode == "jvp":
             return results
         parts: list[Var | None] = [None] * len(op.inputs)
