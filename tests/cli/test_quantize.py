@@ -78,6 +78,7 @@ def test_what_is_quantized_goes_on_training(place):
         (("--data", "m.onnx"), "m.onnx"),
         (("--input", "x=y"), "'y'"),
         ((*QAT, "--labels", "target"), "no array in d.npz named 'target'"),
+        ((*QAT, "--labels", "t1..t5"), "--inputs labels=t1..t5 joins columns"),
     ],
 )
 def test_bad_input(place, args, message):

@@ -52,7 +52,7 @@ def info(
     lines = {
         "weights": f"{weights['count']} tensors, {weights['numbers']:,} numbers{inside}",
         "trains": found["trains"],
-        "file": f"{found['bytes'] / 1e6:.2f} MB, IR version {found['ir_version']}, "
+        "file": f"{found['bytes'] / 1e6:.3g} MB, IR version {found['ir_version']}, "
         + ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found["opsets"].items()),
         "made by": found["producer"],
         "operators": f"{sum(operators.values())}: " + ", ".join(f"{n} {kind}" for kind, n in operators.items()),

@@ -64,6 +64,8 @@ def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns, Recipe
         validation = Columns(held_out, str(recipe.data.validation))
         recipe = replace(recipe, data=replace(recipe.data, validation=validation))
     if labels is not None and labels not in columns:
+        if any(c in labels for c in (",", "..", "*")):
+            raise BadInput(f"--labels is one array, not {labels}\n  hint: --inputs labels={labels} joins columns")
         raise UnknownName(labels, columns, f"array in {data}")
     return columns, recipe
 

@@ -1,4 +1,4 @@
-"""Messages of ONNX Runtime for users: without paths of its sources, and in plain words where they are known."""
+"""Messages of ONNX Runtime for users: without paths of its sources, and in plain words if known."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ _WORDS = (
     (r"Invalid dim0_offset of 0\. Dimension 0 is 0", r"it has no steps, and ONNX Runtime runs a Scan of at least one"),
     (r"right operand cannot broadcast on dim 0",
      r"the batches of its operands do not fit, and ONNX Runtime multiplies none that is empty"),
+    (r"The input tensor cannot be reshaped to the requested shape\. Input shape:(\{[\d,]*\}), requested shape:(\{[-\d,]*\})",
+     r"an array \1 does not fill the shape \2; an export may have fixed a size that the inputs leave open"),
     (r"MatMul dimension mismatch", r"the rows are of another size than the matrix has rows"),
 )  # fmt: skip
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error of ONNX Runtime as one line, in plain words where it is a known one."""
+    """The message of an error of ONNX Runtime on one line, in plain words if it is known."""
     text = _PREAMBLE.sub("", " ".join(str(error).split()))
     node = _NODE.search(text)
     where = ""
