@@ -41,7 +41,7 @@ def blamed(model: Any) -> Iterator[None]:
 
 
 def complaint(model: Any) -> str:
-    """The error of the onnx package or of ONNX Runtime for `model`; empty without an error, or if neither can check it."""
+    """The error of the onnx package or of ONNX Runtime for `model`; empty if they find none or cannot check it."""
     try:
         if isinstance(model, (str, os.PathLike)):
             model = parse(Path(model))

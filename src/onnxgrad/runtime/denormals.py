@@ -1,4 +1,4 @@
-"""Denormal numbers as zeros while a step runs: processors take up to a hundred times as long for them.
+"""Flush denormal numbers to zero while a step runs: processors take up to a hundred times as long for them.
 
 They come by themselves: the moments of a weight without gradient decay until they are denormal, and stay so, as
 rounding keeps the smallest ones where they are. ONNX Runtime has its own threads take them for zeros if a session asks
@@ -42,7 +42,7 @@ class Flushing:
 
 
 def flushing() -> Flushing | None:
-    """Such a context; None where there is none: it is for x86-64 under Linux."""
+    """A context that flushes denormals; None on platforms other than x86-64 under Linux."""
     return Flushing() if _works() else None
 
 

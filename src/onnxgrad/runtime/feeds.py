@@ -39,7 +39,7 @@ def bind(inputs: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def feed(name: str, given: Any) -> np.ndarray:
-    """`given` as an array for the input `name`: itself, if it can be read as it is.
+    """`given` as an array for the input `name`; the array itself if it needs no conversion.
 
     Raises:
         BadInput: it has masked elements, or elements that no tensor of ONNX holds.
@@ -81,7 +81,7 @@ def as_fed(name: str, argument: Any, held: ir.TypeProtocol | None) -> Any:
 
 
 def copy_feeds(fed: Any) -> Any:
-    """A copy of what `as_fed` gave."""
+    """A copy of a result of `as_fed`."""
     return [copy_feeds(a) for a in fed] if isinstance(fed, list) else None if fed is None else fed.copy()
 
 

@@ -1,4 +1,4 @@
-"""State whose new value may lie in the memory of the old one, as standard operators say the update.
+"""State whose new value may share the memory of the old one, for updates in standard operators.
 
 ONNX Runtime orders nodes as it likes, so every reader of the old value has to be an ancestor of the operator that
 writes the new one: then it has run, in every order. Moments are read by their update alone; a table is read by a
@@ -54,7 +54,7 @@ class SameMemory:
     later: set[str] | None = None
 
     def take(self, other: SameMemory) -> None:
-        """Note what `other` holds."""
+        """Add the records of `other`."""
         vars(self).update(vars(other))
 
     def may_have_changed(self, failure: str) -> bool:
@@ -71,7 +71,7 @@ class SameMemory:
 
 
 def same_memory(graph: ir.Graph, renewed: Mapping[str, str], shared: SameMemory) -> None:
-    """Put into `shared` what of `renewed` (inputs of `graph`, and their new values) may have one buffer for both."""
+    """Add to `shared` those of `renewed` (inputs of `graph`, and new values) that may share one buffer."""
     outputs = {v.name: v for v in graph.outputs}
     updates = {
         x: node for x in graph.inputs if (node := _update(x, outputs.get(renewed.get(x.name or "")))) is not None
@@ -90,7 +90,7 @@ def same_memory(graph: ir.Graph, renewed: Mapping[str, str], shared: SameMemory)
 
 
 def name_nodes(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes of `graph` without a name, which get one: a failure of the runtime then tells which one it was."""
+    """Name the unnamed nodes of `graph`, so that an error of the runtime names one. Returns them."""
     nodes = [n for n in graph if not n.name]
     for i, node in enumerate(nodes):
         node.name = f"{UNNAMED}{i}"
@@ -106,7 +106,7 @@ def _has_body(node: ir.Node) -> bool:
 
 
 def _update(x: ir.Value, y: ir.Value | None) -> ir.Node | None:
-    """The elementwise operator that gives `y`, the new value of a state `x`; None where there is none worth it."""
+    """The elementwise operator that computes `y`, the new value of a state `x`; None if sharing does not pay off."""
     node = None if y is None else y.producer()
     if y is None or node is None or not is_op(node, _ELEMENTWISE) or x.is_graph_output():
         return None

@@ -281,7 +281,7 @@ def passes_of(
 def _optimized(
     model: ir.Model, options: Options, memory: Memory, load: Callable[[ir.Model], onnxruntime.InferenceSession]
 ) -> tuple[onnxruntime.InferenceSession, SessionSetting]:
-    """A session of `model` after passes, but for those that fail and those whose graph ONNX Runtime refuses."""
+    """A session of `model` after passes; passes that fail, or whose graph ONNX Runtime refuses, are skipped."""
     refused: dict[str, str] = {}
     while True:
         passed = passes_of(model, options, memory)
@@ -314,7 +314,7 @@ def _optimized(
 def _loaded(
     model: ir.Model | bytes | str | Path, session: Callable[[bytes | str], onnxruntime.InferenceSession]
 ) -> onnxruntime.InferenceSession:
-    """A session of `model`, by way of a file if it is large or has external data."""
+    """A session of `model`, through a file if it is large or has external data."""
     if not isinstance(model, ir.Model):
         return session(model if isinstance(model, bytes) else session_source(model))
     weight, is_apart = _constant_bytes(model), _has_external_data(model)
@@ -340,7 +340,7 @@ def _constant_bytes(model: ir.Model) -> int:
 
 
 def _read(model: bytes | str | Path) -> ir.Model | None:
-    """A serialized model, to look for what kernels would take over; None for one that only the runtime need read."""
+    """The deserialized model, if it may contain nodes for kernels; None if only the runtime needs it."""
     try:
         proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else Path(model).read_bytes())
         apart = onnx.TensorProto.EXTERNAL
@@ -354,7 +354,7 @@ def _read(model: bytes | str | Path) -> ir.Model | None:
 def _through_a_file(
     model: ir.Model, session: Callable[[str], onnxruntime.InferenceSession], may_fail: bool
 ) -> onnxruntime.InferenceSession | None:
-    """A session whose constants come from a file that is gone from its folder; None if there is no room for one."""
+    """A session with constants in a deleted file, which stays open; None if there is no room for it."""
     with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "model.onnx")
         try:
@@ -369,7 +369,7 @@ def _through_a_file(
 
 
 def give_back() -> None:
-    """Return to the system what building graphs and sessions has freed (where the C library can; 11 to 36 MB).
+    """Return memory freed by building graphs and sessions to the system (if the C library can; 11 to 36 MB).
 
     Graphs are full of cycles, so what was built on the way is there until it is collected.
     """

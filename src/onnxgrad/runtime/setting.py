@@ -33,20 +33,20 @@ class Setting:
     is_rewritten: bool = False
 
     def keeps_order(self) -> str:
-        """Why no pass for the CPU provider is tried; empty if they are."""
+        """The reason to skip all passes for the CPU provider; empty if they run."""
         if not self.on_cpu:
             return "the CPU provider is not the first one"
         opset = self.given.opset_imports.get("", OLDEST)
         return "" if opset >= OLDEST else f"the model is of opset {opset}, and passes know those from {OLDEST} on"
 
     def keeps_layout(self) -> str:
-        """Why rewrites of standard operators are not tried; empty if they are."""
+        """The reason to skip rewrites of standard operators; empty if they run."""
         return self.keeps_order() or ("" if self.layout == "auto" else f"layout is {self.layout!r}")
 
     def keeps_operators(self) -> str:
-        """Why kernels in C are not tried; empty if they are."""
+        """The reason to skip kernels in C; empty if they run."""
         return self.keeps_order() or ("" if self.target == "native" else f"target is {self.target!r}")
 
     def lacks_kernels(self) -> str:
-        """Why a pass that goes with kernels of named parts is not tried; empty if it is."""
+        """The reason to skip passes that belong to kernels of named parts; empty if they run."""
         return self.keeps_operators() or ("" if self.has_kernels else "no named part has a kernel")

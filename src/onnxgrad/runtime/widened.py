@@ -1,4 +1,4 @@
-"""Models of bfloat16 on the CPU provider: operators that it has no such kernel for take float32, between Casts.
+"""bfloat16 models on the CPU provider: operators without such a kernel run in float32, between Casts.
 
 ONNX Runtime does so itself with float16. Of bfloat16, its CPU provider only moves numbers, and refuses a model that
 computes with them. Each result is rounded to bfloat16, so the numbers are those of kernels that add up in float32.
@@ -26,7 +26,7 @@ def has_bfloat16(model: ir.Model) -> bool:
 
 
 def widen(model: ir.Model) -> int:
-    """Put float32 in the place of bfloat16 in `model` where the CPU provider has no kernel; returns how often."""
+    """Run operators of `model` in float32 where the CPU provider has no bfloat16 kernel. Returns the count."""
     infer_model(model)
     names = Names.of(model)
     count = 0

@@ -16,7 +16,7 @@ from onnxgrad.ir.cleanup import has_transpose, vector_products
 
 
 def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
-    """The names of those that `model` has to do without."""
+    """The names of fusions that must be disabled for `model`."""
     if isinstance(model, ir.Model):
         read = model
     else:

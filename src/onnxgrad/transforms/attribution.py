@@ -21,7 +21,7 @@ from onnxgrad.transforms.select_values import Names
 @without_collection()
 @blaming_the_model
 def integrated_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None, steps: int = 32) -> Any:
-    """Attributions to the elements of inputs that add up to what the output gains over a baseline.
+    """Attributions to the elements of inputs whose sum is the output's gain over a baseline.
 
     (x − x')·∫₀¹ ∇f(x' + t·(x − x')) dt, by the midpoint rule (Sundararajan, Taly, Yan 2017). Their sum over all `wrt`
     is f(x) − f(x'), up to the error of the rule, which falls with the square of `steps`.

@@ -1,4 +1,4 @@
-"""One model being derived: what grad, vjp, jvp and the transforms on them have in common."""
+"""A model under derivation: the parts that grad, vjp, jvp and transforms on them share."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Derivation:
         return self.builder.var(new)
 
     def output(self, var: Var, name: str, like: ir.Value) -> str:
-        """A new graph output that holds `var`, of the type and shape of `like`; returns its name."""
+        """Add the graph output `var`, of the type and shape of `like`. Returns its name."""
         value = var.value
         if value.producer() is None or value.is_graph_output() or value.name in self.primal:
             var = self.builder.append(ir.Node("", "Identity", [value]))[0]
@@ -146,7 +146,7 @@ class Derivation:
         self.add_gradients(self.derivatives_of(found, self.wrt))
 
     def add_gradients(self, gradients: Sequence[Var]) -> None:
-        """Add the gradient outputs, given what they hold."""
+        """Add the gradient outputs with these values."""
         for (name, value), g in zip(self.wrt.items(), gradients):
             self.signature.gradients[name] = self.output(g, f"{name}_grad", value)
 

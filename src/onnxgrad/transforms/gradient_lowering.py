@@ -38,7 +38,7 @@ def needs_lowering(model: ir.Model) -> bool:
 def open_lowered(
     model: AnyModel, first: Callable[[ir.Model], None] | None = None, *, keep: Keep = keep_no_function
 ) -> Opened:
-    """`model` opened (see `open_model`) with its Gradient nodes written out; every name means what it did.
+    """`model` opened (see `open_model`) with its Gradient nodes lowered; every name keeps its meaning.
 
     Functions that hold one, or are called by its `y`, are inlined: where there is a Gradient, all are.
 
@@ -65,7 +65,7 @@ def open_lowered(
 
 
 class WithoutGradients:
-    """A graph without Gradient nodes, and what became of the values it had."""
+    """A graph without Gradient nodes, and a map of the values that it had."""
 
     def __init__(self, model: ir.Model, functions: Functions | None = None) -> None:
         self.model = model
@@ -85,7 +85,7 @@ class WithoutGradients:
             self._renew()
 
     def __getitem__(self, name: str) -> ir.Value:
-        """The value that now stands for the one that was called `name`."""
+        """The current value for the original name `name`."""
         if name not in self.values:
             raise UnknownName(name, self.values, "value")
         return self.now(self.values[name])
@@ -108,7 +108,7 @@ class WithoutGradients:
         return value
 
     def named(self, name: str) -> ir.Value:
-        """A value that is called `name`: what stands for it if that still is, else one that is exposed."""
+        """A value with the name `name`: its replacement if that has the name, else an exposed copy."""
         value = self[name]
         if value.name != name:
             return self.expose(name)
@@ -116,7 +116,7 @@ class WithoutGradients:
         return value
 
     def keep_names(self) -> None:
-        """Have every value that was replaced give its name to what stands for it, and the outputs be what they were."""
+        """Give every replaced value's name to its replacement, and restore the outputs."""
         self.graph.outputs.clear()
         replaced = [name for name, value in self.values.items() if value in self.builder.moved]
         held = {name: self.named(name) for name in dict.fromkeys([*self._outputs, *replaced])}
@@ -135,7 +135,7 @@ class WithoutGradients:
 
     @contextmanager
     def _inside(self, graph: ir.Graph) -> Iterator[None]:
-        """Write into `graph`, which is inside the one that is being written."""
+        """Write into `graph`, which is nested in the current one."""
         outer, self.builder = self.builder, self.builder.nested(graph)
         self.builder.moved = outer.moved
         self._open.append(graph)
@@ -146,7 +146,7 @@ class WithoutGradients:
             self.builder = outer
 
     def _write_inside(self, graph: ir.Graph) -> None:
-        """Write a branch or a body anew."""
+        """Rewrite a branch or a body."""
         with self._inside(graph):
             nodes = list(graph)
             graph.remove(nodes)
@@ -221,7 +221,7 @@ class WithoutGradients:
         ]
 
     def _substituted(self, nodes: Sequence[ir.Node], fed: Mapping[ir.Value, ir.Value], where: str) -> _Copies:
-        """`nodes` evaluated at the values that are fed: what depends on those that differ is written once more."""
+        """Evaluate `nodes` at the fed values: nodes that depend on substituted values are copied."""
         same = all(v is n or same_shape(Var(self.builder, n), Var(self.builder, v)) for n, v in fed.items())
         copies = _Copies(self.builder, same)
         for named, value in fed.items():
@@ -251,7 +251,7 @@ class _Copies(Copies):
         self.nodes: dict[ir.Node, ir.Node] = {}
 
     def variable(self, named: ir.Value, value: ir.Value) -> None:
-        """Let a copy of `value` stand for `named`: a variable of its own, even if others are fed with `value`."""
+        """Replace `named` by a copy of `value`, a variable of its own even if others are fed `value` too."""
         copy = ir.Node("", "Identity", [value])
         copy.outputs[0].type = value.type or named.type
         (var,) = self.builder.append(copy)

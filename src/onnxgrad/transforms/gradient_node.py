@@ -30,13 +30,13 @@ def is_gradient(node: ir.Node) -> bool:
 
 
 def strings(node: ir.Node, name: str) -> list[str]:
-    """An attribute that lists strings; empty if there is none."""
+    """A string-list attribute; empty if it is missing."""
     given = node.attributes.get(name)
     return [] if given is None or given.type != ir.AttributeType.STRINGS else list(given.as_strings())
 
 
 def target_name(node: ir.Node) -> str:
-    """The attribute `y`; empty if there is none."""
+    """The attribute `y`; empty if it is missing."""
     given = node.attributes.get("y")
     return "" if given is None or given.type != ir.AttributeType.STRING else given.as_string()
 
@@ -67,7 +67,7 @@ class Bound:
 
 
 def bind(model: ir.Model, constants: Collection[str] = ()) -> None:
-    """Turn the names in every Gradient of `model`, wherever it stands, into inputs of the node; in place.
+    """Convert the names in every Gradient of `model`, nested graphs included, into inputs of the node, in place.
 
     Args:
         model: as it was read: nothing is inlined, renamed or removed yet.
@@ -113,7 +113,7 @@ def _check_version(holder: ir.Model | ir.Function) -> None:
 
 
 def _tell_apart(formal: ir.Value, function: ir.Function) -> None:
-    """A call may give the same tensor for two inputs of a function, which stay two variables inside it."""
+    """Separate two inputs of a function that a call passes the same tensor for: they are two variables inside."""
     copy = ir.Node("", "Identity", [formal], num_outputs=1, name=f"{formal.name}_variable")
     copy.outputs[0].name = f"{formal.name}_variable"
     formal.replace_all_uses_with(copy.outputs[0])
@@ -249,7 +249,7 @@ def _every_scope(model: ir.Model, constants: Collection[str]) -> Iterator[Scope]
 
 
 def trail(nodes: Sequence[ir.Node], source: ir.Value, goal: ir.Value) -> str:
-    """A way from `source` to `goal` as ``a → Mul → h → Exp → y``; empty if there is none."""
+    """A path from `source` to `goal` as ``a → Mul → h → Exp → y``; empty if there is none."""
     came: dict[ir.Value, tuple[ir.Value, ir.Node]] = {}
     reached = {source}
     for node in nodes:
@@ -279,7 +279,7 @@ def _infer_gradient(ctx: osi.ShapeInferenceContext | None, node: ir.Node) -> Non
 
 
 def _infer_update(ctx: osi.ShapeInferenceContext | None, node: ir.Node) -> None:
-    """Each new tensor has the type and shape of the old one; what comes in are also gradients, after the first."""
+    """Infer the outputs of an optimizer: new tensors have the types and shapes of the old ones."""
     tensors = list(node.inputs[2:])
     n, rest = divmod(len(tensors), len(KINDS[node.op_type]))
     if not rest:

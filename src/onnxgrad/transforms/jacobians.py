@@ -147,7 +147,7 @@ def _columns(
 
 
 def _cheaper(d: Derivation, batch: int | None) -> Mode:
-    """The mode that takes fewer directions; reverse if that depends on sizes that are not known."""
+    """The mode with fewer directions; reverse if that depends on unknown sizes."""
     of = [_size(v, batch) for v in d.of.values()]
     wrt = [_size(v, batch) for v in d.wrt.values()]
     if all(not symbols for _, symbols in (*of, *wrt)) or len({s for _, s in (*of, *wrt)}) == 1:
@@ -167,7 +167,7 @@ def _size(value: ir.Value, batch: int | None) -> tuple[int, tuple[str, ...]]:
 
 
 def check_axis(batch: int | None) -> None:
-    """Refuse what is no number of an axis."""
+    """Refuse values that are no axis number."""
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int)):
         raise BadInput(f"`batch` is the number of an axis, not {batch!r}")
 

@@ -53,7 +53,7 @@ def keeping_functions(model: AnyModel, derive: Callable[[AnyModel, Attempt | Non
 
 
 def blaming_the_model(derive: Derive) -> Derive:
-    """Have `derive` raise BadInput for a failure that comes of a model that is not valid or contradicts itself."""
+    """Wrap `derive` so that failures caused by an invalid or contradictory model raise BadInput."""
 
     @functools.wraps(derive)
     def judged(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def _judged(model: Any, derive: Callable[[Any], Result]) -> Result:
 
 
 def _blame_declarations(error: RuleError, model: Any, derive: Callable[[Any], object]) -> None:
-    """Raise BadInput if the derivation that ended in `error` succeeds without what `model` declares about results."""
+    """Raise BadInput if the derivation that failed with `error` succeeds without declarations of results."""
     copy = undeclared(model)
     if copy is None:
         return

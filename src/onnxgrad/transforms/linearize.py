@@ -32,7 +32,7 @@ from onnxgrad.transforms.select_values import Names
 
 
 class Split(NamedTuple):
-    """Two models: the primal with residuals as further outputs, and a linear map that takes them as inputs."""
+    """Two models: the primal with residuals as further outputs, and a linear map with them as inputs."""
 
     forward: Any
     linear: Any
@@ -158,7 +158,7 @@ def _cut(d: Derivation, seeds: list[Var]) -> Split:
 
 
 def _hand_through(d: Derivation, i: int) -> None:
-    """Have output `i`, which depends on no tangent, be something that the linear half makes of a residual."""
+    """Have output `i`, which depends on no tangent, computed by the linear half from a residual."""
     value, name = d.graph.outputs[i], d.graph.outputs[i].name
     value.name = d.builder.names.fresh("residual")
     out = d.builder.append(ir.Node("", "Identity", [value]))[0].value
@@ -175,7 +175,7 @@ def _is_random(node: ir.Node, builder: Builder) -> bool:
 
 
 def _take_shapes_elsewhere(d: Derivation, dropped: list[ir.Value]) -> None:
-    """Take the sizes that are read off values which depend on `dropped` inputs from other inputs."""
+    """Read sizes from other inputs than those `dropped`, or values that depend on these."""
     builder = Builder(d.graph, d.builder.names, d.builder.infer)
     sizes: dict[str, tuple[ir.Value, int]] = {}
     for v in d.graph.inputs:

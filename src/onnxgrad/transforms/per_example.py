@@ -1,4 +1,4 @@
-"""The gradient of every example of a batch: a Scan over the examples, each of which runs as a batch of one."""
+"""The gradient of every example of a batch: a Scan over the examples, each a batch of one."""
 
 from __future__ import annotations
 

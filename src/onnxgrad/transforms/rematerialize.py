@@ -1,4 +1,4 @@
-"""A derived model within a budget of memory: residuals that do not fit are computed anew."""
+"""A derived model within a memory budget: residuals that do not fit are recomputed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxgrad.remat import Plan, amount, fit_budget
 
 
 class Rematerialized(NamedTuple):
-    """A model within a budget, and what it keeps and computes anew."""
+    """A model within a memory budget, and the values that it saves and recomputes."""
 
     model: Any
     plan: Plan
@@ -22,7 +22,7 @@ class Rematerialized(NamedTuple):
 
 @checked
 def rematerialize(model: AnyModel, memory: int | str, *, dims: Mapping[str, int] | None = None) -> Rematerialized:
-    """A model of the same outputs, whose results take at most `memory` at a time while it runs.
+    """A model with the same outputs, whose intermediate results use at most `memory` at a time.
 
     ::
 
@@ -51,7 +51,7 @@ def rematerialize(model: AnyModel, memory: int | str, *, dims: Mapping[str, int]
 
 
 def _forward(model: ir.Model) -> list[str]:
-    """The outputs of the primal, from which the way back starts; none if there are none, or no way back."""
+    """The outputs of the primal, where the backward pass begins; empty without either."""
     if KEY not in model.metadata_props:
         return []
     names = signature(model)

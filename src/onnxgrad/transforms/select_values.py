@@ -17,7 +17,7 @@ Names = str | Sequence[str]
 def float_values(
     names: Names, values: Mapping[str, ir.Value], role: str, containers: bool = False
 ) -> dict[str, ir.Value]:
-    """The values of `names` (each once), which must be float tensors of known type; `containers`: or hold such."""
+    """The values of `names` (each once), which must be float tensors; with `containers`, also of floats."""
     if not isinstance(names, Iterable):
         raise BadInput(f"`{role}` takes names of values, not {names!r}")
     listed = [names] if isinstance(names, str) else list(names)

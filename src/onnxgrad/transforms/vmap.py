@@ -35,7 +35,7 @@ Axes = int | None | Mapping[str, int | None]
 @without_collection()
 @blaming_the_model
 def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: int | str = "batch") -> Any:
-    """The model over a new batch axis: of every row of its mapped inputs, what `model` gives for it.
+    """The model over a new batch axis, applied to every row of its mapped inputs.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -100,7 +100,7 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
 
 
 def _size(axis_size: int | str, graph: ir.Graph) -> int | str:
-    """The number of rows; a name becomes one that no dimension has."""
+    """The number of rows; a name is made unique among the dimensions."""
     if isinstance(axis_size, int) and not isinstance(axis_size, bool) and axis_size > 0:
         return axis_size
     if not isinstance(axis_size, str) or not axis_size:
@@ -210,7 +210,7 @@ def _is_stackable(node: ir.Node, moved: Collection[ir.Value]) -> bool:
 
 
 def _column(b: Builder, value: ir.Value, axis: int, size: int | str) -> Var:
-    """A new graph input in place of `value`, which holds all rows, and comes back with the rows first."""
+    """A new graph input in place of `value`, with all rows; returned with the rows first."""
     assert value.shape is not None
     dims = list(value.shape)
     name = value.name or ""
@@ -227,7 +227,7 @@ def _column(b: Builder, value: ir.Value, axis: int, size: int | str) -> Var:
 
 
 class _Sizes:
-    """The shape of one row of a result, told from the inputs: there may be no row to ask."""
+    """The shape of one row of a result, derived from inputs: there may be no row to read it from."""
 
     def __init__(self, b: Builder, columns: Collection[Var], mapped: Collection[ir.Value]) -> None:
         self.b = b
@@ -238,7 +238,7 @@ class _Sizes:
                     self.held.setdefault(dim.value, (x, i))
 
     def of(self, value: ir.Value) -> Var:
-        """The sizes of `value`; 0 stands for one that is not known without a row."""
+        """The sizes of `value`; 0 for a size that is not known without a row."""
         parts: list[Any] = []
         for dim in value.shape or ():
             x, i = (None, 0) if isinstance(dim, int) else self.held.get(str(dim), (None, 0))

@@ -1,4 +1,4 @@
-"""Kernels in C for what standard operators compute slowly: a library that is built when the package is installed.
+"""Kernels in C for operators that are slow in standard form, in a library built at install time.
 
 A derived graph holds standard operators, and runs as it is. Where the code that wrote it has also *named* a part
 (`onnxgrad.ir.composites`), a session (but for ``Options(target="portable")``) puts one call of a kernel of that name in

@@ -39,7 +39,7 @@ class _View:
 
     @classmethod
     def of(cls, value: ir.Value) -> _View:
-        """`value`, seen through the Transposes that it comes from."""
+        """The view of a value's source through Transposes."""
         order = tuple(range(_rank(value)))
         while (node := producer(value, "Transpose")) is not None and (found := permutation(node)) is not None:
             source = node.inputs[0]
@@ -64,13 +64,13 @@ class _View:
 
     @property
     def four(self) -> tuple[int, ...]:
-        """The order, with another axis before all if there are three."""
+        """The order of four axes; three axes get another one in front."""
         return self.order if len(self.order) == 4 else (0, *(i + 1 for i in self.order))
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Q, Kᵀ, what scales their product, whether that divides, and what is added."""
+    """The scores of attention: Q, Kᵀ, the scale of their product, True if it divides, and the bias."""
 
     q: ir.Value
     kt: ir.Value
@@ -81,7 +81,7 @@ class _Scores:
 
 
 def fuse_attention(graph: ir.Graph, domain: str) -> int:
-    """Put calls in `domain` where attention is derived in `graph`; how many were found."""
+    """Replace attention and its derivatives in `graph` by calls of kernels in `domain`. Returns the count."""
     count = 0
     for node in [n for n in graph if is_op(n, "Cast") and _is_idle(n)]:  # exporters write them around a softmax
         assert node.inputs[0] is not None
@@ -155,7 +155,7 @@ def _fuse_site(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
 
 @dataclass(frozen=True)
 class _Discarded:
-    """Probabilities behind a Where that puts 0 in the place of some, forward and backward.
+    """Probabilities of which a Where sets some to 0, forward and backward.
 
     Exporters write ``Where(IsNaN(p), 0, p)``. The operator Attention is written out as ``Where(dead, 0, p)``, where the
     mask of a query that is `dead`, as it sees no key, is 0. Either way, queries get 0 that see no key.
@@ -174,7 +174,7 @@ class _Discarded:
 
     @classmethod
     def of(cls, p: ir.Value, dp: ir.Value) -> _Discarded | None:
-        """The match before the cotangent `dp` of probabilities `p`; None if there is none."""
+        """Match the Where before the cotangent `dp` of probabilities `p`. Returns None without a match."""
         back = producer(dp, "Where")
         condition = None if back is None else back.inputs[0]
         ahead = [n for n in p.consumers() if is_op(n, "Where") and n.inputs[0] is condition and n.inputs[2] is p]
@@ -190,7 +190,7 @@ class _Discarded:
         return cls(found[0], found[1], [asked, *found[2]], None) if alone else None
 
     def unmasked(self, scores: _Scores | None) -> _Scores | None:
-        """`scores` with the mask that hides all from queries that are `dead`; None if they are not so by it."""
+        """`scores` with a mask that hides all keys from `dead` queries; None if `dead` does not come from a mask."""
         if scores is None or self.dead is None:
             return scores
         found = _UNMASKED.match(scores.mask)
@@ -210,7 +210,7 @@ def _guarded(value: ir.Value) -> ir.Value | None:
 
 
 def _guard_of(product: ir.Node) -> ir.Value:
-    """The result of a product, or that of the Where that puts 0 in its place if it is one over nothing."""
+    """The result of a product, or of the Where that sets it to 0 for an empty sum."""
     value, users = product.outputs[0], _readers(product.outputs[0])
     found = _GUARD.match(users[0].outputs[0]) if len(users) == 1 and not value.is_graph_output() else None
     shape = None if found is None else found["shape"].producer()
@@ -225,7 +225,7 @@ def _guard_of(product: ir.Node) -> ir.Value:
 
 
 def _readers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read `value`, but for those that ask for its sizes on behalf of guards."""
+    """The nodes that read `value`, except those that read its sizes for guards."""
     return [user for user in value.consumers() if not _asks(user)]
 
 
@@ -237,7 +237,7 @@ def _asks(node: ir.Node) -> bool:
 
 
 def _ask_others(value: ir.Value, others: Sequence[ir.Value]) -> None:
-    """Have the guards that ask for a size of `value`, which is to go, ask one of `others` that has it."""
+    """Have guards that read a size of `value`, which is to be removed, read it from one of `others`."""
     for node in [user for user in value.consumers() if _asks(user)]:
         start, end = (node.attributes.get_int(name, None) for name in ("start", "end"))
         dims = [] if value.shape is None else list(value.shape[start:end])
@@ -254,7 +254,7 @@ def _call(
     graph: ir.Graph, after: ir.Node, domain: str, name: str, inputs: Sequence[ir.Value | None],
     results: Sequence[_View], attributes: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """A node that gives `results`, in the place of what did."""
+    """Insert a call after `after` that replaces the producers of `results`."""
     kernel = name.split(".")[1]
     node = ir.Node(domain, kernel, inputs, ir.convenience.convert_attributes(dict(attributes)),
                    num_outputs=len(results), name=name)  # fmt: skip
@@ -328,7 +328,7 @@ def _readers_of_ds(ds: ir.Value, k: _View, q: _View) -> tuple[ir.Node | None, ir
 
 
 def _scaled_by(ds: ir.Value, scores: _Scores) -> ir.Value | None:
-    """dS, scaled as the scores are; None if it is not."""
+    """dS, with the scale of the scores applied; None if it has another scale."""
     if scores.scale is None:
         return ds
     users = _readers(ds)
@@ -340,7 +340,7 @@ def _scaled_by(ds: ir.Value, scores: _Scores) -> ir.Value | None:
 
 
 def _fit(scores: _Scores, rank: int, operands: Sequence[ir.Value]) -> bool:
-    """True if types and shapes are those that the kernels take, of so many axes, in every run."""
+    """True if types and shapes are those that the kernels support, in every run."""
     floats = [*operands, *(x for x in (scores.scale, scores.mask) if x is not None)]
     if any(x.dtype != ir.DataType.FLOAT or x.shape is None for x in floats):
         return False
@@ -362,7 +362,7 @@ def _fit(scores: _Scores, rank: int, operands: Sequence[ir.Value]) -> bool:
 
 
 def _is_idle(cast: ir.Node) -> bool:
-    """True if a Cast is to the type that there is."""
+    """True if a Cast does not change the type."""
     (x,), (y,) = cast.inputs, cast.outputs
     return x is not None and x.dtype is not None and x.dtype == y.dtype and not y.is_graph_output()
 

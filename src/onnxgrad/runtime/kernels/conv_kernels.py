@@ -18,7 +18,7 @@ _FAR, _MOST_TAPS = 1 << 24, 1 << 20
 
 
 def within_reach(taps: Sequence[int], attributes: Mapping[str, Any]) -> bool:
-    """True if the kernels know what to do with such windows."""
+    """True if the kernels support such windows."""
     far = [n for key in ("strides", "dilations", "pads", "size") for n in attributes.get(key, ())]
     reach = [(n - 1) * d for n, d in zip(taps, attributes["dilations"])]
     return math.prod(taps) <= _MOST_TAPS and all(abs(n) < _FAR for n in (*far, *reach))
@@ -69,7 +69,7 @@ def conv_input_grad(site: Occurrence) -> KernelCall | None:
 
 
 def _convolution(site: Occurrence) -> KernelCall | None:
-    """The small side, with what is missing to the big side as padding, convolved with the weights turned round."""
+    """The small side, padded to the big side, convolved with the flipped weights."""
     (w, small), at = (site.sizes(1), site.sizes(0)), site.attributes
     if w is None or small is None or at["group"] != 1 or list(at["dilations"]) != [1, 1] or w[2:] != (3, 3):
         return None

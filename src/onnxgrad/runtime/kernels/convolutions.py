@@ -44,7 +44,7 @@ def gains(images: int | None, channels: tuple[int, int], size: Sequence[int | No
 
 
 def fuse_convolutions(graph: ir.Graph, domain: str) -> int:
-    """Put calls in the place of each Conv of `graph` that gains; how many."""
+    """Replace each Conv of `graph` that benefits by a call. Returns the count."""
     count = 0
     for node in list(graph):
         pads = _pads(node)

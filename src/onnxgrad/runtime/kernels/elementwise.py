@@ -31,7 +31,7 @@ def may_fuse(model: ir.Model) -> bool:
 
 
 def _fuse(model: ir.Model, setting: Setting) -> int:
-    """Put calls in the place of groups of elementwise operators of `model`."""
+    """Replace groups of elementwise operators of `model` by calls. Returns the count."""
     see_shapes(model)
     count = 0
     for graph in list(_graphs(model.graph)):
@@ -64,7 +64,7 @@ def see_shapes(model: ir.Model) -> None:
 
 
 def fuse(graph: ir.Graph, serial: int = 0) -> int:
-    """Replace groups of elementwise operators of `graph` (not of graphs inside it); how many there are.
+    """Replace groups of elementwise operators of `graph`, without nested graphs. Returns the count.
 
     Names of calls are numbered from `serial` on.
     """
@@ -82,7 +82,7 @@ def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
 
 
 def _write(graph: ir.Graph, calls: Sequence[GroupCall], serial: int) -> None:
-    """Replace the nodes that give the results of the calls, and drop unused nodes."""
+    """Replace the nodes of the calls' results, and drop unused nodes."""
     place: dict[ir.Node, float] = {node: i for i, node in enumerate(graph)}
     new: dict[ir.Value, ir.Value] = {}
     for plan in calls:

@@ -48,14 +48,14 @@ class _Group:
 
 @dataclass(frozen=True)
 class GroupCall:
-    """A call in the making: what it computes, and what is read of that elsewhere."""
+    """A call under construction: its operators, and their results that other nodes read."""
 
     program: TileProgram
     nodes: Sequence[ir.Node]
 
 
 def _fits(node: ir.Node) -> bool:
-    """True if programs have this operator, and the shapes of what it reads and gives are known."""
+    """True if programs support this operator, and the shapes of its operands and results are known."""
     if any(v is None or dims(v) is None for v in (*node.inputs[:1], *node.outputs)):
         return False
     if any(v is not None and dims(v) is None for v in node.inputs):
@@ -66,7 +66,7 @@ def _fits(node: ir.Node) -> bool:
 
 
 def _is_the_runtimes(node: ir.Node) -> bool:
-    """True if ONNX Runtime takes this operator into the product or convolution beside it, which costs nothing."""
+    """True if ONNX Runtime fuses this operator into a neighbouring product or convolution, at no cost."""
     for value in node.inputs:
         before = None if value is None else value.producer()
         if (
@@ -99,7 +99,7 @@ def _is_the_runtimes(node: ir.Node) -> bool:
 
 
 def _has_constant_filter(node: ir.Node) -> bool:
-    """True if it is a Conv, perhaps with a BatchNormalization, that ONNX Runtime may give a layout of its own."""
+    """True for a Conv, perhaps with a BatchNormalization, that ONNX Runtime may give a layout of its own."""
     given = node.inputs[0].producer() if node.op_type == "BatchNormalization" and node.inputs[0] is not None else node
     if given is None or not is_op(given, "Conv") or given.inputs[1] is None:
         return False
@@ -108,7 +108,7 @@ def _has_constant_filter(node: ir.Node) -> bool:
 
 
 class _Grouping:
-    """The elementwise operators of a graph, their groups, and what is read of them by others."""
+    """The elementwise operators of a graph, their groups, and the results that other nodes read."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -139,12 +139,12 @@ class _Grouping:
         return value.is_graph_output() or any(u not in self.fitting and u not in self.summing for u in users)
 
     def maker(self, value: ir.Value | None) -> ir.Node | None:
-        """The fitting operator that gives `value`."""
+        """The supported operator that computes `value`."""
         node = None if value is None else value.producer()
         return node if node in self.fitting else None
 
     def _groups(self) -> list[_Group]:
-        """Connected operators of one level and shape, cut where they become too many, in topological order."""
+        """Connected operators of one level and shape, split where they become too many, in topological order."""
         owner: dict[ir.Node, ir.Node] = {node: node for node in self.fitting}
 
         def root(node: ir.Node) -> ir.Node:
@@ -195,7 +195,7 @@ class _Grouping:
             self.called |= torn
 
     def _attempt(self) -> tuple[list[GroupCall], set[ir.Node]]:
-        """The calls, and what stays as it is.
+        """The calls, and the operators that stay unchanged.
 
         Groups are looked at from the last on: others give what they read. One that does not fit is cut in two.
         """
@@ -322,6 +322,6 @@ class _Grouping:
 
 
 def plans(graph: ir.Graph) -> list[GroupCall]:
-    """The calls that take the place of elementwise operators of `graph`, in topological order."""
+    """The calls that replace elementwise operators of `graph`, in topological order."""
     grouping = _Grouping(graph)
     return grouping.plans() if grouping.fitting else []

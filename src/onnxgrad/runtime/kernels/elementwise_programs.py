@@ -1,4 +1,4 @@
-"""Programs for the kernel of ``source/elementwise.c``, which says what a program is: steps as numbers, in registers."""
+"""Programs for the kernel of ``source/elementwise.c``, which defines the format: steps as numbers, in registers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TileProgram:
 def compile_program(
     nodes: Iterable[ir.Node], targets: Sequence[ir.Value], shape: Dims, sums: Sequence[Reduction] = ()
 ) -> TileProgram:
-    """The program that computes `targets`, which `nodes`, in topological order, give, all of one shape, and `sums`.
+    """Compile a program for `targets`, the results of `nodes` (in topological order, of one shape), and `sums`.
 
     Raises:
         Unfit: it needs more steps, registers, operands or results than there are.

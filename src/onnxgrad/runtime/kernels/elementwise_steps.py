@@ -31,7 +31,7 @@ Dims = tuple[int | str, ...]
 
 
 def letter(value: ir.Value | None) -> str:
-    """F, I, U or B for float32, int32, uint32 and bool; empty for what has no registers."""
+    """F, I, U or B for float32, int32, uint32 and bool; empty for a type without registers."""
     return "" if value is None or value.dtype is None else _LETTERS.get(value.dtype, "")
 
 
@@ -47,12 +47,12 @@ def dims(value: ir.Value) -> Dims | None:
 
 
 class Unfit(Exception):
-    """An operator that programs do not have, or more of something than they have room for."""
+    """Raised for an operator that programs do not have, or a program that exceeds a limit."""
 
 
 @dataclass
 class Steps:
-    """Steps in the making; what a step gives is called by its place among them.
+    """Steps of a program under construction; the result of a step is referred to by its index.
 
     Attributes:
         made: (code, places that it reads) or, of loads and constants, (code, what).
@@ -70,7 +70,7 @@ class Steps:
         return self.once(code, places)
 
     def once(self, code: str, about: tuple[Any, ...], width: int = 1) -> int:
-        """The place of a step that gives rows of `width` numbers: one more, unless there is the same one already."""
+        """The index of a step with rows of `width` numbers; an equal step is reused."""
         key = code, about, width
         if key not in self._place:
             self._place[key] = len(self.made)
@@ -86,7 +86,7 @@ class Steps:
         return self.bits(int(np.float32(number).view(np.int32)))
 
     def read(self, value: ir.Value | None, beside: Collection[ir.Value | None] = ()) -> int:
-        """A value: a step's, a constant if it changes no shape `beside` others, or an operand."""
+        """The index of a value: of a step, of a constant that broadcasts `beside` others, or of an operand."""
         if value is None:
             raise Unfit
         if value in self.known:
@@ -207,7 +207,7 @@ def _reciprocal(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 
 @_operator("Pow")
 def _pow(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    """ONNX Runtime multiplies for the exponents 2 and 3; of others it is the C library that rounds."""
+    """A power; ONNX Runtime multiplies for the exponents 2 and 3, and calls the C library for others."""
     exponent = single_constant(node.inputs[1])
     rank = len(node.inputs[0].shape or ()) if node.inputs[0] is not None else 0
     if exponent is not None and exponent.ndim > rank:
@@ -220,7 +220,7 @@ def _pow(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 
 @_operator("Clip")
 def _clip(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    """Bounds that are constants, and numbers; one that is left out is the end of the range."""
+    """A clip with constant numbers as bounds; a missing bound is the end of the range."""
     if kind != "F" or node.attributes:
         raise Unfit
     found = x[0]

@@ -29,7 +29,7 @@ _SMALL = 1 << 14
 
 
 def in_place(graph: ir.Graph, renewed: Mapping[str, str]) -> set[str]:
-    """The inputs of `graph` that their new values may overwrite, once updates wait for all who read them.
+    """The inputs of `graph` that their new values may overwrite, after updates were made to wait for all readers.
 
     Args:
         graph: with calls of kernels; operands are added to these.
@@ -47,7 +47,7 @@ def _is_update(node: ir.Node) -> bool:
 
 
 def _of(update: ir.Node, renewed: Mapping[str, str], before: Before) -> Iterator[str]:
-    """The inputs that `update` may overwrite; the operands that this takes are added to it."""
+    """The inputs that `update` may overwrite; `before` is extended by the operands that this uses up."""
     states = STATES[update.op_type]
     for place, (old, new) in enumerate(zip((update.inputs[0], *update.inputs[2 : 2 + states]), update.outputs)):
         if old is None or not old.is_graph_input() or old.is_graph_output() or not new.is_graph_output():
@@ -125,7 +125,7 @@ class Before:
         self.updates = sum(self.bits[u] for u in updates)
 
     def is_before(self, node: ir.Node, other: ir.Node) -> bool:
-        """True if `other` needs what `node` gives."""
+        """True if `other` depends on `node`."""
         return bool(self.sets[other] & self.bits[node])
 
     def is_updated(self, node: ir.Node) -> bool:

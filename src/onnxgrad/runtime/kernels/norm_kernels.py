@@ -16,7 +16,7 @@ def batch_norm(site: Occurrence) -> KernelCall | None:
 
 @kernel("BatchNormGrad")
 def batch_norm_grad(site: Occurrence) -> KernelCall | None:
-    """[g, x, mean, variance, scale] → [x̄, scale, bias], float32; the statistics are found again where there are none.
+    """[g, x, mean, variance, scale] → [x̄, scale, bias], float32; missing statistics are computed again.
 
     Where g comes from a ReLU and goes nowhere else, its mask is taken into the kernel.
     """
@@ -30,7 +30,7 @@ def batch_norm_grad(site: Occurrence) -> KernelCall | None:
 
 
 def _has_planes(site: Occurrence, index: int) -> bool:
-    """True if numbers of a channel lie beside each other: for a matrix the kernels take twice as long as operators."""
+    """True if elements of a channel are contiguous; for matrices the kernels take twice as long as operators."""
     sizes = site.sizes(index)
     return sizes is not None and len(sizes) > 2
 

@@ -24,7 +24,7 @@ _READERS = 2
 
 
 def open_norms(graph: ir.Graph) -> None:
-    """Have readers of normalizations of `graph` (not of graphs inside it) read what these normalize, where they can."""
+    """Let readers of normalizations of `graph` (without nested graphs) read the normalized operand, if possible."""
     for node in list(graph):
         if node.domain == DOMAIN and node.op_type in _COLUMNS:
             _open(graph, node)
@@ -82,7 +82,7 @@ def _view_of(norm: ir.Node) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _spread(shape: tuple[int | str, ...], seen: tuple[int | str, ...]) -> int | None:
-    """The channels of shape `seen` per channel of its view of `shape`; None if they are not divided so."""
+    """The channels of shape `seen` per channel of its view of `shape`; None if they are split differently."""
     channels, all_channels = shape[1], seen[1]
     if shape[0] != seen[0] or not isinstance(channels, int) or not isinstance(all_channels, int):
         return 1 if shape == seen else None
@@ -90,7 +90,7 @@ def _spread(shape: tuple[int | str, ...], seen: tuple[int | str, ...]) -> int | 
 
 
 def _write(graph: ir.Graph, norm: ir.Node, x: ir.Value, y: ir.Value, column: ir.Shape) -> None:
-    """(x - centre) · gain + shift in the place of `y`."""
+    """Replace `y` by (x - centre) · gain + shift."""
     first = _COLUMNS[norm.op_type]
     norm.resize_outputs(first + 3)
     kind = ir.TensorType(ir.DataType.FLOAT)

@@ -62,7 +62,7 @@ def _same_shape(value: ir.Value, like: ir.Value) -> bool:
 
 
 def _scaled(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """`value` as a tensor and a scalar that it is the product of; None for no scalar."""
+    """`value` as the product of a tensor and a scalar; None for no scalar."""
     node = value.producer()
     if is_op(node, "Mul") and value.dtype is not None:
         for tensor, scalar in (node.inputs, node.inputs[::-1]):

@@ -26,7 +26,7 @@ _SHORTEST, _LONGEST, _MOST, _ROWS = 96, 1024, 1 << 19, 64
 
 
 def _call_products(model: ir.Model, setting: Setting) -> int:
-    """Put calls in the place of products of `model`."""
+    """Replace products of `model` by calls. Returns the count."""
     places = 0
     for graph in [model.graph, *(body for node in model.graph.all_nodes() for body in subgraphs(node))]:
         for node in list(graph):
@@ -49,7 +49,7 @@ def _call_products(model: ir.Model, setting: Setting) -> int:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call that is to be: its operands, and the value that it gives."""
+    """A call under construction: its operands and its result."""
 
     kernel: str
     inputs: tuple[ir.Value | None, ...]
@@ -58,7 +58,7 @@ class _Call:
 
 
 def _call(node: ir.Node) -> _Call | None:
-    """The call that stands for the product `node`, or for that with the operators behind it."""
+    """The call for the product `node`, perhaps with the operators behind it."""
     if not is_op(node, ("Gemm", "MatMul")):
         return None
     x, w = node.inputs[:2]
@@ -81,7 +81,7 @@ def _call(node: ir.Node) -> _Call | None:
 
 
 def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value | None) -> _Call | None:
-    """`y` = x·W, or x·Wᵀ if `turned`, with what follows it, unless ONNX Runtime is as quick."""
+    """`y` = x·W, or x·Wᵀ if `turned`, with the operators behind it, unless ONNX Runtime is as fast."""
     size = _dims(w)
     if len(size) != 2 or x.shape is None or len(x.shape) < 2 or is_constant(w):
         return None  # constant weights are laid out once by the runtime
@@ -104,19 +104,19 @@ def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value |
 
 
 def _is_worth_it(rows: int | None, columns: int | None) -> bool:
-    """True if there is a matrix of these sizes, and tiles cover it well."""
+    """True for a matrix whose sizes tiles cover well."""
     if rows is None or columns is None or rows * columns < _FEWEST:
         return False
     return -(-columns // _COLUMNS) * _COLUMNS <= _EMPTIEST * columns
 
 
 def _dims(value: ir.Value) -> tuple[int | None, ...]:
-    """The sizes of `value`, None for those that only a run tells; no size at all if nothing is known."""
+    """The sizes of `value`, None for those known only at run time; empty if nothing is known."""
     return tuple(d if isinstance(d, int) else None for d in value.shape or ())
 
 
 def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
-    """The operator of that name that alone reads `value`; None if there is no such thing."""
+    """The only reader of `value`, if it is this operator; else None."""
     users, maker = value.consumers(), value.producer()
     if len(value.uses()) != 1 or value.is_graph_output() or maker is None or users[0].graph is not maker.graph:
         return None

@@ -24,7 +24,7 @@ def may_recur(model: ir.Model) -> bool:
 
 
 def _recur(model: ir.Model, setting: Setting) -> int:
-    """Put calls in the place of Scans of `model`."""
+    """Replace Scans of `model` by calls. Returns the count."""
     see_shapes(model)
     count = 0
     for graph in reversed(scopes(model.graph)):

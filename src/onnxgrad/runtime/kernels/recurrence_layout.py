@@ -27,7 +27,7 @@ Spot = tuple[Entry, int]
 
 @dataclass(frozen=True)
 class _Action:
-    """A step of the kernel: what it does, on how many columns, places (and first columns) that it writes and reads."""
+    """A step of the kernel: its code, its number of columns, the places (with first columns) that it writes and reads."""
 
     code: str
     width: int
@@ -37,7 +37,7 @@ class _Action:
 
 
 class RowLayout:
-    """The places of values of a body: in results, in the value that they are joined to, or in registers.
+    """The memory of a body's values: in results, in a joined value, or in registers.
 
     Attributes:
         made: what the body computes, and the width of each.
@@ -78,7 +78,7 @@ class RowLayout:
                 self.result[place] = ("RESULT", k, width, way)
 
     def root(self, place: int, first: int = 0) -> tuple[int, int]:
-        """The place whose memory holds `place`, and the column there."""
+        """The place whose memory contains `place`, and the column there."""
         while True:
             if self.made[place][0] == "VIEW":
                 place, more = self.made[place][1]
@@ -89,7 +89,7 @@ class RowLayout:
             first += more
 
     def _copies(self, place: int) -> Iterator[_Action]:
-        """Copies of what is in the memory of `place` into results."""
+        """Copies from the memory of `place` to results."""
         for k, source, width, way in self.results:
             entry = ("RESULT", k, width, way)
             of = source
@@ -119,7 +119,7 @@ class RowLayout:
                 yield _Action("COPY", width, (-1000 - k, 0), [(place, 0)])
 
     def _registers(self) -> dict[int, int]:
-        """The first column of each register: those that live at the same time lie beside each other."""
+        """The first column of each register; registers that are live at the same time do not overlap."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         end = len(self.actions)

@@ -1,4 +1,4 @@
-"""Bodies of Scans as programs for the kernel of ``source/recurrence.c``, which says what a program is.
+"""Bodies of Scans as programs for the kernel of ``source/recurrence.c``, which defines the format.
 
 A body fits if each row of its states, slices and results depends on that row alone: products with matrices from
 outside, elementwise operators, and columns that are split, sliced and joined.
@@ -43,7 +43,7 @@ class RowProgram:
 
 
 def program_of(scan: ir.Node) -> RowProgram:
-    """The program that does what `scan` does.
+    """Compile the program of `scan`.
 
     Raises:
         Unfit: the body does anything else, or too much.
@@ -121,7 +121,7 @@ class _Body(Steps):
         return self.made_of(code, width, *(self.spread(p, width) for p in places))
 
     def made_of(self, code: str, width: int, *about: Any) -> int:
-        """A step that gives values of `width` columns."""
+        """A step whose results have `width` columns."""
         place = self.once(code, about, width)
         if place == len(self.widths):
             self.widths.append(width)
@@ -192,7 +192,7 @@ class _Body(Steps):
         return not inside and value not in self.formals and value not in body.initializers.values()
 
     def scanned(self, outer: ir.Value, width: int, way: int) -> int:
-        """The slices of `outer`, or what they are computed from, if nothing else reads them."""
+        """The slices of `outer`, or of its operands, if no other node reads it."""
         if outer in self.known:
             return self.known[outer]
         node = self.sliceable_producer(outer)
@@ -212,7 +212,7 @@ class _Body(Steps):
         return place
 
     def sliceable_producer(self, outer: ir.Value) -> ir.Node | None:
-        """The operator that gives `outer`, if it can do so slice by slice."""
+        """The producer of `outer`, if it can be computed slice by slice."""
         node, shape = outer.producer(), dims(outer)
         if self.way is None or node is None or node.graph is not self.scan.graph or outer.is_graph_output():
             return None
@@ -223,7 +223,7 @@ class _Body(Steps):
         return node if all(self._goes_along(v, shape) for v in node.inputs) else None
 
     def _goes_along(self, value: ir.Value | None, shape: Dims) -> bool:
-        """True if a step can read its part of an operand of what has this shape."""
+        """True if a step can read its slice of an operand of this shape."""
         own = None if value is None else dims(value)
         if own is None or value is None:
             return False
@@ -322,7 +322,7 @@ class _Body(Steps):
             raise Unfit
 
     def join(self, node: ir.Node) -> None:
-        """Values beside each other."""
+        """Concatenate values along columns."""
         if node.attributes.get_int("axis", 0) not in (1, -1):
             raise Unfit
         parts: list[int] = []

@@ -1,4 +1,4 @@
-"""Sums at the end of a group of elementwise operators: which nodes they are, and over which axes of what.
+"""Sums at the end of a group of elementwise operators: their nodes, operands and axes.
 
 A sum may be a ReduceSum or ReduceMean, or what the derivative writes for a sum over leading axes, ones·X. Between the
 group and the sum there may be operators that give the same numbers in the same order another shape.
@@ -48,7 +48,7 @@ def reductions(source: ir.Value) -> Iterator[Reduction]:
 
 
 def _reduction(source: ir.Value, seen: ir.Value, node: ir.Node, place: int) -> Reduction | None:
-    """`node` as a sum of `source`, of which it reads the view `seen`."""
+    """`node` as a sum of `source`, whose view `seen` it reads."""
     shape, view = dims(source), dims(seen)
     if shape is None or view is None or source.dtype != ir.DataType.FLOAT or 0 in shape or len(shape) > AXES:
         return None
@@ -79,7 +79,7 @@ def _reduction(source: ir.Value, seen: ir.Value, node: ir.Node, place: int) -> R
 
 
 def _axes_of(node: ir.Node, rank: int) -> set[int] | None:
-    """The axes of a ReduceSum or ReduceMean; None where they are not known."""
+    """The axes of a ReduceSum or ReduceMean; None if they are not known."""
     given = node.inputs[1] if len(node.inputs) > 1 else None
     if "axes" in node.attributes:
         numbers: Sequence[int] = node.attributes["axes"].as_ints()
@@ -107,7 +107,7 @@ def _is_ones(value: ir.Value | None) -> bool:
 
 
 def _in_base(view: Dims, axes: set[int], base: Dims) -> set[int] | None:
-    """The axes of `base` that are `axes` of its view; None where they are not whole axes there."""
+    """The axes of `base` for `axes` of its view; None if they are only parts of axes there."""
     after_view, after_base = _sizes_from(view), _sizes_from(base)
     found: set[int] = set()
     i, k = len(view), len(base)
@@ -126,7 +126,7 @@ def _in_base(view: Dims, axes: set[int], base: Dims) -> set[int] | None:
 
 
 def _sizes_from(shape: Dims) -> list[tuple[int, list[str]]]:
-    """The number of elements of the axes from each one on: the product of what is known, and of what has a name."""
+    """The number of elements from each axis on: the product of known sizes, and the names of the others."""
     sizes: list[tuple[int, list[str]]] = [(1, [])]
     for d in reversed(shape):
         number, names = sizes[-1]
@@ -135,7 +135,7 @@ def _sizes_from(shape: Dims) -> list[tuple[int, list[str]]]:
 
 
 def _shortest_run(shape: Dims, axes: set[int]) -> float:
-    """The least number of elements in a row that go the same way."""
+    """The least number of consecutive elements that are reduced alike."""
     length, gone = 1.0, None
     for k in reversed(range(len(shape))):
         d = shape[k]

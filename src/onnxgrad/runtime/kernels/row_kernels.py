@@ -22,7 +22,7 @@ def gather_grad(site: Occurrence) -> KernelCall | None:
 
 @kernel("ReluGrad")
 def relu_grad(site: Occurrence) -> KernelCall | None:
-    """[g, y] → [g·[y > 0]], float32; taken into the kernel of the MaxPool that y went to, if g comes from there."""
+    """[g, y] → [g·[y > 0]], float32; fused into the kernel of the MaxPool that read y, if g comes from there."""
     if not site.all_float32:
         return None
     pool = preceding_call(site, 0, "MaxPoolGrad")

@@ -25,7 +25,7 @@ _FEWEST = 1 << 16
 
 
 def _sum_in_place(model: ir.Model, setting: Setting) -> int:
-    """Give each such sum of `model` one buffer."""
+    """Give each running sum of `model` one buffer. Returns the count."""
     names = Names.of_graph(model.graph)
     places = 0
     for graph in scopes(model.graph):
@@ -99,7 +99,7 @@ def _write(graph: ir.Graph, scan: ir.Node, body: ir.Graph, i: int, names: Names)
 
 
 def _call(kernel: str, inputs: list[ir.Value | None], like: list[ir.Value | None], names: Names) -> ir.Node:
-    """A call whose results are like others, or say where a sum lies."""
+    """A call whose results are like others, or are aliases of a sum."""
     node = ir.Node(DOMAIN, kernel, inputs, num_outputs=len(like), name=names.fresh("running_sum"))
     for value, other in zip(node.outputs, like):
         value.name = names.fresh("running_sum")

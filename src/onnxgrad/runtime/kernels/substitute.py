@@ -61,7 +61,7 @@ class Occurrence:
         return self.all_of(ir.DataType.FLOAT)
 
     def sizes(self, index: int) -> tuple[int | None, ...] | None:
-        """The dimensions of an input, None for one that only a run tells; None if its rank is not known."""
+        """The dimensions of an input, None for those known only at run time; None for an unknown rank."""
         value = self.inputs[index]
         if value is None or value.shape is None:
             return None
@@ -70,7 +70,7 @@ class Occurrence:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A call of a kernel that gives the outputs of a site, in order.
+    """A kernel call for the outputs of a site, in order.
 
     Attributes:
         kernel: its name in the library.
@@ -85,7 +85,7 @@ class KernelCall:
 
 
 def preceding_call(site: Occurrence, index: int, name: str) -> ir.Node | None:
-    """The call of the kernel `name` that gives an input of `site`, if nothing but `site` reads it."""
+    """The call of the kernel `name` that computes an input of `site`, if only `site` reads it."""
     value = site.inputs[index]
     node = None if value is None else value.producer()
     if value is None or node is None or (node.domain, node.op_type) != (DOMAIN, name) or value.is_graph_output():
@@ -106,7 +106,7 @@ _KERNELS: dict[str, Fits] = {}
 
 
 def kernel(name: str) -> Callable[[Fits], Fits]:
-    """Register a function that tells how a kernel is called for parts called `name`, or None where it does not fit."""
+    """Register a function that returns the kernel call for parts called `name`, or None if it does not apply."""
 
     def registered(fits: Fits) -> Fits:
         assert name not in _KERNELS, name
@@ -117,7 +117,7 @@ def kernel(name: str) -> Callable[[Fits], Fits]:
 
 
 def float32_kernel(name: str) -> None:
-    """Register a kernel that takes the operands and attributes of parts called `name` as they are, all in float32."""
+    """Register a kernel for parts called `name`, with their operands and attributes, all in float32."""
     kernel(name)(lambda site: KernelCall(name, site.inputs, site.attributes) if site.all_float32 else None)
 
 
@@ -148,7 +148,7 @@ def _with_bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
 
 
 def _call_kernels(model: ir.Model, setting: Setting) -> int:
-    """Put kernels in the place of named parts of `model`, also in bodies."""
+    """Replace named parts of `model`, also in bodies, by kernel calls. Returns the count."""
     places = _insert_calls(model.graph, {}, itertools.count())
     if not places:
         return 0
@@ -199,7 +199,7 @@ CONVOLUTIONS = Pass(
 
 
 def _without_indices(graph: ir.Graph) -> None:
-    """Remove indices of MaxPool that nothing reads any more: with them it takes twenty times as long."""
+    """Remove unread indices of MaxPool: with them it takes twenty times as long."""
     for node in graph:
         if (node.domain, node.op_type, len(node.outputs)) == ("", "MaxPool", 2):
             indices = node.outputs[1]
@@ -208,7 +208,7 @@ def _without_indices(graph: ir.Graph) -> None:
 
 
 def _insert_calls(graph: ir.Graph, outer: Mapping[str, ir.Value], numbers: Iterator[int]) -> int:
-    """Put calls into `graph` and the graphs inside it, which see the values `outer` as well; how many."""
+    """Insert calls into `graph` and its nested graphs, which see the values `outer` as well. Returns the count."""
     swapping = _Swapping(graph, outer, numbers)
     seen = dict(swapping.values)
     inside = sum(_insert_calls(body, seen, numbers) for node in graph for body in subgraphs(node))
@@ -228,7 +228,7 @@ class _Swapping:
         self.constants: dict[Any, ir.Value] = {}
 
     def all_parts(self, known: Mapping[str, Fits]) -> int:
-        """Put calls wherever a kernel fits; how many."""
+        """Insert calls wherever a kernel applies. Returns the count."""
         count = 0
         for part in [p for p in named_parts(self.graph) if self._is_here(p)]:  # before calls hide what is computed
             fits, site = known.get(part.name), self._site(part)
@@ -239,20 +239,20 @@ class _Swapping:
         return count
 
     def _is_here(self, part: Part) -> bool:
-        """True if all inputs of `part` and some outputs are in the graph, and are what they were."""
+        """True if all inputs and some outputs of `part` are in the graph, unchanged."""
         inputs, outputs = self._ends(part)
         lost = any(v is None and old is not None for v, old in zip(inputs, part.inputs))
         return not lost and any(v is not None for v in outputs) and part.holds(inputs, outputs)
 
     def _site(self, part: Part) -> Occurrence | None:
-        """`part` as it is by now; None if kernels give all its outputs already."""
+        """The current state of `part`; None if kernels compute all its outputs already."""
         inputs, outputs = self._ends(part)
         if all(v is None for v in outputs):
             return None
         return Occurrence(part.name, inputs, outputs, part.attributes, self._constant)
 
     def _ends(self, part: Part) -> tuple[list[ir.Value | None], list[ir.Value | None]]:
-        """The values of this graph that are the inputs of `part`, and those of its outputs that no kernel gives."""
+        """The inputs of `part` in this graph, and its outputs that no kernel computes."""
         inputs, outputs = (
             [None if v is None else self.values.get(v.name or "") for v in vs] for vs in (part.inputs, part.outputs)
         )
@@ -264,7 +264,7 @@ class _Swapping:
         return node is not None and node in self.places and node.domain != DOMAIN
 
     def _can_be_called(self, site: Occurrence, call: KernelCall) -> bool:
-        """True if nothing that the call reads is computed from what it gives."""
+        """True if no operand of the call depends on its results."""
         results = {v for v in site.outputs if v is not None}
         first = min(self._place(v) for v in results)
         late = [v for v in call.inputs if v is not None and self._place(v) >= first]
@@ -308,7 +308,7 @@ class _Swapping:
             new.name, old.name = old.name, new.name
 
     def _constant(self, array: np.ndarray) -> ir.Value:
-        """An initializer that holds `array`; equal ones are one."""
+        """An initializer with `array`; equal arrays share one."""
         array = np.asarray(array)
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self.constants:

@@ -234,7 +234,7 @@ def _model(inputs: list[ir.Value], nodes: list[ir.Node], outputs: list[ir.Value]
 
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    """The first output of a small model, as it is; raises what ONNX Runtime raises."""
+    """The first output of a small model. Raises the errors of ONNX Runtime unchanged."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1

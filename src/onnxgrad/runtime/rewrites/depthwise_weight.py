@@ -1,4 +1,4 @@
-"""The cotangent of depthwise weights, found again among the operators that a derived graph says it with.
+"""The cotangent of depthwise weights: match the operators of a derived graph, and replace them.
 
 It is written as products of rows with rows, of which a 0/1 mask picks the diagonals (`rules/conv/weight.py`): the
 quickest among standard operators. Where channels lie in blocks there is something quicker, which needs to know
@@ -40,7 +40,7 @@ class RowProducts:
 
     @classmethod
     def ending_in(cls, node: ir.Node, block: int) -> RowProducts | None:
-        """The match that ends in `node`; None if there is none, or its windows are too ragged."""
+        """Match the operators that end in `node`. Returns None without a match, or for too ragged windows."""
         path = ("Reshape", "MatMul", "Reshape", "MatMul", "Transpose", "Reshape", "Transpose", "Concat")
         chain = _up(node, *path)
         columns = chain and _up(chain[3].inputs[1], "Reshape", "Transpose")
@@ -114,7 +114,7 @@ def _unpadded(value: ir.Value | None) -> tuple[ir.Value | None, int, int]:
 
 
 def _decoded(mask: np.ndarray, width: int, narrow: int) -> tuple[int, int, int] | None:
-    """Stride, dilation and head of a mask [width·narrow, taps] that is 1 where a column meets a tap."""
+    """Stride, dilation and head of a mask [width·narrow, taps] that is 1 where a column and a tap coincide."""
     across = mask.shape[1]
     if mask.shape[0] != width * narrow:
         return None
@@ -131,7 +131,7 @@ def _decoded(mask: np.ndarray, width: int, narrow: int) -> tuple[int, int, int] 
 
 class _Correlations(Blocks):
     def correlate(self, node: ir.Node, found: RowProducts) -> None:
-        """Replace what `node` is the last operator of.
+        """Replace the match that ends in `node`.
 
         The images are laid one below the other, with as many rows of zeros between them as a window reaches over;
         the cotangents likewise. Then one depthwise convolution has them all, and Σ over the batch is inside it.
@@ -173,7 +173,7 @@ def _find_products(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:
 
 
 def _applies(graph: ir.Graph) -> bool:
-    """True if there is a place; only then is the processor tried."""
+    """True if there is a match; only then is the processor measured."""
     return bool(_find_products(graph, 8)) and block_size() > 0 and bool(_find_products(graph, block_size()))
 
 

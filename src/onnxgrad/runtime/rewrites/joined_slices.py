@@ -29,7 +29,7 @@ class _Piece:
 
 
 def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
-    """The sums in `graph` whose terms lie side by side: the last Add of each, and its terms in order."""
+    """The sums in `graph` of adjacent slices: the last Add of each, and its terms in order."""
     found = {}
     for node in graph:
         if is_op(node, "Add") and not _continues(node):
@@ -40,7 +40,7 @@ def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
 
 
 def concatenate(graph: ir.Graph) -> int:
-    """Write every such sum as a Concat, in place; how many there were. What it leaves unread is not removed."""
+    """Replace every such sum by a Concat, in place. Returns the count; unread nodes stay."""
     found = concatenations(graph)
     moved: dict[ir.Value, ir.Value] = {}  # a piece may be such a sum itself: a slice of a slice
     for node, pieces in found.items():
@@ -57,7 +57,7 @@ def concatenate(graph: ir.Graph) -> int:
 
 
 def _continues(node: ir.Node) -> bool:
-    """True if the sum goes on: another Add alone reads it."""
+    """True if another Add is the only reader of the sum."""
     users = [user for user, _ in node.outputs[0].uses()]
     return len(users) == 1 and is_op(users[0], "Add") and not node.outputs[0].is_graph_output()
 
@@ -96,7 +96,7 @@ def _piece(value: ir.Value) -> _Piece | None:
 
 
 def _ordered(pieces: list[_Piece | None]) -> list[_Piece]:
-    """`pieces` from first to last if they cover an axis without gap or overlap; else none."""
+    """`pieces` from first to last if they cover an axis without gap or overlap; else an empty list."""
     known = [p for p in pieces if p is not None]
     if len(known) != len(pieces) or len(known) < 2 or len({p.axis for p in known}) > 1:
         return []

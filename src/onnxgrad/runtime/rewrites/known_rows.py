@@ -121,7 +121,7 @@ def _by_place(writer: Writer, rows: ir.Value, found: _Known) -> tuple[ir.Value, 
 
 
 def _is_zero(table: ir.Value) -> bool:
-    """True if a tensor holds zeros alone, as can be seen from what makes it."""
+    """True if a tensor provably has only zeros, by its producers."""
     filled = producer(table, "ConstantOfShape")
     if filled is not None:
         value = filled.attributes.get("value")

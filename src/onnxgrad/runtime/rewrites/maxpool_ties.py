@@ -1,4 +1,4 @@
-"""Max pooling whose windows hold no ties takes the short way back; whether they do is looked up in every run.
+"""Fast backward pass of max pooling for windows without ties, which every run tests for.
 
 Of several largest elements of a window the first alone gets the cotangent, so derived graphs number the largest
 ones and pick the highest number (`rules/pool/pooling.py`): five passes over the operand that only change something
@@ -43,7 +43,7 @@ _RANKED = ("numbers", "best", "tile", "compared", "last")
 
 @dataclass(frozen=True)
 class Ranking:
-    """The operators that pick the first of the largest elements, and what they start from.
+    """The operators that select the first of the largest elements, and their operands.
 
     Attributes:
         nodes: in order: numbering, the highest number, its tile, the comparison (two), the product with `g`.
@@ -59,7 +59,7 @@ class Ranking:
 
     @classmethod
     def ending_in(cls, node: ir.Node) -> Ranking | None:
-        """The match that ends in `node`; None if there is none."""
+        """Match the operators that end in `node`. Returns None without a match."""
         if not is_op(node, "Mul"):
             return None
         for found in _RANKING.matches(node.outputs[0]):
@@ -84,7 +84,7 @@ class Ranking:
 
 
 def without_ranking(graph: ir.Graph) -> int:
-    """Have every `Ranking` in `graph` run only where there are ties, in place; how many there are."""
+    """Have every `Ranking` in `graph` run only if there are ties, in place. Returns the count."""
     found = [r for node in graph if (r := Ranking.ending_in(node)) is not None]
     for serial, ranking in enumerate(found):
         _write(graph, ranking, serial)
@@ -129,7 +129,7 @@ def _is_steep(node: ir.Node) -> bool:
 
 
 def _plane(value: ir.Value) -> int | None:
-    """The number of elements of a plane [N, C, …], if float32 can count them; None unless there are four axes."""
+    """The number of elements of a plane [N, C, …], if float32 can count them; None for other ranks than four."""
     if value.shape is None or len(value.shape) != 4:
         return None
     height, width = value.shape[2], value.shape[3]

@@ -1,4 +1,4 @@
-"""Scalars get as many axes as the tensor that they meet, where the last axis of the tensor is 1.
+"""Give scalars as many axes as the tensor that they are combined with, if its last axis is 1.
 
 ONNX Runtime walks two operands in spans, and finds them by comparing axes from the last one back. Where the last axis
 of a tensor is 1 (weights of convolutions of one tap in an optimizer, columns of indices), a scalar without that axis
@@ -17,7 +17,7 @@ _BINARY = frozenset({"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"})
 
 
 def _short(node: ir.Node) -> list[tuple[int, int]]:
-    """The operands that are scalars with too few axes, and the number of axes that they need."""
+    """The scalar operands with too few axes, and the number of axes that they need."""
     if not is_op(node, _BINARY) or len(node.inputs) != 2:
         return []
     return [

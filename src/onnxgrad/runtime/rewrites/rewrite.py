@@ -20,7 +20,7 @@ REWRITES_PHASE = "rewrites"
 def rewrite(
     name: str, what: str, where: str, applies: Callable[[ir.Graph], bool], apply: Callable[[ir.Graph], int]
 ) -> Pass[Setting]:
-    """A pass that writes operators in place of others, which give the same numbers sooner.
+    """A pass that replaces operators by faster ones with equal results.
 
     Args:
         name, what, where: as of `Pass`.
@@ -38,7 +38,7 @@ def rewrite(
 
 
 class Writer:
-    """Nodes before the one at hand, with names that begin with that of the rewrite."""
+    """Emits nodes before a given one, with names that begin with the name of the rewrite."""
 
     def __init__(self, graph: ir.Graph, prefix: str) -> None:
         self.graph, self.prefix = graph, prefix
@@ -52,13 +52,13 @@ class Writer:
         return f"{self.prefix}.{what}.{self._serial}"
 
     def emit(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: object) -> ir.Value:
-        """A node before the one at hand; its output."""
+        """Emit a node before the given one. Returns its output."""
         return self.emit_all(op_type, *inputs, domain=domain, outputs=1, **attributes)[0]
 
     def emit_all(
         self, op_type: str, *inputs: ir.Value | None, domain: str = "", outputs: int, **attributes: object
     ) -> list[ir.Value]:
-        """A node of several outputs before the one at hand."""
+        """Emit a node with several outputs before the given one."""
         attrs = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]  # type: ignore[arg-type]
         node = ir.Node(domain, op_type, inputs, attrs, num_outputs=outputs, name=self.name(op_type))
         for value in node.outputs:
@@ -84,7 +84,7 @@ class Writer:
 
 
 def replace_value(y: ir.Value, old: ir.Value) -> None:
-    """`y` in the place of `old`, with its name, type and shape; what made `old` then makes something unread."""
+    """Replace `old` by `y`, with its name, type and shape; the producer of `old` becomes unread."""
     y.type, y.shape = old.type, old.shape
     old.replace_all_uses_with(y, replace_graph_outputs=old.is_graph_output())
     y.name, old.name = old.name, y.name

@@ -1,4 +1,4 @@
-"""Every second pixel of a tensor that lies in blocks of channels as well: picked from the blocks.
+"""Subsampling of every second pixel, applied in the blocked layout of channels.
 
 A strided Slice of an image (the operand of a strided convolution of one tap, for the cotangent of its weights) goes
 number by number, on one thread. Where a convolution already has the tensor in blocks, a pooling window of one pixel
@@ -51,7 +51,7 @@ class _Thinning:
 
 
 def _find_slices(graph: ir.Graph) -> dict[ir.Node, _Thinning]:
-    """Every such Slice that comes after the blocks."""
+    """Every such Slice that follows operators in the blocked layout."""
     before: set[ir.Node] = set()
     thinnings = {}
     for node in graph:
@@ -75,7 +75,7 @@ def _write(graph: ir.Graph) -> int:
 
 @functools.cache
 def _works() -> bool:
-    """True if pooling in blocks gives the numbers of a Slice, those that are none included."""
+    """True if pooling in blocks returns the elements of a Slice, NaNs included."""
     n = 2 * block_size()
     x, y = (ir.Value(name=k, type=ir.TensorType(ir.DataType.FLOAT)) for k in "xy")
     x.shape = ir.Shape([None, n, 5, 6])

@@ -16,7 +16,7 @@ from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
 
 
 def _only(value: ir.Value | None) -> ir.Value | None:
-    """`value` if it is read once."""
+    """`value` if it has one reader."""
     return value if value is not None and len(value.uses()) == 1 and not value.is_graph_output() else None
 
 

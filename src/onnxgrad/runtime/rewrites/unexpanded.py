@@ -1,4 +1,4 @@
-"""A tensor that is expanded to the shape of what it meets in an elementwise operator meets it as it is.
+"""Remove an Expand before an elementwise operator that broadcasts anyway.
 
 The cotangent of a mean is expanded to the shape of what was averaged (a rule cannot know what comes next), and mostly
 it is then added to another cotangent, or multiplied by a mask, of that shape. Those operators broadcast by themselves
@@ -17,7 +17,7 @@ _BROADCASTING = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub"})
 
 
 def _spread(node: ir.Node) -> tuple[int, ir.Value] | None:
-    """An operand of `node` that need not be expanded: which one, and from what. The other one says the shape."""
+    """An operand of `node` that need not be expanded: its index and source. The other operand has the shape."""
     if not is_op(node, _BROADCASTING) or len(node.inputs) != 2:
         return None
     for i, (x, other) in enumerate(zip(node.inputs, reversed(node.inputs))):

@@ -18,7 +18,7 @@ _FEWEST = 16
 
 
 def _repeated(node: ir.Node) -> tuple[ir.Value, int] | None:
-    """The vector of indices of a GatherElements of whole rows, and along what; None for anything else."""
+    """The index vector and axis of a GatherElements of whole rows; None for other nodes."""
     if not is_op(node, "GatherElements"):
         return None
     x, indices = node.inputs
@@ -50,7 +50,7 @@ def _is_long(dims: tuple[int, ...]) -> bool:
 
 
 def _takes_all(node: ir.Node) -> bool:
-    """True if a Slice from 0 on gives what it is given."""
+    """True if a Slice from 0 on returns all of its operand."""
     if not is_op(node, "Slice") or node.outputs[0].is_graph_output():
         return False
     x, starts = node.inputs[:2]

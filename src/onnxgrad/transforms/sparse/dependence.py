@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 
 
 class Unknown(Exception):
-    """The rule cannot tell: every element of the result may depend on every element of the operand."""
+    """Raised if a rule has no pattern: every element of the result may depend on every element of the operand."""
 
 
 @dataclass

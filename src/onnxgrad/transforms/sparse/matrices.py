@@ -118,7 +118,7 @@ def _only(values: dict[str, ir.Value], role: str) -> tuple[str, ir.Value]:
 
 
 def _settle(model: ir.Model, shapes: Shapes | None) -> None:
-    """Declare the inputs of these shapes, and forget what the model says of others that it leaves open."""
+    """Declare the inputs with these shapes, and drop declarations of values that depend on open sizes."""
     if not shapes:
         return
     inputs = {v.name or "": v for v in model.graph.inputs}
@@ -188,7 +188,7 @@ def _entries(d: Derivation, parts: Sequence[Var | None], plan: Compression, like
 
 
 def _add_pattern(d: Derivation, name: str, pattern: csr_array) -> None:
-    """Add the constants that say where the entries are."""
+    """Add the constants with the indices of the entries."""
     held = {"indices": pattern.indices, "indptr": pattern.indptr}
     for part, array in held.items():
         var = d.builder.const(array.astype(np.int64))

@@ -72,7 +72,7 @@ class _Walk:
         self.constants: dict[ir.Value, np.ndarray | None] = {}
 
     def propagate(self, node: ir.Node) -> None:
-        """Note what `node` gives."""
+        """Record the patterns of the results of `node`."""
         rule = rule_of(node, self.b)
         asked = {
             i
@@ -141,7 +141,7 @@ class _Walk:
         return self.constants[value]
 
     def _fold(self, node: ir.Node) -> None:
-        """Note what `node` makes of constants; it has no more elements than a pattern."""
+        """Record the constant results of `node`, which have no more elements than a pattern may have."""
         value, opset = node.outputs[0], self.b.infer.context.get_opset_version("")
         dims = None if node.inputs[:1] == () or node.inputs[0] is None else node.inputs[0].shape
         if node.op_type == "Shape" and dims is not None and all(isinstance(d, int) for d in dims):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _product(s: SizedNode, terms: Sequence[str], out: str) -> Found:
-    """The sum of products that labels of axes describe. A constant factor leaves out what it multiplies by zero."""
+    """The sum of products given by labels of axes; zeros of a constant factor remove their terms."""
     sizes: dict[str, int] = {}
     for x, term in zip(s.x, terms):
         assert x is not None
@@ -82,7 +82,7 @@ def matmul(s: SizedNode) -> Found:
 
 
 def gemm(s: SizedNode) -> Found:
-    """A product of two matrices, and what is added."""
+    """A product of two matrices, and the added operand."""
     found = _product(
         SizedNode(s.node, s.opset, s.x[:2], s.shapes),
         ["ji" if s.attr("transA", 0) else "ij", "kj" if s.attr("transB", 0) else "jk"],

@@ -37,7 +37,7 @@ _BY_NAME: dict[str, Dependence] = {
 
 
 def dependence_of(node: ir.Node, rule: Rule | None) -> Dependence | None:
-    """The function that gives the dependences of `node`, which has the derivative `rule`; None: they are not known."""
+    """The function for the dependences of `node`, whose derivative is `rule`; None if they are not known."""
     traits = traits_of(node)
     if isinstance(rule, Elementwise):
         return elementwise

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _windows(s: SizedNode, image: Shape, result: Shape, kernel: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """For every place of the result and of the kernel, where it lies in one image, and whether it lies there."""
+    """For every place of the result and of the kernel: the index in one image, and a mask of valid ones."""
     rank = len(image)
     strides, dilations = s.attr("strides") or [1] * rank, s.attr("dilations") or [1] * rank
     pads, auto = s.attr("pads") or [0] * (2 * rank), s.attr("auto_pad", "NOTSET")
@@ -80,7 +80,7 @@ def _convolved(s: SizedNode, image: Shape, result: Shape, filters: Operand) -> c
 
 
 def convolution(s: SizedNode) -> Found:
-    """Each element from the window of the channels of its group; filters that are asked about are not told apart."""
+    """Each element depends on the window of its group's channels; with filters as operands, on all of them."""
     x, w, *bias = s.x
     assert x is not None
     assert w is not None

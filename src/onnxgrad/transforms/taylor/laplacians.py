@@ -132,7 +132,7 @@ class _Walk:
 
 
 def _total(stack: Var, like: ir.Value) -> Var:
-    """The sum of a stack, as a product with ones: a sum along a first axis takes five times as long in ONNX Runtime."""
+    """The sum of a stack as a product with ones: ReduceSum along a first axis takes five times as long."""
     b, count = stack.builder, stack.dims[0]
     if not isinstance(count, int):
         return b.ReduceSum(stack, [0], keepdims=0)

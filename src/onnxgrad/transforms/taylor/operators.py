@@ -27,7 +27,7 @@ Write = Callable[[Op, list[Series | None]], Series]
 
 
 def term_by_term(op: Op, rule: Rule, xs: Sequence[Series | None], order: int) -> Outcome | None:
-    """Every derivative by itself; None if the rule does not tell."""
+    """Every derivative separately; None if the rule does not support it."""
     found: Outcome = [[y] for y in op.outputs]
     for k in range(1, order + 1):
         tangents = [None if x is None else x[k] for x in xs]
@@ -235,12 +235,12 @@ _EQUATIONS: dict[str, Write] = {
 
 
 def has_equation(node: ir.Node, rule: Rule) -> bool:
-    """True if a recurrence is known for `node`, whose rule is that of its operator, not one that a user gave."""
+    """True if `node` has a recurrence, and the built-in rule rather than a user's."""
     return not node.domain and node.op_type in _EQUATIONS and registry.has("", node.op_type, rule)
 
 
 def by_equation(op: Op, rule: Rule, xs: list[Series | None]) -> Outcome | None:
-    """The series of an elementary function; None if there is no recurrence for it."""
+    """The series of an elementary function; None if it has no recurrence."""
     if not has_equation(op.node, rule):
         return None
     write = _EQUATIONS[op.node.op_type]

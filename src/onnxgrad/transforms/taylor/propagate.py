@@ -103,7 +103,7 @@ def _moving(
 
 
 def _unshared_copy(builder: Builder, value: ir.Value) -> ir.Value:
-    """A value of its own: what is emitted on it is shared with nothing else."""
+    """A separate copy of the value, so that nodes on it are shared with no others."""
     copy = builder.append(ir.Node("", "Identity", [value]))[0].value
     copy.type, copy.shape = value.type, value.shape
     return copy

@@ -117,7 +117,7 @@ def power_of_integer(x: Series, exponent: int) -> Series:
 
 
 def along_slope(x: Series, first: Var, slope: Callable[[Series], Term]) -> Series:
-    """y with y′ = s·x′, where `slope` gives the next derivative of s from those of y that are known."""
+    """y with y′ = s·x′; `slope` returns the next derivative of s from the known ones of y."""
     y: Series = [first]
     s: Series = []
     for k in range(1, len(x)):
