@@ -1,4 +1,4 @@
-"""A step graph whose state lives in the memory of a device: two sets of tensors there that take turns.
+"""A step graph with state in the memory of a device: two sets of tensors alternate as input and output.
 
 The same machine as `Resident`, for providers with memory of their own. The next state is written into bound outputs,
 so no tensor of state crosses the bus in a step; what crosses are the batch, the rates, and the results that the host
@@ -90,7 +90,7 @@ class OnDevice:
         return binding
 
     def step(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Take one step; the results by name, on the host.
+        """Take one step. Returns the results by name, on the host.
 
         Args:
             batch: arrays, or tensors with ``__dlpack__`` (OrtValue, torch, cupy, jax), which are read where they lie.
@@ -114,7 +114,7 @@ class OnDevice:
         return results | {name: self._state[self._now][slot].numpy() for name, slot in self._shared.items()}
 
     def _tensor(self, name: str, given: Any) -> Tensor:
-        """A tensor of the batch on the device: where it lies, or copied into the room of the last one of its size."""
+        """A tensor of the batch on the device: the given one, or a copy in the buffer of the last one of its size."""
         if isinstance(given, onnxruntime.OrtValue):
             return given
         if not isinstance(given, np.ndarray):
@@ -132,7 +132,7 @@ class OnDevice:
         return held
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state where it lies, by name, until the next step: each has ``__dlpack__``, for other libraries."""
+        """The state on the device, by name, until the next step; each tensor has ``__dlpack__``."""
         return dict(self._state[self._now])
 
     @property

@@ -48,7 +48,7 @@ class Memory:
 
 @dataclass
 class SessionSetting(Setting):
-    """The setting of a session that may hold state.
+    """The setting of a session whose graph may have state.
 
     Attributes:
         renewed, overwrites, shares: as of `Memory`.
@@ -65,11 +65,11 @@ class SessionSetting(Setting):
     unnamed: list[ir.Node] = field(default_factory=list)
 
     def keeps_state(self) -> str:
-        """Why kernels overwrite no state; empty if they may."""
+        """The reason that kernels overwrite no state; empty if they may."""
         return self.lacks_kernels() or ("" if self.overwrites else "the session holds no state")
 
     def keeps_two_buffers(self) -> str:
-        """Why standard operators overwrite no state; empty if they may."""
+        """The reason that standard operators overwrite no state; empty if they may."""
         if reason := self.keeps_order():
             return reason
         if self.has_kernels:

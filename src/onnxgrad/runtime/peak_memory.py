@@ -21,7 +21,7 @@ from onnxgrad.runtime.session import Options
 
 
 def measured_peak(step: StepGraph, batch: Mapping[str, np.ndarray], options: Options | None = None) -> int:
-    """The most bytes that the results of nodes of `step` take at one time, in a step on `batch`.
+    """The peak of bytes that the results of nodes of `step` use, in a step on `batch`.
 
     What a kernel takes for itself and gives back before it ends is not counted, nor is what the arena loses between
     its blocks: the memory of a process grows by up to a quarter more.

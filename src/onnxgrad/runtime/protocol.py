@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of state: the graph input it enters by, the output that renews it, and what holds its first value."""
+    """One tensor of state: its graph input, the output that replaces it, and its initial value."""
 
     input: str
     output: str
@@ -54,11 +54,11 @@ class StepGraph(Protocol):
 
     @property
     def reads(self) -> Mapping[str, ir.TensorProtocol]:
-        """Inputs that are the state of other steps, with the values that they start from."""
+        """Inputs that are the state of other steps, with their initial values."""
 
     @property
     def results(self) -> Sequence[str]:
-        """The outputs to hand back."""
+        """The outputs to return."""
 
     @property
     def recomputes(self) -> bool:
@@ -69,11 +69,11 @@ class Machine(Protocol):
     """A step graph with its state."""
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Take one step; the results by name, valid until the next step."""
+        """Take one step. Returns the results by name, valid until the next step."""
 
     @property
     def now(self) -> Mapping[str, np.ndarray]:
-        """Every tensor of state where it lies until the next step, to be read; from a device, a copy on the host."""
+        """Every tensor of state, read-only and valid until the next step; from a device, a copy on the host."""
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state, by the name of its slot."""

@@ -1,4 +1,4 @@
-"""A step graph on ONNX Runtime with its state resident: two sets of buffers that take turns.
+"""A step graph on ONNX Runtime with resident state: two sets of buffers alternate as input and output.
 
 Binding the next value of a parameter onto the memory of its present one is silently wrong: the runtime
 orders nodes as it likes, so a node may read the parameter after the optimizer has overwritten it. Hence
@@ -43,7 +43,7 @@ class Owner(Protocol):
 
     @property
     def now(self) -> Mapping[str, np.ndarray]:
-        """The arrays that hold the state until the next step, by name."""
+        """The arrays of the state, by name, valid until the next step."""
 
 
 class Resident:
@@ -135,7 +135,7 @@ class Resident:
         return binding
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Take one step; the results by name, valid until the next step.
+        """Take one step. Returns the results by name, valid until the next step.
 
         Raises:
             BadInput: the runtime refuses the batch or fails on it; the state is then as before the step, unless the
@@ -183,7 +183,7 @@ class Resident:
 
     @property
     def now(self) -> Mapping[str, np.ndarray]:
-        """The arrays that hold the state until the next step; what is written into them is what that step reads.
+        """The arrays of the state, by name, until the next step, which reads changes made to them.
 
         Raises:
             BadInput: a step has left it half updated.
@@ -196,7 +196,7 @@ class Resident:
         return {n: a.copy() for n, a in self.now.items()}
 
     def read_from(self, owners: Mapping[str, Owner]) -> None:
-        """Read these of `reads` where their owners hold them, as they are then.
+        """Read these of `reads` from the buffers of the steps that own them, as they are then.
 
         Raises:
             BadInput: an owner has one with another dtype or shape.
@@ -250,7 +250,7 @@ class StepRunner(Resident):
 
 
 def share(*machines: Resident) -> None:
-    """Let machines take turns on one state: what one of them updates, the others read where it lies, as it is then.
+    """Let several machines share one state: each reads the buffers of the machine that updates them.
 
     ::
 

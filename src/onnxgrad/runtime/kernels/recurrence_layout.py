@@ -27,7 +27,7 @@ Spot = tuple[Entry, int]
 
 @dataclass(frozen=True)
 class _Action:
-    """A step of the kernel: its code, its number of columns, the places (with first columns) that it writes and reads."""
+    """A step of the kernel: its code, number of columns, and the places (with first columns) that it writes and reads."""
 
     code: str
     width: int

@@ -35,7 +35,7 @@ _EXACT = frozenset({"Abs", "Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "N
 
 @dataclass(frozen=True)
 class _Chain:
-    """The operators that a vector goes through at the end of a graph.
+    """A chain of operators that a vector passes through at the end of a graph.
 
     Attributes:
         nodes: in order.
@@ -57,7 +57,7 @@ def _length(value: ir.Value) -> int | None:
 
 
 def _elementwise(node: ir.Node) -> bool:
-    """True if all that `node` reads is as long as what it makes, or a scalar."""
+    """True if all operands of `node` are scalars or as long as its result."""
     if not is_op(node, _EXACT) or len(node.outputs) != 1:
         return False
     length = _length(node.outputs[0])
@@ -119,7 +119,7 @@ def _chain(nodes: list[ir.Node]) -> _Chain:
 
 
 def _alike(graph: ir.Graph) -> list[list[_Chain]]:
-    """Chains of the same form where one of them, with what lays side by side and cuts apart, spares enough calls."""
+    """Chains of the same form, if one chain on the concatenated vectors saves enough calls."""
     groups: dict[Hashable, list[_Chain]] = defaultdict(list)
     for chain in _chains(graph):
         groups[chain.form].append(chain)
@@ -161,7 +161,7 @@ def _write(graph: ir.Graph) -> int:
 
 
 def compute_soon(graph: ir.Graph) -> None:
-    """Have the vectors that lie side by side in `graph` computed as soon as when each went its own way.
+    """Have the concatenated vectors in `graph` computed as early as the separate ones were.
 
     The runtime computes what only the end of a graph reads at its end, and the gradient of a bias is computed from the
     cotangent of a whole layer, which would be there until then: 15 to 50 % on top of the peak of a step. So each

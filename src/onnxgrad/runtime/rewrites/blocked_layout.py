@@ -28,7 +28,7 @@ DOMAIN = "com.microsoft.nchwc"
 
 @functools.cache
 def block_size() -> int:
-    """The number of channels in a block here; 0 if the layout cannot be used or gives other numbers."""
+    """The number of channels in a block on this machine; 0 if the layout is unusable or inexact."""
     try:
         size = int(run(_reordering(), {"x": np.zeros((1, 4, 1, 1), np.float32)}).shape[1])
         if size not in (8, 16, 32):
@@ -115,7 +115,7 @@ def _group(node: ir.Node) -> int:
 
 
 def _original_filter(w: ir.Value) -> ir.Value | None:
-    """The filter that `w` is with channels exchanged and all taps reversed; None if it is of another form."""
+    """The filter whose flipped, channel-exchanged form is `w`; None for other forms."""
     dims = sizes(w)
     back = producer(w, "Slice")
     swap = producer(back.inputs[0], "Transpose") if back is not None else None
