@@ -1,6 +1,7 @@
 """A column of text feeds the inputs of a language model as the tokens that the tokenizer gives."""
 
 import json
+import sys
 
 import numpy as np
 import onnx
@@ -185,6 +186,38 @@ def test_a_tokenizer_of_a_stranger_in_a_model(monkeypatch, ask):
     monkeypatch.setattr(tokenizer_file, "MEMORY", 1 << 29)
     with pytest.raises(BadInput, match="cannot read the model's tokenizer: reading it ends the process"):
         ask(Preprocessing(tokenizer=_grows(9)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "text", "says"),
+    [
+        ({"normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Replace", "pattern": {"String": "the"}, "content": "thethethethethethe"}] * 11}},
+         "over the top", "reading it ends the process, or needs more than"),
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}},
+         "a" * 40 + "b", "retry-limit-in-match"),
+    ],
+    ids=["grows", "panics"],
+)  # fmt: skip
+def test_a_tokenizer_that_fails_on_a_text(tmp_path, monkeypatch, capfd, parts, text, says):
+    """What it does depends on the text, so the trial shows nothing; the child process is heard by no one."""
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(tokenizer_file, "MEMORY", 1 << 29)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(_described(**parts)))
+    made = Text(tmp_path / "tokenizer.json")
+    with pytest.raises(BadInput, match=f"the tokenizer fails on 'text' of the data: .*{says}"):
+        Data({"text": ["a", text]}, [IDS], text=made)
+    assert capfd.readouterr().err == ""
+
+
+def test_many_texts_are_encoded_in_parts(tokenizer, monkeypatch):
+    texts = ["good", "bad good good", "bad"] * 5
+    expected = [e.ids for e in tokenizer.encode_batch(texts)]
+    assert [ids.tolist() for ids, *_ in tokenizer_file.encode(tokenizer, texts, None)] == expected
+    monkeypatch.setattr(tokenizer_file, "_ENCODE", tokenizer_file._ENCODE.replace(str(1 << 20), "9"))
+    assert [ids.tolist() for ids, *_ in tokenizer_file.encode(tokenizer, texts, None)] == expected
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert [ids.tolist() for ids, *_ in tokenizer_file.encode(tokenizer, texts, None)] == expected
 
 
 def test_a_tokenizer_that_takes_its_time(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import LABELS, Field
-from onnxgrad.training.data.tokenizer_file import open_tokenizer
+from onnxgrad.training.data.tokenizer_file import encode, open_tokenizer
 
 
 class Tokens(Column):
@@ -84,25 +84,15 @@ class Text:
         own = (self.tokenizer.truncation or {}).get("max_length")
         longest = self.max_length or size or own
         pad, pad_type = self._padding()
-        tokenizer = type(self.tokenizer).from_str(self.tokenizer.to_str())  # the caller's stays as it is
-        tokenizer.no_padding()
-        if longest is not None:
-            tokenizer.enable_truncation(longest)
         try:
-            encoded = tokenizer.encode_batch(texts)
-        except (KeyboardInterrupt, SystemExit, MemoryError):
-            raise
-        except BaseException as error:  # a panic of the library is no Exception
-            why = " ".join(str(error).split())[:200]
-            raise BadInput(f"the tokenizer fails on {name!r} of {source}: {why}") from error
-        empty = next((i for i, e in enumerate(encoded) if not e.ids), None)
+            rows = list(encode(self.tokenizer, texts, longest))
+        except BadInput as error:
+            raise BadInput(f"the tokenizer fails on {name!r} of {source}: {error}") from error
+        empty = next((i for i, (ids, *_) in enumerate(rows) if not len(ids)), None)
         if empty is not None:
             raise BadInput(f"row {empty} of {name!r} of {source} has no tokens: {texts[empty][:40]!r}")
-        made = {
-            "ids": Tokens([np.array(e.ids, np.int64) for e in encoded], pad),
-            "mask": Tokens([np.array(e.attention_mask, np.int64) for e in encoded], 0),
-            "types": Tokens([np.array(e.type_ids, np.int64) for e in encoded], pad_type),
-        }
+        ids, mask, types = zip(*rows) if rows else ((), (), ())
+        made = {"ids": Tokens(ids, pad), "mask": Tokens(mask, 0), "types": Tokens(types, pad_type)}
         left = {n: c for n, c in columns.items() if n != name}
         return left | {field.name: made[role] for role, field in roles.items()}
 

@@ -1,16 +1,22 @@
-"""Tokenizers in files ``tokenizer.json`` and in metadata of models, parsed first in a process of their own.
+"""Tokenizers in files ``tokenizer.json`` and in metadata of models, which run in processes of their own.
 
 The package tokenizers does not expect files of strangers: some make it allocate without bound, some end the process,
 and its panics are no exceptions of Python's. So a child process with bounds on memory and time parses the text
-and encodes a line. What it survives is parsed here.
+and encodes a line. What it survives is parsed here. The texts of the data are encoded by such a process, too: what a
+tokenizer does may depend on the text.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
@@ -18,8 +24,14 @@ from onnxgrad.files import open_ordinary
 
 #: Bytes of a file, seconds to parse it, and bytes of address space beside some for each byte of the file.
 LARGEST, PATIENCE, MEMORY, MEMORY_PER_BYTE = 1 << 28, 60, 1 << 30, 24
+#: Of texts: bytes that are encoded in a second at least, and bytes of address space for each byte of the longest one.
+_SLOWEST, _PER_BYTE_OF_A_ROW = 20_000, 512
+#: Characters that are encoded at once, at least one text, and threads that encode, with the address space of each.
+_CHUNK, _THREADS, _PER_THREAD = 1 << 20, min(os.cpu_count() or 1, 4), 1 << 27
 _NO_PACKAGE, _REFUSED = 3, 4
-_CHILD = f"""
+#: Bytes before the reason for a failure, which may follow results.
+_REASON = b"\n!"
+_BEGIN = f"""
 import sys
 try:
     from tokenizers import Tokenizer
@@ -32,14 +44,43 @@ try:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 except (ImportError, ValueError, OSError):
     pass
+
+def refuse(error):
+    sys.stdout.buffer.write({_REASON!r} + " ".join(str(error).split())[:200].encode(errors="replace"))
+    sys.exit({_REFUSED})
+"""
+_TRIAL = f"""{_BEGIN}
 try:
     tokenizer = Tokenizer.from_str(text.decode())
     tokenizer.no_padding()
     tokenizer.encode_batch(["".join(map(chr, range(32, 127))), "ü 漢"])
     Tokenizer.from_str(tokenizer.to_str())
 except BaseException as error:
-    sys.stdout.buffer.write(" ".join(str(error).split())[:200].encode(errors="replace"))
-    sys.exit({_REFUSED})
+    refuse(error)
+"""
+_ENCODE = f"""{_BEGIN}
+import json
+from array import array
+try:
+    described, longest, texts = json.loads(text)
+    tokenizer = Tokenizer.from_str(described)
+    tokenizer.no_padding()
+    if longest is not None:
+        tokenizer.enable_truncation(longest)
+    begin = 0
+    while begin < len(texts):
+        end, size = begin + 1, len(texts[begin])
+        while end < len(texts) and (size := size + len(texts[end])) <= {_CHUNK}:
+            end += 1
+        made = array("q")
+        for row in tokenizer.encode_batch(texts[begin:end]):
+            made.append(len(row.ids))
+            for numbers in (row.ids, row.attention_mask, row.type_ids):
+                made.extend(numbers)
+        sys.stdout.buffer.write(made.tobytes())
+        begin = end
+except BaseException as error:
+    refuse(error)
 """
 
 
@@ -78,26 +119,88 @@ def parse_tokenizer(text: bytes, where: str) -> Any:
         raise _refused(where, " ".join(str(error).split())) from error
 
 
+def encode(tokenizer: Any, texts: Sequence[str], longest: int | None) -> Iterator[tuple[np.ndarray, ...]]:
+    """Tokens, attention mask and segments of each text, without padding, by a child process.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        texts: one for each row.
+        longest: the most tokens of a row.
+
+    Raises:
+        BadInput: the tokenizer fails, or ends its process, or needs too much memory or time; says only why.
+    """
+    given = json.dumps([tokenizer.to_str(), longest, texts]).encode()
+    row = max((len(text.encode(errors="replace")) for text in texts), default=0)
+    memory = _bound(len(given)) + _PER_BYTE_OF_A_ROW * row
+    output = _run(_ENCODE, given, memory, PATIENCE + len(given) // _SLOWEST, _THREADS)
+    if output is None:
+        yield from _encode_here(tokenizer, texts, longest)
+        return
+    made, at = np.frombuffer(output, np.int64), 0
+    for _ in texts:
+        size = int(made[at])
+        yield tuple(made[at + 1 : at + 1 + 3 * size].reshape(3, size))
+        at += 1 + 3 * size
+
+
+def _encode_here(tokenizer: Any, texts: Sequence[str], longest: int | None) -> Iterator[tuple[np.ndarray, ...]]:
+    """The same in this process, where no other one has the package."""
+    tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the caller's stays as it is
+    tokenizer.no_padding()
+    if longest is not None:
+        tokenizer.enable_truncation(longest)
+    try:
+        encoded = tokenizer.encode_batch(texts)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise BadInput(" ".join(str(error).split())[:200]) from error
+    for e in encoded:
+        yield tuple(np.array(numbers, np.int64) for numbers in (e.ids, e.attention_mask, e.type_ids))
+
+
 def _try(where: str, text: bytes) -> None:
     """Parse `text` in a child process. Raises BadInput if that fails, ends the process, or exceeds the bounds."""
+    try:
+        _run(_TRIAL, text, _bound(len(text)), PATIENCE, 1)
+    except BadInput as error:
+        raise _refused(where, str(error)) from error
+
+
+def _bound(size: int) -> int:
+    return MEMORY + MEMORY_PER_BYTE * size
+
+
+def _run(script: str, given: bytes, memory: int, seconds: float, threads: int) -> bytes | None:
+    """The output of a child process that runs `script` on `given`; None if a child process lacks the package.
+
+    Raises:
+        BadInput: the script fails, or exceeds the bounds; says only why.
+    """
     if getattr(sys, "frozen", False) or not sys.executable:
-        return
-    memory = MEMORY + MEMORY_PER_BYTE * len(text)
+        return None
+    memory += _PER_THREAD * (threads - 1)
     try:
         done = subprocesses.run(
-            [*subprocesses.PYTHON, "-c", _CHILD, str(memory)],
-            input=text,
-            timeout=PATIENCE,
-            env={"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            [*subprocesses.PYTHON, "-c", script, str(memory)],
+            input=given,
+            timeout=seconds,
+            env={"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false"},
         )
     except subprocess.TimeoutExpired as error:
-        raise _refused(where, f"it takes more than {PATIENCE} seconds") from error
+        raise BadInput(f"it takes more than {seconds} seconds") from error
     except OSError as error:
-        raise _refused(where, f"the process that reads it cannot be started: {error.strerror or error}") from error
+        raise BadInput(f"the process that reads it cannot be started: {error.strerror or error}") from error
     if done.returncode == _REFUSED:
-        raise _refused(where, done.stdout.decode(errors="replace") or "its content is none")
-    if done.returncode not in (0, _NO_PACKAGE):
-        raise _refused(where, f"reading it ends the process, or needs more than {memory >> 20} MiB")
+        reason = done.stdout.rpartition(_REASON)[2]
+        raise BadInput(reason.decode(errors="replace") or "its content is none")
+    if done.returncode == _NO_PACKAGE:
+        return None
+    if done.returncode:
+        raise BadInput(f"reading it ends the process, or needs more than {memory >> 20} MiB")
+    output: bytes = done.stdout
+    return output
 
 
 def _named(path: Path) -> str:
