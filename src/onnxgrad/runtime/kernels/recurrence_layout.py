@@ -27,7 +27,7 @@ Spot = tuple[Entry, int]
 
 @dataclass(frozen=True)
 class _Action:
-    """A step of the kernel: its code, number of columns, and the places (with first columns) that it writes and reads."""
+    """A step of the kernel: its code, number of columns, and places (with first columns) to write and to read."""
 
     code: str
     width: int

@@ -1,4 +1,4 @@
-"""The nodes of adapters: beside a node that reads an adapted weight, what the adapter adds to what it gives.
+"""The nodes of adapters: they add the adapter's term to the output of each node that reads an adapted weight.
 
 | | gives, of y = x·W + c |
 |---|---|
@@ -136,7 +136,7 @@ class Beforehand(_Nodes):
         return out
 
     def ratio(self, factors: Factors, m: ir.Value, part: WeightPart | None) -> ir.Value:
-        """g = m/‖W + s·A·B‖; 1 beside a part."""
+        """g = m/‖W + s·A·B‖; 1 for outputs outside the part."""
         a, b = factors.a, factors.b
         weight = self.weight
         if weight.kind == CONV:
@@ -168,7 +168,7 @@ class Beforehand(_Nodes):
 
 
 class Branch(_Nodes):
-    """The nodes of one adapter beside one site."""
+    """The nodes of one adapter at one site."""
 
     def __init__(self, site: Site, weight: Weight, names: Names) -> None:
         super().__init__(weight, names)
@@ -214,7 +214,7 @@ class Branch(_Nodes):
         return self.multiply(node.inputs[2], node.attributes["beta"].as_float() if "beta" in node.attributes else 1.0)
 
     def _broadcast_outputs(self, vector: ir.Value) -> ir.Value:
-        """One number for each output, as it meets what the node gives."""
+        """A vector with an element per output, shaped to broadcast with the node's output."""
         trailing = len(self.weight.shape) - 2 if self.weight.kind == CONV else int(self.site.is_left)
         return self.shaped(vector, [outputs(self.weight), *(1 for _ in range(trailing))]) if trailing else vector
 

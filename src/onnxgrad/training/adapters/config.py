@@ -39,7 +39,7 @@ class _Asked:
 @checked_fields
 @dataclass(frozen=True)
 class LoRA(_Asked):
-    """Low-rank adaptation (Hu et al. 2021): W + s·A·B, of which A and B are trained and W is a constant.
+    """Low-rank adaptation (Hu et al. 2021): W + s·A·B with trained A and B, and constant W.
 
     It is written beside each node that reads W, as y + s·(x·A)·B, which costs and keeps little. B begins with zeros
     (beside embeddings: A), so that the adapted model is the model as it was. The other factor is drawn as PEFT
@@ -95,7 +95,7 @@ class LoRA(_Asked):
 @checked_fields
 @dataclass(frozen=True)
 class VeRA(_Asked):
-    """Vector-based random adaptation (Kopiczko et al. 2023): W + (A·diag(d))·(B·diag(b)), of which d and b are trained.
+    """Vector-based random adaptation (Kopiczko et al. 2023): W + (A·diag(d))·(B·diag(b)) with trained d and b.
 
     A and B are random and never change, and all adapted weights share them: each takes as many rows of A and columns
     of B as it has inputs and outputs. They are those that PEFT draws from the same seed. The vector b begins with

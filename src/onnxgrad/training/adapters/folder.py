@@ -96,7 +96,7 @@ def save_adapter(
 
 
 def check_adapter(model: onnx.ModelProto | ir.Model) -> Record:
-    """The adapter of `model`, which can be saved. Raises BadInput if there is none."""
+    """The record of the adapter of `model`, checked to be complete. Raises BadInput without an adapter."""
     props = model.metadata_props
     record = record_of(props if isinstance(props, dict) else {p.key: p.value for p in props})
     if record is None:
@@ -213,7 +213,7 @@ def _check(
 
 
 def _replace(graph: ir.Graph, present: Record, told: Record, values: dict[str, np.ndarray], place: str) -> None:
-    """Put an adapter in the place of one of the same weights, form and rank."""
+    """Replace an adapter by one of the same weights, form and rank."""
     if present.form != told.form:
         raise BadInput(f"the adapter in {place!r} is {told.form}, and that of the model is {present.form}")
     mine = {(e.weight, e.part): e for e in present.entries}

@@ -1,9 +1,11 @@
-"""Adapters that PEFT has written: LoRA, DoRA and VeRA by its settings and the names of modules, for a model at hand."""
+"""Read adapters written by PEFT (LoRA, DoRA, VeRA), by its settings and names of modules."""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -29,6 +31,16 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None,),
     "use_bdlora": (False, None),
 }
+#: Settings that are read here, or say how an adapter is trained or found, not what it computes.
+_KNOWN = frozenset((
+    *_PLAIN,
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "d_initial"),
+    *("ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights"),
+    *("init_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout"),
+    *("lora_ga_config", "megatron_config", "megatron_core", "modules_to_save", "peft_type", "peft_version"),
+    *("projection_prng_key", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "save_projection"),
+    *("target_modules", "task_type", "use_dora", "use_rslora", "vera_dropout"),
+))  # fmt: skip
 #: First values of factors beside which the weights stay as they are; others (PiSSA, OLoRA, CorDA, LoftQ) change them.
 _BESIDE = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 #: A pattern of modules that is matched in little time: no repeated groups, and few repetitions.
@@ -53,6 +65,13 @@ def understood(
     for key, plain in _PLAIN.items():
         if settings.get(key) not in plain:
             raise BadInput(f"the adapter in {place!r} has {key}={settings[key]!r}, which cannot be loaded")
+    unknown = [key for key, value in settings.items() if value and key not in _KNOWN]
+    if unknown:
+        warnings.warn(
+            f"the adapter in {place!r} has {unknown[0]}={settings[unknown[0]]!r}, a setting of PEFT that is not known "
+            "here: compare the outputs with those of PEFT",
+            stacklevel=2,
+        )
     initial = settings.get("init_lora_weights")
     if (initial.lower() if isinstance(initial, str) else initial) not in _BESIDE:
         raise BadInput(
@@ -149,7 +168,7 @@ def _to_model_layout(given: Mapping[str, np.ndarray], weight: Weight, module: st
 def _projections(
     others: dict[str, np.ndarray], ends: list[tuple[int, int]], record: Record, place: str
 ) -> dict[str, np.ndarray]:
-    """A and B of VeRA: those of the file, or else those that its seed stands for."""
+    """A and B of VeRA: from the file, or else drawn from its seed."""
     found = {letter: others.pop(f"base_model.vera_{letter}", None) for letter in "AB"}
     if all(a is None for a in found.values()):
         return projections(ends, record.rank, record.seed)
@@ -161,7 +180,8 @@ def _projections(
 
 def _number(settings: Mapping[str, Any], key: str, place: str) -> float:
     value = settings.get(key, 0 if key.endswith(("dropout", "key")) else None)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= sys.float_info.max:
         raise BadInput(f"the adapter in {place!r} has {key}={value!r}, which is no number")
     return value
 
@@ -224,7 +244,7 @@ def _sorted(tensors: Mapping[str, np.ndarray]) -> tuple[dict[str, dict[str, np.n
 
 
 def _module(name: str, named: Mapping[str, Weight], place: str) -> Weight:
-    """The weight of the module that PEFT calls `name`; what was exported may be a part of what PEFT had, or hold it."""
+    """The weight of the module that PEFT calls `name`; the export may have split or merged modules."""
     if name in named:
         return named[name]
     found = [m for m in named if m.endswith(f".{name}") or name.endswith(f".{m}")]

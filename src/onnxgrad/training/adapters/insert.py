@@ -1,4 +1,4 @@
-"""Adapters written into a graph: which weights have one, the tensors that train, and nodes beside every site."""
+"""Insert adapters into a graph: choose weights, add trained tensors, and nodes at every site."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CALLED = {
 
 
 def adapted(model: ir.Model, asked: LoRA | VeRA | None) -> Record | None:
-    """The adapter of `model`: the one that it has, or the one that is `asked` for, written into it in place.
+    """The adapter of `model`: its own, or the `asked` one, which is inserted in place.
 
     Raises:
         BadInput: it has one and shall have another, or what `adapt` refuses.
@@ -41,7 +41,7 @@ def adapted(model: ir.Model, asked: LoRA | VeRA | None) -> Record | None:
 
 
 def adapt(graph: ir.Graph, asked: LoRA | VeRA) -> Record:
-    """Write fresh adapters, as they are `asked` for, into `graph`, in place.
+    """Insert newly initialized adapters into `graph`, in place.
 
     Raises:
         UnknownName, BadInput: targets that match nothing or do not fit the form, or a rank that is larger than that of
@@ -105,7 +105,7 @@ def insert(
     graph: ir.Graph, targets: Sequence[Target], values: Sequence[Mapping[str, np.ndarray]], scales: Sequence[float],
     shared: Mapping[str, np.ndarray], record: Record,
 ) -> None:  # fmt: skip
-    """Write adapters with the given `values` beside `targets`, and note them in `record`.
+    """Insert adapters with the given `values` at `targets`, and add them to `record`.
 
     Args:
         graph: changed in place.

@@ -1,4 +1,4 @@
-"""Adapted weights as plain weights: what an adapter makes of W in the place of W, and nothing beside it."""
+"""Merge adapters: replace W by its adapted value, and remove the adapter's nodes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _store(array: np.ndarray, dtype: ir.DataType, name: str, scratch: Scratch | 
 
 
 def _take_off(graph: ir.Graph, staying: set[str]) -> None:
-    """Remove the nodes of adapters; what they made of a value becomes that value, under its name."""
+    """Remove the nodes of adapters; each of their outputs is replaced by the unadapted value, under its name."""
     scopes = [*graph.subgraphs(), graph]  # what is computed beforehand is read in all of them
     own = [
         [n for n in scope if n.metadata_props.get(ADAPTER, "") and n.metadata_props[ADAPTER] not in staying]

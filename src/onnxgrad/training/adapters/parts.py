@@ -1,4 +1,4 @@
-"""Parts of a weight: some of its outputs, such as the queries of a weight that gives queries, keys and values at once.
+"""Parts of a weight: some of its outputs, such as the queries of a fused query-key-value projection.
 
 Which outputs are the queries is seen from where they go. A tensor that holds in each place the number of its output is
 taken through the nodes behind the weight that only move numbers (Split, Slice, Gather, Reshape, Transpose, …), until
@@ -63,7 +63,7 @@ class WeightPart:
 
 
 def named_part(weight: Weight, text: str) -> WeightPart:
-    """The part of `weight` that `text` stands for: ``q``, or ``0:768``.
+    """The part of `weight` that `text` names: ``q``, or ``0:768``.
 
     Raises:
         BadInput: it has no such part.
@@ -89,7 +89,7 @@ def outputs(weight: Weight) -> int:
 
 
 def _detect_qkv(weight: Weight) -> dict[str, WeightPart]:
-    """Queries, keys and values, where they are seen."""
+    """The parts for queries, keys and values, if the graph splits the output into these."""
     site = weight.sites[0]
     out = site.node.outputs[0]
     size, shape = outputs(weight), _sizes(out)

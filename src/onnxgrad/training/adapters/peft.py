@@ -85,8 +85,16 @@ def written(record: Record, values: Mapping[str, np.ndarray], whole: Mapping[str
 
 
 def _also(record: Record) -> dict[str, str]:
-    """The names of what trains as a whole, by the names in PEFT's file."""
-    return {f"{PREFIX}{record.renamed.get(name, name)}": name for name in record.also}
+    """The names of tensors that train as a whole, by their names in PEFT's file.
+
+    PEFT wraps an adapted module, whose own parameters are then those of ``base_layer``.
+    """
+    adapted = {entry.module for entry in record.entries}
+    found = {}
+    for name in record.also:
+        module, dot, parameter = record.renamed.get(name, name).rpartition(".")
+        found[f"{PREFIX}{module}{'.base_layer' if module in adapted else ''}{dot}{parameter}"] = name
+    return found
 
 
 def name_parameters(record: Record, found: Mapping[str, Weight], held: Collection[str]) -> None:
@@ -154,7 +162,7 @@ def over_groups(a: np.ndarray, groups: int) -> np.ndarray:
 
 
 def within_groups(a: np.ndarray, groups: int) -> np.ndarray:
-    """And back. Raises ValueError if it reads channels of other groups, IndexError if it is no kernel."""
+    """The inverse. Raises ValueError if it reads channels of other groups, IndexError if it is no kernel."""
     rank, channels = len(a) // groups, a.shape[1] // groups
     found = np.concatenate([a[g * rank : (g + 1) * rank, g * channels : (g + 1) * channels] for g in range(groups)])
     if not np.array_equal(over_groups(found, groups), a):
@@ -163,7 +171,7 @@ def within_groups(a: np.ndarray, groups: int) -> np.ndarray:
 
 
 def config(record: Record, tensors: Mapping[str, np.ndarray], base: str | None = None) -> dict[str, Any]:
-    """PEFT's settings for these `tensors` of its file, beside the model in the file `base`."""
+    """PEFT's settings for these `tensors` of its file and the model in the file `base`."""
     modules = by_module(record)
     found = {
         "task_type": None,
@@ -236,7 +244,7 @@ def read(record: Record, tensors: Mapping[str, np.ndarray], place: str) -> dict[
 
 
 def _here(letter: str, entries: Sequence[Entry], array: np.ndarray) -> list[np.ndarray]:
-    """The tensor of each entry of a module, of what PEFT has. Raises ValueError, IndexError if it does not fit."""
+    """The tensor of each entry of a module, from PEFT's. Raises ValueError or IndexError if the shape does not fit."""
     kernel = entries[0].kind == CONV
     if letter not in ("A", "B"):
         flat = array.reshape(-1)

@@ -102,7 +102,7 @@ _LETTERS = {LORA: ({"A", "B"}, set()), DORA: ({"A", "B", "m"}, set()), VERA: ({"
 
 
 def record_of(props: Mapping[str, str]) -> Record | None:
-    """The adapter that metadata tell of; None if they tell of none.
+    """The record of an adapter in metadata; None without one.
 
     Raises:
         BadInput: they tell of it in a way that is not known.
@@ -149,7 +149,7 @@ def _entry(about: dict[str, Any]) -> Entry:
 
 
 def record_in(model: ir.Model) -> Record | None:
-    """The adapter that the metadata of `model` tell of, all of which it has; None if they tell of none.
+    """The record of an adapter in the metadata of `model`, checked against its tensors; None without one.
 
     Raises:
         BadInput: they tell of tensors that it does not have.

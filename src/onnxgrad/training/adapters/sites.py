@@ -158,7 +158,7 @@ def _is_packed(node: ir.Node) -> bool:
 
 
 def _source(value: ir.Value | None) -> tuple[ir.Value, bool, bool] | None:
-    """The initializer that `value` comes from, whether it is turned on the way, and whether it is dequantized."""
+    """The initializer behind `value`, with True if it is transposed, and True if it is dequantized."""
     turned = quantized = False
     while value is not None and (node := value.producer()) is not None:
         if _passes(node) is None:
@@ -185,7 +185,7 @@ def _passes(node: ir.Node) -> ir.Value | None:
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node | None, int]]:
-    """The nodes that read `value`, or what only hands it on; no node: an output."""
+    """The readers of `value`, also through nodes that only pass it on; None as node for an output."""
     if value.is_graph_output():
         yield None, 0
     for node, at in value.uses():

@@ -141,7 +141,7 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _of_attention(weights: Mapping[str, Weight], graph: ir.Graph) -> list[str]:
-    """The linear weights next to products of activations: queries, keys, values, and what reads the result."""
+    """The linear weights around attention products: queries, keys, values, and the output projection."""
     at = {s.node: n for n, w in weights.items() if w.kind != EMBEDDING for s in w.sites}
     found: set[str] = set()
     for node in graph.all_nodes():
@@ -184,7 +184,7 @@ _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalizatio
 
 
 def _back(value: ir.Value, at: Mapping[ir.Node, str]) -> Iterator[ir.Node]:
-    """The nearest sites that `value` comes from, within its graph."""
+    """The nearest sites that `value` is computed from, within its graph."""
     seen: set[ir.Node] = set()
     front = [value]
     while front:

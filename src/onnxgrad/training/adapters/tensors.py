@@ -30,7 +30,7 @@ def save_tensors(tensors: Mapping[str, np.ndarray], file: Path, header: dict[str
 
 
 def load_tensors(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors of a safetensors file, and what its header says.
+    """The tensors of a safetensors file, and the metadata in its header.
 
     Raises:
         BadInput: it cannot be read, holds other things than finite floats, or is damaged.

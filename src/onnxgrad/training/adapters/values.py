@@ -1,4 +1,4 @@
-"""The numbers of adapters: shapes, first values, and what an adapted weight comes to."""
+"""The numbers of adapters: shapes, initial values, and adapted weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_LENGTH = 1e-18
 
 
 def shapes(weight: Weight, form: str, rank: int, part: WeightPart | None = None) -> dict[str, tuple[int, ...]]:
-    """The shapes of what trains."""
+    """The shapes of the trained tensors."""
     shape, ends = weight.shape, weight.ends
     size = outputs(weight)
     out = size if part is None else len(part.columns(size))

@@ -158,7 +158,7 @@ class _Attachment:
         self.told = ""
 
     def _opened_integers(self) -> dict[str, LearnedScale]:
-        """Floats in the place of stored integers, if any; the scales that can train, by name.
+        """Replace stored integers by floats, if any. Returns the scales that can train, by name.
 
         Beside an adapter, integers stay what they are.
         """
@@ -346,7 +346,7 @@ class _Attachment:
         self.bindings[held.name or ""] = new.name
 
     def _cut(self, loss: str, measures: Sequence[str]) -> onnx.TrainingInfoProto:
-        """Take what was added off the inference model: a training entry with it."""
+        """Move the added nodes from the inference model into a training entry."""
         graph = self.graph
         named = {v.name: v for node in graph for v in node.outputs}
         ends = [named[name] for name in dict.fromkeys([loss, *measures, *self.bindings.values()])]

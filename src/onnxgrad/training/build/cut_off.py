@@ -18,7 +18,7 @@ def cut_off(
     ends: Iterable[ir.Value],
     bindings: Mapping[str, str],
 ) -> onnx.TrainingInfoProto:
-    """Take `nodes`, with the inputs and initializers that came with them, off `graph`: a training entry with them.
+    """Move `nodes`, with the inputs and initializers added for them, from `graph` into a training entry.
 
     Args:
         graph: the inference graph with the algorithm.

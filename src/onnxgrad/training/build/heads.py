@@ -54,7 +54,7 @@ def with_head(model: AnyModel, outputs: int, *, of: str | None = None, name: str
 def placed_head(
     model: AnyModel, outputs: int, *, of: str | None = None, name: str = "logits", seed: int = 0
 ) -> tuple[Any, str]:
-    """`with_head`, and in words where the head stands."""
+    """`with_head`, and a message about the position of the head."""
     if outputs < 1:
         raise BadInput(f"a head must give at least 1 number, not {outputs}")
     opened = open_model(model)
@@ -94,7 +94,7 @@ def placed_head(
 
 
 def _name(graph: ir.Graph, name: str, output: ir.Value, weight: ir.Value, bias: ir.Value) -> None:
-    """Name the head. The layer that it replaced may have had these names, so it is named last.
+    """Name the head. This comes last: the replaced layer may have had these names.
 
     Raises:
         BadInput: another input or weight of the model has one of the names.
@@ -109,7 +109,7 @@ def _name(graph: ir.Graph, name: str, output: ir.Value, weight: ir.Value, bias: 
 
 
 def beside_head(model: ir.Model, adapter: LoRA | VeRA) -> LoRA | VeRA:
-    """`adapter`, with the weights of a new head trained as a whole beside it, unless a target is their very name.
+    """`adapter` extended to train the weights of a new head as a whole, unless a target names them.
 
     They are random: a frozen head with an adapter would learn less than a head.
     """
@@ -124,7 +124,7 @@ def beside_head(model: ir.Model, adapter: LoRA | VeRA) -> LoRA | VeRA:
 
 
 def _features(graph: ir.Graph, values: dict[str, ir.Value], of: str | None) -> tuple[ir.Value, ir.Node | None]:
-    """The value that the head reads, and the layer whose place it takes."""
+    """The value that the head reads, and the layer that it replaces."""
     if of is not None:
         if of not in values:
             raise UnknownName(of, values, "value")
@@ -201,7 +201,7 @@ def _data(layer: ir.Node) -> ir.Value:
 
 
 def _refuse_probabilities(graph: ir.Graph, value: ir.Value) -> None:
-    """Refuse what the model ends in if it is probabilities: a head on them learns little."""
+    """Refuse a model whose output is probabilities: a head on them learns little."""
     if bounds(value) not in ((0.0, 1.0), (-np.inf, 0.0)):
         return
     for output in graph.outputs:

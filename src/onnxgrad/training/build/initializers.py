@@ -46,7 +46,7 @@ class Draw:
     seed: str = ""
 
     def random(self, op: str, name: str, shape: tuple[int, ...] | None = None, **numbers: float) -> str:
-        """A random operator that gives `name`."""
+        """A random operator with the output `name`."""
         dims = ", ".join(map(str, self.shape if shape is None else shape))
         given = "".join(f", {key}: float = {value!r}" for key, value in numbers.items())
         return f"{name} = {op} <dtype = 1, shape = [{dims}]{given}{self.seed}> ()"
@@ -221,7 +221,7 @@ def initialize(
     entry: int = 0,
     seed: float | None = None,
 ) -> onnx.ModelProto:
-    """A copy of a training model whose initialization draws its weights anew.
+    """A copy of a training model whose initialization draws its weights.
 
     Args:
         model: a model with training information, such as `attach` gives; a path or an ``onnx.ModelProto``.

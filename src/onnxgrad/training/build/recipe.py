@@ -1,4 +1,4 @@
-"""Recipes of an algorithm: the loss, the optimizer, what trains, and adapters."""
+"""Recipes of an algorithm: loss, optimizer, trainable weights, and adapters."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class WeightsRecipe:
 
 @dataclass(frozen=True)
 class AdapterRecipe:
-    """Small factors that train beside frozen weights."""
+    """The settings of adapters: small trained factors with frozen weights."""
 
     panel: ClassVar[str] = "Model"
 

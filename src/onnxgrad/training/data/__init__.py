@@ -1,4 +1,4 @@
-"""Data for training: sources, their columns, and batches that meet the inputs of a step."""
+"""Data for training: sources, their columns, and batches for the inputs of a step."""
 
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.batches import Data

@@ -20,7 +20,7 @@ _DICTIONARY_BATCH, _DATA = 2, 1
 
 
 def unpacked_size(file: BinaryIO) -> int:
-    """Bytes of all batches of `file` in memory; 0 if it is no Arrow file (of Feather's first version, say).
+    """The bytes of all batches of `file` in memory; 0 if it is no Arrow file (or Feather version 1).
 
     Raises:
         ValueError: it is damaged.
@@ -59,7 +59,7 @@ def _sizes(held: mmap.mmap) -> Iterator[int]:
 
 
 def _buffer(held: Any, at: int, body: int, packed: bool) -> int:
-    """Bytes of the buffer whose description is `at`; -1 as its size says that it is not compressed after all."""
+    """The bytes of the buffer described at `at`; a size of -1 means that it is not compressed."""
     offset, length = _number(held, "q", at), _number(held, "q", at + 8)
     if packed and length >= 8:
         said = _number(held, "q", body + offset)

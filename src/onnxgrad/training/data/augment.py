@@ -53,7 +53,7 @@ class Augment:
 
     @classmethod
     def of(cls, text: str) -> Augment:
-        """The variants spelled ``flip,crop=4,jitter=0.2,erase``; without a number they are as usual."""
+        """Parse ``flip,crop=4,jitter=0.2,erase``; variants without a number use their default."""
         found: dict[str, float] = {}
         for piece in text.split(","):
             name, equals, value = (p.strip() for p in piece.partition("="))
@@ -72,7 +72,7 @@ class Augment:
         return ",".join(f"{name}={value:g}" for name, value in asdict(self).items() if value)
 
     def inputs(self, fields: Sequence[Field], shapes: Mapping[str, tuple[int | None, ...]], source: str) -> list[str]:
-        """The names of the inputs that take pictures, of those in `shapes` (of a row).
+        """The inputs that read images, among those in `shapes` (of a row).
 
         Raises:
             BadInput: there are none, or labels would have to be moved with them.
@@ -137,7 +137,7 @@ def _as(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _channels(shape: Sequence[int | None]) -> int | None:
-    """The axis of the channels in the shape of a row; None if it is no picture."""
+    """The axis of the channels in the shape of a row; None if it is no image."""
     if len(shape) != 3:
         return None
     return next((axis for axis in (0, 2) if shape[axis] in (1, 2, 3, 4)), None)

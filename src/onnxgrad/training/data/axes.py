@@ -16,7 +16,7 @@ from onnxgrad.training.data.fields import Field
 
 
 def fed_whole(fields: Sequence[Field], rows: Mapping[str, int], source: str) -> set[str]:
-    """The names of the fields without a batch axis, given how long the array of each is.
+    """The fields without a batch axis, decided by the lengths of their arrays.
 
     Raises:
         BadInput: an array has as many rows as its input takes whole, and as the batched ones have: it may be either.

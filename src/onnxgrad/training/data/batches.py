@@ -21,7 +21,7 @@ from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import check_label_rows, fed_whole, fixed_batch
 from onnxgrad.training.data.by_position import named_by_position
-from onnxgrad.training.data.columns import Column, Dense, Mapped, single_array
+from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, single_array
 from onnxgrad.training.data.fields import Field, check_counted, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import Images, Pictures
@@ -151,13 +151,13 @@ class Data:
 
     @property
     def lengths(self) -> np.ndarray | None:
-        """The lengths of the rows that are padded, where they are known; of several columns the longest."""
+        """The lengths of ragged rows, if known; for several columns, the longest."""
         known = [c.lengths for c in self.columns.values() if c.lengths is not None]
         return np.max(known, axis=0) if known else None
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The class number of each row, where one array holds them."""
+        """The class index of each row, if one array has them all."""
         names = [f.name for f in self.fields if f.label and f.name in self.columns]
         rows = [self.arrays[n] if n in self.arrays else single_array(self.columns[n]) for n in names]
         if self.classes is not None:  # of one score, the labels are 0.0 and 1.0
@@ -176,7 +176,7 @@ class Data:
         return next((c.names for c in self.columns.values() if isinstance(c, ClassColumn)), None)
 
     def number(self, classes: Sequence[str]) -> None:
-        """Give the classes that the source names their numbers in `classes`. Raises BadInput for one that has none."""
+        """Number the source's classes by `classes`. Raises BadInput for a class that is missing there."""
         for field in [f for f in self.fields if f.label and f.name in self.columns]:
             column, called = self.columns[field.name], self.called[field.name]
             if isinstance(column, ClassColumn) and column.names != tuple(classes):
@@ -186,7 +186,7 @@ class Data:
                 self.__dict__.pop("fingerprint", None)
 
     def check_classes(self, own: bool) -> None:
-        """Raise BadInput if names of classes are not as many as the scores of the model; `own`: they are its names."""
+        """Raise BadInput if the number of class names differs from that of the model's scores; `own`: the model's names."""
         for field in self.fields:
             column = self.columns.get(field.name)
             if isinstance(column, ClassColumn) and field.dtype.kind != "f":
@@ -212,7 +212,7 @@ class Data:
         return f"{fingerprint(self.arrays, read)}-{self.pad_to}"
 
     def augmented(self, how: Augment) -> Data:
-        """The same rows, of which `batches` gives variants. Raises BadInput if there are no pictures."""
+        """The same rows with augmentation in `batches`. Raises BadInput without images."""
         shapes = {f.name: self.arrays[f.name].shape[1:] if f.name in self.arrays else f.shape for f in self.fields}
         some = copy.copy(self)
         some.augment, some.pictures = how, how.inputs(self.fields, shapes, self.name)
@@ -265,7 +265,7 @@ class Data:
         copies: int,
         draw: Sequence[int] | None,
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Batches in `copies` sets of arrays that take turns."""
+        """Yield batches in `copies` sets of arrays that are reused in turn."""
         stop = self.rows if order is None else len(order)
         sets: list[dict[str, np.ndarray]] = [{} for _ in range(copies)]
         for turn, low in enumerate(range(start, stop, size)):
@@ -315,12 +315,16 @@ class Data:
 
 
 def _labels(column: Column, field: Field, classes: Sequence[str] | None, source: str, called: str) -> Column:
-    """`column`, which feeds the labels `field`, as numbers of classes; those that are text, by `classes` if given.
+    """`column` for the labels `field` as class indices; text is mapped by `classes` if given.
 
     Raises:
         BadInput: a label is no class of the model, or there are more classes than the model tells apart.
     """
     where = f"array {called!r} of {source}"
+    if isinstance(column, Items) and isinstance(getattr(column.fetch, "items", None), list):
+        found = column.take(np.arange(1), field)
+        if isinstance(found, np.ndarray) and found.dtype.kind == "U":  # text gets numbers when all of it is known
+            column = Dense(np.array(column.take(np.arange(len(column)), field)))
     if isinstance(column, Mapped) and column.rows.ndim == 1:  # small, and checked before the first step
         column = Dense(np.asarray(column.rows))
     is_number = field.dtype.kind == "f"  # of a single score: one of two classes
@@ -340,7 +344,7 @@ def _labels(column: Column, field: Field, classes: Sequence[str] | None, source:
 
 
 def _ends(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, tuple[str, Field]]:
-    """Inputs without a column that say where the rows of a ragged one end: to that one's field, and their own."""
+    """Inputs without a column that are lengths of a ragged field: its name, and their own field."""
     ragged = [f for f in fields if f.name in columns and columns[f.name].array is None]
     found = {}
     for field in fields:
@@ -379,7 +383,7 @@ def padded(rows: Sequence[np.ndarray], field: Field, pad_to: int, where: str) ->
 
 
 def _check_padding(field: Field, where: str) -> None:
-    """Raise BadInput if no label stands for padding: 0 is a class, and would be learned."""
+    """Raise BadInput if no label marks padding: 0 is a class, and would be learned."""
     if field.ignored is None:
         raise BadInput(
             f"{where} has rows of different lengths, and no label says what is padding\n"

@@ -1,4 +1,4 @@
-"""Arrays without names: a tuple of inputs and labels, or one array, named by the inputs that they feed."""
+"""Unnamed arrays: name a tuple of inputs and labels, or one array, by the inputs that they feed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxgrad.training.data.fields import Field
 
 
 def named_by_position(source: Any, fields: Sequence[Field], name: str = "the data") -> Any:
-    """`source` with names, if it is a tuple or an array; anything else as it is.
+    """`source` with names, if it is a tuple or an array; other sources unchanged.
 
     Args:
         source: ``(x, y)``: x and y are arrays, or tuples of arrays for several inputs or labels; x may have names.
@@ -46,11 +46,15 @@ def named_by_position(source: Any, fields: Sequence[Field], name: str = "the dat
 
 
 def with_labels(data: Any, y: Any) -> Any:
-    """`data`, or the pair of both where labels `y` are given beside it.
+    """`data`, or the pair of `data` and labels `y` if these are given.
 
     Raises:
-        BadInput: `y` is a number.
+        BadInput: `y` is a number or a name.
     """
+    if isinstance(y, str):
+        raise BadInput(
+            f"the second argument are labels, not {y!r}\n  hint: Trainer(…, labels={y!r}) names their column"
+        )
     if isinstance(y, (int, float)):
         raise BadInput(f"the second argument are labels, not {y!r}\n  hint: give settings by name: batch_size={y!r}")
     return data if y is None else (data, y)

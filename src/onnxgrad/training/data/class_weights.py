@@ -1,4 +1,4 @@
-"""Weights of classes that make up for how often each occurs: n ÷ (C · n_c), as scikit-learn's "balanced"."""
+"""Class weights against imbalance: n ÷ (C · n_c), like scikit-learn's "balanced"."""
 
 from __future__ import annotations
 

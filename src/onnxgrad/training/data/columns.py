@@ -59,7 +59,7 @@ class Column:
 
 
 class Unusable(Column):
-    """A column of a table that no input can take: missing values, dates, mixed text."""
+    """A column of a table that no input can read: missing values, dates, mixed text."""
 
     def __init__(self, size: int, problem: str) -> None:
         self.size, self.problem = size, problem
@@ -69,7 +69,7 @@ class Unusable(Column):
 
 
 class Selected(Column):
-    """A selection of the rows of another column, read when they are taken."""
+    """A selection of the rows of another column, read on access."""
 
     def __init__(self, column: Column, rows: np.ndarray) -> None:
         self.column, self.rows = column, rows
@@ -100,7 +100,7 @@ class Dense(Column):
 
 
 class Mapped(Dense):
-    """A memory-mapped array: rows are read when they are taken."""
+    """A memory-mapped array, whose rows are read on access."""
 
     def __init__(self, array: np.ndarray) -> None:
         super().__init__(array)
@@ -108,7 +108,7 @@ class Mapped(Dense):
 
 
 def single_array(column: Column) -> np.ndarray | None:
-    """All rows of `column` where they are one array, in memory or in a file."""
+    """All rows of `column`, if they are one array, in memory or in a file."""
     if isinstance(column, Selected):
         whole = single_array(column.column)
         return None if whole is None else np.asarray(whole[column.rows])

@@ -1,4 +1,4 @@
-"""Fields: what the inputs of a step expect, which array feeds which, and how it is checked and converted.
+"""Fields: the requirements of a step's inputs, the matching of arrays to them, checks and conversions.
 
 An array feeds the input of the same name. Where that leaves exactly one array and one input, they belong
 together; where it leaves several, the names that most files agree on decide (``x``, ``images``, ``inputs``, …
@@ -108,11 +108,13 @@ def _wide(field: Field, spare: Sequence[str]) -> str:
     """A hint to join columns, if there are enough of them for `field`."""
     if field.label or len(field.shape) != 1 or field.shape[0] is None or not 1 < field.shape[0] <= len(spare):
         return ""
-    return f"\n  hint: --input {field.name}={spare[0]}..{spare[field.shape[0] - 1]} joins columns of one number each"
+    names = f"{spare[0]}..{spare[field.shape[0] - 1]}"
+    python = f"inputs={{{field.name!r}: {names!r}}}"
+    return f"\n  hint: --inputs {field.name}={names} (in Python {python}) joins columns of one number each"
 
 
 def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.ndarray | None = None) -> np.ndarray:
-    """`array` converted to what `field` expects.
+    """`array` converted to the dtype and shape of `field`.
 
     Args:
         name: of the array in messages.
@@ -141,7 +143,7 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.nda
 
 
 def check_labels(labels: np.ndarray, field: Field, where: str, rows: np.ndarray | None = None) -> None:
-    """Raise BadInput for a label that `field` does not take.
+    """Raise BadInput for a label that `field` does not allow.
 
     Args:
         labels: of the type of the field.
@@ -174,7 +176,7 @@ def check_labels(labels: np.ndarray, field: Field, where: str, rows: np.ndarray 
 
 
 def check_counted(labels: np.ndarray, field: Field, where: str) -> None:
-    """Raise BadInput if the loss leaves out all `labels`, the mean of none of which is no number."""
+    """Raise BadInput if the loss ignores all `labels`: the mean of no losses is not a number."""
     if field.label and field.ignored is not None and labels.size and (labels == field.ignored).all():
         raise BadInput(f"{where} has no label that counts: all are {field.ignored}, which the loss ignores")
 
@@ -202,7 +204,7 @@ def _label_hint(labels: np.ndarray, bad: np.ndarray, field: Field) -> str:
 
 
 def _kind(array: np.ndarray) -> str:
-    """The elements of an array that holds no numbers, in words."""
+    """A description of the elements of an array without numbers."""
     texts = [v for v in array.flat if isinstance(v, str)] if array.dtype.kind in "UO" else []
     if texts:
         return f"text ({texts[0][:40]!r})"
@@ -254,7 +256,7 @@ def _finite(array: np.ndarray, where: str, rows: np.ndarray | None = None) -> No
 
 
 def _hint(array: np.ndarray, field: Field) -> str:
-    """A guess at what is wrong with the shape."""
+    """A hint about a wrong shape."""
     if field.label and np.issubdtype(field.dtype, np.integer) and array.ndim == len(field.shape) + 2:
         return " (class indices, not one-hot rows)"
     if field.label and np.issubdtype(field.dtype, np.integer) and array.ndim == len(field.shape) + 1 > 1:

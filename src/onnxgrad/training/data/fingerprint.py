@@ -1,4 +1,4 @@
-"""A digest of the data: a resumed run can tell whether it sees the same rows.
+"""A digest of the data, by which a resumed run recognizes its rows.
 
 All that a step can see is taken in, bit by bit: arrays in memory as they are fed, arrays in files as they lie there,
 pictures as the bytes of their files. A sequence that has a fingerprint of its own (a ``datasets.Dataset``) is believed;

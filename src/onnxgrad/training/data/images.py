@@ -62,7 +62,7 @@ class Images:
         return scaled if last else scaled.transpose(2, 0, 1)
 
     def _layout(self, field: Field) -> tuple[int, tuple[int | None, int | None], bool]:
-        """Channels, (height, width), whether channels come last."""
+        """Channels, (height, width), and True for channels last."""
         shape = field.shape
         if len(shape) == 3 and shape[0] in (1, 3):
             return shape[0], self._sized(shape[1], shape[2]), False
@@ -109,7 +109,7 @@ def picture_files(path: Path, how: Images) -> dict[str, Column]:
 
 
 def image_folder(path: Path, how: Images) -> dict[str, Column]:
-    """Columns ``images`` and ``labels`` of a folder that holds a folder of pictures per class.
+    """Columns ``images`` and ``labels`` of a folder with a folder of images per class.
 
     Raises:
         BadInput: there are no such folders, or they hold only folders themselves.

@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?", re.ASCII)
 
 
 class ClassColumn(Dense):
-    """Class indices, and the names that they stand for.
+    """Class indices, and their names.
 
     Args:
         indices: into `names`, one per row; others are labels that the loss ignores.
@@ -76,7 +76,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def class_column(column: Column, where: str = "the labels") -> Column:
-    """`column`, where it holds text as the numbers of the names that occur in it, sorted.
+    """`column`, with text replaced by the indices of the sorted names that occur in it.
 
     Raises:
         BadInput: a row has no name.
@@ -97,7 +97,7 @@ def class_column(column: Column, where: str = "the labels") -> Column:
 
 
 def numbered(column: Column, names: Sequence[str], source: str, where: str, ignored: int | None = None) -> Column:
-    """`column` of labels by the numbers that `names` gives their classes.
+    """`column` of labels as class indices by `names`.
 
     Numbers stand for themselves, unless they are names: a classifier of the digits 3, 5 and 7 has the classes 0, 1
     and 2. Where "1" names class 0, only numbers that are names are labels.
@@ -192,7 +192,7 @@ def _places_of_text(labels: np.ndarray, names: Sequence[str], where: str, rows: 
 
 
 def check_count(names: Sequence[str], scores: int | None, source: str, own: bool) -> None:
-    """Raise BadInput if a model with so many `scores` does not tell the classes `names` apart.
+    """Raise BadInput if the number of `scores` of the model does not match the classes `names`.
 
     Args:
         names: of the classes.

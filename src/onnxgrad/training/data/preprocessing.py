@@ -30,7 +30,7 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Preprocessing that arrays of data go through before they are fed.
+    """The preprocessing of arrays before they are fed.
 
     Attributes:
         images: how pictures become arrays; None without pictures.
@@ -48,7 +48,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, model: ir.Model) -> Preprocessing:
-        """The preprocessing in the metadata of `model`. Raises BadInput if it is damaged."""
+        """The preprocessing stored in the metadata of `model`. Raises BadInput if it is damaged."""
         text = model.metadata_props.get(PREPROCESSING, "")
         if not text:
             return cls()
@@ -61,7 +61,7 @@ class Preprocessing:
         return bool(self.images or self.inputs or self.tokenizer)
 
     def updated(self, other: Preprocessing) -> Preprocessing:
-        """`other`, completed by what it lacks."""
+        """`other`, with missing settings taken from this one."""
         has_text = bool(other.tokenizer)
         return Preprocessing(
             self.images if other.images is None else other.images,
@@ -72,7 +72,7 @@ class Preprocessing:
         )
 
     def images_for(self, images: Images | None) -> Images | None:
-        """The `images` of a call, of the size that is kept if they have none; without them, what is kept."""
+        """The `images` of a call, with the stored size if they have none; without them, the stored settings."""
         if images is None or self.images is None or images.size is not None:
             return images or self.images
         return replace(images, size=self.images.size)

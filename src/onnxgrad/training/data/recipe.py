@@ -1,4 +1,4 @@
-"""The recipe of how data are prepared for a model."""
+"""The recipe of data preparation."""
 
 from __future__ import annotations
 

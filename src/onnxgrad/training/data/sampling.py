@@ -11,7 +11,7 @@ SAMPLES = ("each", "balanced")
 
 
 def check_sample(sample: str, labels: np.ndarray | None, shuffle: bool, source: str) -> None:
-    """Raise BadInput unless rows can be sampled so: `labels` are the class numbers of all rows, if there are any."""
+    """Raise BadInput unless rows can be sampled in this way; `labels` are the class indices of all rows, if any."""
     if sample not in SAMPLES:
         raise BadInput(f"sample is {' or '.join(map(repr, SAMPLES))}, not {sample!r}")
     if sample == "balanced" and not shuffle:

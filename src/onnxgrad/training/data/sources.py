@@ -187,7 +187,7 @@ def _table(path: Path) -> dict[str, Column]:
 
 
 def _parquet(path: Path) -> Any:
-    """The table in `path`; text stays a dictionary, which is written out where it is used."""
+    """The table in `path`; text stays dictionary-encoded until it is used."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
@@ -210,7 +210,7 @@ def _column_of(chunks: Any, name: str) -> Column:
 
 
 def _of_arrow(chunks: Any) -> Any:
-    """An array, or a list of arrays, of what an Arrow column holds; numbers come without a copy of each."""
+    """The content of an Arrow column as an array, or a list of arrays; numbers are not copied one by one."""
     import pyarrow as pa
 
     kind = chunks.type
@@ -240,7 +240,7 @@ def _lists(chunks: Any) -> Iterator[np.ndarray]:
 
 
 def _bounded(size: int, path: Path) -> None:
-    """Raise BadInput if what `path` unpacks to is more than the machine's memory, or than such data come to."""
+    """Raise BadInput if `path` unpacks to more than the machine's memory, or an implausible multiple of the file."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows
@@ -259,7 +259,7 @@ def _bounded(size: int, path: Path) -> None:
 
 
 def _check_header(file: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> None:
-    """Raise BadInput if an array is not as large as its header says, before memory is taken for it."""
+    """Raise BadInput if an array is smaller than its header claims, before memory is allocated."""
     with file.open(member) as content:
         version = np.lib.format.read_magic(content)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -274,7 +274,7 @@ def _check_header(file: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) ->
 
 
 def _unnamed(file: BinaryIO, path: Path) -> BinaryIO:
-    """`file` at its beginning. Raises BadInput if it is an array without a name."""
+    """`file` at its start. Raises BadInput for an array without a name."""
     if file.read(6) == np.lib.format.MAGIC_PREFIX:
         raise BadInput(f"{str(path)!r} holds one array without a name; use numpy.savez(path, name=array)")
     file.seek(0)
@@ -282,7 +282,7 @@ def _unnamed(file: BinaryIO, path: Path) -> BinaryIO:
 
 
 def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file; nothing in it is ever executed.
+    """The arrays of an ``.npz`` file; no code in it is executed.
 
     Raises:
         BadInput: the file is missing, unreadable, truncated, no ``.npz``, or holds Python objects.

@@ -1,4 +1,4 @@
-"""Text as tokens: a column of strings becomes the inputs that a language model takes, by their names.
+"""Text as tokens: a column of strings becomes the named inputs of a language model.
 
 The tokenizer is the file ``tokenizer.json`` that models of this kind come with (package tokenizers). An input of whole
 numbers whose name contains ``mask`` gets ones where there are tokens, one with ``type`` or ``segment`` the number of
@@ -69,7 +69,7 @@ class Text:
         return None if tokenizer is None else cls(tokenizer, max_length)
 
     def tokenized(self, columns: Mapping[str, Column], fields: Sequence[Field], source: str) -> dict[str, Column]:
-        """`columns` with tokens for `fields` in the place of text.
+        """`columns` with the text replaced by tokens for `fields`.
 
         Raises:
             BadInput: no input takes tokens, no column is text or several are, or a row has no tokens.
@@ -118,7 +118,7 @@ class Text:
 
 
 def check_tokens(columns: Mapping[str, Column], fields: Sequence[Field], source: str) -> None:
-    """Raise BadInput where an input takes tokens, and `columns` have text instead."""
+    """Raise BadInput if an input needs tokens, but `columns` have text."""
     held = {n: c for n, c in columns.items() if c.array is not None}
     for field in fields:
         if field.label or field.dtype.kind not in "iu" or len(field.shape) != 1:
@@ -135,7 +135,7 @@ def check_tokens(columns: Mapping[str, Column], fields: Sequence[Field], source:
 
 
 def has_text_for_tokens(columns: Mapping[str, Column], fields: Sequence[Field]) -> bool:
-    """True if an input takes tokens, and `columns` have text instead."""
+    """True if an input needs tokens, but `columns` have text."""
     try:
         ids = _roles(fields, columns)["ids"]
     except BadInput:

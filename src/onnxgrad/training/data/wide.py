@@ -1,4 +1,4 @@
-"""Wide tables: columns that hold one number per row each, joined to the one array that an input of a model wants.
+"""Wide tables: columns with one number per row are joined to one array for an input.
 
 ``X=f0..f63`` joins f0, f1, … f63; ``X=age,height`` joins these two in this order; ``X=pixel*`` joins what matches, in
 the order of the table; ``X=images`` lets one array feed an input of another name.
@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
 class Joined(Column):
-    """Columns side by side: rows of one number each become rows of as many numbers as there are columns."""
+    """Adjacent columns: rows of one number each become rows with one number per column."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self.columns = list(columns)
@@ -38,7 +38,7 @@ class Joined(Column):
 def join_columns(
     columns: Mapping[str, Column], inputs: Mapping[str, str], trained: Mapping[str, Features] | None = None
 ) -> dict[str, Column]:
-    """`columns` with those that `inputs` says joined, under the name of the input, in their place.
+    """`columns` with those joined that `inputs` lists, under the name of the input.
 
     Args:
         columns: by name.
@@ -67,7 +67,7 @@ def join_columns(
 
 
 def _ordered(text: str, trained: Features | None, columns: Mapping[str, Column]) -> Features:
-    """The columns that `text` names; those that the model was trained on in the order of its training."""
+    """The columns that `text` names; those of the model's training come in their order there."""
     if trained is not None and text == trained.written:
         _check_present(trained, columns)
         return trained
@@ -78,7 +78,7 @@ def _ordered(text: str, trained: Features | None, columns: Mapping[str, Column])
 
 
 def _apply(name: str, features: Features, columns: Mapping[str, Column]) -> bool:
-    """True if `columns` have the columns that fed the input `name`. Raises BadInput if they have only some."""
+    """True if `columns` have all columns that fed the input `name`. Raises BadInput if some are missing."""
     present = [called for called in features.names if called in columns]
     if present:
         _check_present(features, columns)

@@ -179,7 +179,7 @@ def _inference(step: Step) -> tuple[ir.Model, dict[str, Any]]:
 
 
 def _fed(model: ir.Model, step: Step, results: list[str]) -> tuple[ir.Model, dict[str, Any]]:
-    """`model` with what of the state it reads as inputs."""
+    """`model` with the state that it reads as inputs."""
     graph = model.graph
     prune(graph)
     read = []

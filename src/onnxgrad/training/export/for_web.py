@@ -80,7 +80,7 @@ _REFUSED = (
 
 
 def _write_out(graph: ir.Graph) -> None:
-    """Function bodies in place of operators of floats without a kernel, and of those that these bodies hold."""
+    """Lower float operators without a kernel to their function bodies, recursively."""
     builder = Builder(graph)
     todo = list(graph)
     while todo:

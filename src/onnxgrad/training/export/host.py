@@ -40,7 +40,7 @@ class Host:
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
 
     def run(self, model: str, batch: Batch | None = None, **rates: float) -> Batch:
-        """Run one model of the contract on the state; what it renews is kept, its results are returned."""
+        """Run one model of the contract on the state. Stores new state, and returns the results."""
         about = self.contract["models"][model]
         if model not in self._sessions:
             options = onnxruntime.SessionOptions()
@@ -122,7 +122,7 @@ def arrays(path: str | Path) -> Batch:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -151,7 +151,7 @@ def main() -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Take the steps that the command asks for. Raises HostError for bad input."""
+    """Take the steps that the command line asks for. Raises HostError for bad input."""
     host = Host(Path(__file__).parent, options.threads)
     data = host.prepared(arrays(options.data))
     used = {name: data[name] for name in host.contract["models"]["train"]["batch"] if name in data}

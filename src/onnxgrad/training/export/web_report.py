@@ -113,7 +113,7 @@ def has_kernel(op_type: str, version: int) -> bool:
 
 
 def web_report(model: AnyModel) -> WebReport:
-    """Look at every node of `model`, as it is, for onnxruntime-web 1.30.
+    """Examine every node of `model`, unchanged, for onnxruntime-web 1.30.
 
     Raises:
         BadInput: the model cannot be read, or its nodes do not fit together.
@@ -143,7 +143,7 @@ def report_on(model: ir.Model) -> WebReport:
 
 
 def _nodes(held: ir.Graph, inside: str = "") -> Iterator[tuple[ir.Node, str]]:
-    """Each node, and the loop that it is in, if any."""
+    """Each node, with the loop that contains it, if any."""
     for node in held:
         yield node, inside
         for graph in subgraphs(node):
@@ -212,7 +212,7 @@ def _remedy(node: ir.Node, opset: int) -> str:
 
 
 def _data(node: ir.Node) -> ir.DataType | None:
-    """The type that a node computes with, None if it is not known."""
+    """The type that a node computes with; None if it is not known."""
     at = _DATA.get(node.op_type, 0)
     first = node.inputs[at] if at < len(node.inputs) else None
     value = first if first is not None else (node.outputs[0] if node.outputs else None)

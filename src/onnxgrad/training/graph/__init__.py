@@ -1,1 +1,1 @@
-"""Passes over the graph of a model before it trains: training mode, masks, weights lifted out, what is trainable."""
+"""Passes over the graph of a model before training: training mode, masks, weights, what is trainable."""

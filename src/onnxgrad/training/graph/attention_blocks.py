@@ -38,7 +38,7 @@ _FOR_KERNEL = "onnxgrad.attention_for_kernel"
 
 
 def attend_by_blocks(graph: ir.Graph, rows: int | str | None = None) -> int:
-    """Have attention in `graph` go by blocks, in place; how often that is found.
+    """Rewrite attention in `graph` to be computed by blocks, in place. Returns the count.
 
     Args:
         graph: typed, with nodes of the inference graph.
@@ -93,7 +93,7 @@ def wants_blocks(graph: ir.Graph, rows: int | str | None = None) -> bool:
 
 
 def _is_expanded(node: ir.Node, rows: int | None) -> bool:
-    """True if `node` is attention by itself, and is written out to go by blocks."""
+    """True if `node` is an attention operator that is expanded to be computed by blocks."""
     if node.op_type not in _WHOLE.get(node.domain, ()):
         return False
     return lowering_for(node.op_type, node.domain) is not None and (rows is not None or _reads_many(node))
@@ -112,7 +112,7 @@ def _reads_many(node: ir.Node) -> bool:
 
 @dataclass
 class _Attention:
-    """Between a product of queries and keys, and one with values: nodes that go element by element, and a softmax.
+    """Attention: a product of queries and keys, elementwise nodes, a softmax, and a product with values.
 
     Attributes:
         last: what gives the result: the second product, or a Reshape of it.
@@ -182,7 +182,7 @@ class _Attention:
         return found if not {v, *lost} & moved and found._reads(moved) else None
 
     def _reads(self, moved: set[ir.Value]) -> bool:
-        """Fill in `reads`; whether it is known how all of them lie."""
+        """Fill in `reads`. Returns True if the axes of all of them are known."""
         made = {n.outputs[0] for n in self.nodes} | {self.product}
         for x in dict.fromkeys(x for n in self.nodes for x in n.inputs[: 1 if n.op_type == "Expand" else None]):
             if x is None or x in made:
@@ -200,7 +200,7 @@ class _Attention:
         return dims is not None and isinstance(dims[-1], int) and dims[-1] >= many
 
     def is_large(self, rows: int | None) -> bool:
-        """True if it goes by blocks: of so many `rows`, or because there are many keys."""
+        """True if attention is computed by blocks: of so many `rows`, or because there are many keys."""
         return rows is not None or self.has_keys(MANY)
 
     @property
@@ -319,7 +319,7 @@ def _is_product(value: ir.Value | None) -> bool:
 
 
 def _is_by_element(node: ir.Node, end: ir.Value) -> bool:
-    """True if `node` goes element by element; of an Expand: if `end` has the shape to which it expands as well."""
+    """True if `node` is elementwise; for an Expand: if `end` has the expanded shape too."""
     if node.op_type != "Expand":
         return traits_of(node).is_elementwise
     dims, given, whole = _dims(node.outputs[0]), _dims_of(node.inputs[0]), _dims(end)
@@ -342,7 +342,7 @@ def _has_queries_and_keys(value: ir.Value, score: ir.Value) -> bool:
 
 
 def _axes(value: ir.Value, score: ir.Value) -> tuple[int | None, int | None] | None:
-    """The axes of queries and of keys of `value`, None for one that it lacks; None where that is not known."""
+    """The axes of queries and keys of `value`, None for a missing one; None if they are not known."""
     dims, whole = _dims(value), _dims(score)
     if dims is None or whole is None or len(dims) > len(whole):
         return None

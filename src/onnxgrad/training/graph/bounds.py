@@ -45,7 +45,7 @@ _ARITHMETIC = frozenset((
 
 
 def bounds(value: ir.Value, depth: int = DEPTH, known: _Known | None = None) -> Interval:
-    """The smallest and the largest number that `value` can provably hold."""
+    """The smallest and the largest number that `value` can provably have."""
     known = {} if known is None else known  # a residual network has as many paths as subsets of its blocks
     if (value, depth) not in known:
         known[value, depth] = _bounds(value, depth, known)

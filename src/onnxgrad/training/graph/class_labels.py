@@ -24,7 +24,7 @@ _LISTS = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
 
 
 class _Site(NamedTuple):
-    """A place in a graph that gives classes their labels.
+    """A node that maps classes to labels.
 
     Attributes:
         labels: in the order of the scores.
@@ -38,7 +38,7 @@ class _Site(NamedTuple):
 
 
 def class_names(model: ir.Model, scores: Collection[str] = (), count: int | None = None) -> tuple[str, ...] | None:
-    """The names of the classes that `model` tells apart, from its metadata or from the labels in its graph.
+    """The names of the classes of `model`, from its metadata or from labels in its graph.
 
     Args:
         model: as it was loaded.
@@ -81,7 +81,7 @@ def label_output(graph: ir.Graph, scores: Collection[str], count: int) -> str | 
 
 
 def _sites(graph: ir.Graph, scores: Collection[str], count: int | None) -> list[_Site]:
-    """The sites that give the classes of `scores` their labels; empty if they contradict each other."""
+    """The nodes that map the classes of `scores` to labels; empty if they contradict each other."""
     sites = [site for node in graph if (site := _labelled(node)) is not None and count in (None, len(site.labels))]
     sites = [site for site in sites if site.output is not None] or sites
     if len({site.labels for site in sites}) > 1:
@@ -90,7 +90,7 @@ def _sites(graph: ir.Graph, scores: Collection[str], count: int | None) -> list[
 
 
 def _labelled(node: ir.Node) -> _Site | None:
-    """The labels that `node` gives its operand's classes."""
+    """The labels to which `node` maps its operand's classes."""
     if node.domain not in ("", "ai.onnx", _ML) or not node.inputs or node.inputs[0] is None:
         return None
     labels: Any = None
@@ -133,7 +133,7 @@ def _argmax(index: ir.Value) -> ir.Value | None:
 
 
 def _keeps_order(node: ir.Node) -> bool:
-    """True if `node` changes the type or the shape of labels, not which ones they are."""
+    """True if `node` changes the type or the shape of labels, not the labels."""
     return node.op_type == "Cast" or traits_of(node).moves is Moves.VIEW
 
 

@@ -80,7 +80,7 @@ class Sorted:
     constants: dict[str, str]
 
     def describe(self, trained: Iterable[str], values: Mapping[str, ir.Value]) -> str:
-        """In words: what trains, and what looks like a constant."""
+        """Describe the trained weights, and the candidates that are constants."""
         names = list(trained)
         count = sum(t.size for n in names if (t := values[n].const_value) is not None)
         odd = [n for n in names if n not in self.weights or values[n].shape is None or not len(values[n].shape or ())]
@@ -100,7 +100,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def sort_out(candidates: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> Sorted:
-    """Tell weights from constants among `candidates`, float initializers that a loss depends on.
+    """Sort `candidates`, float initializers that a loss depends on, into weights and constants.
 
     Args:
         candidates: by name.
@@ -134,7 +134,7 @@ _FROZEN = "a normalization that is frozen"
 
 
 def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], circles: set[ir.Value]) -> str:
-    """Why `value` is a constant; nothing if it is a weight."""
+    """The reason that `value` is a constant; empty for a weight."""
     assert value.const_value is not None
     array = value.const_value.numpy()
     limit = min(1e8, 0.99 * float(ml_dtypes.finfo(array.dtype).max))
@@ -177,12 +177,12 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
 
 
 def _varying_axes(array: np.ndarray) -> int:
-    """Along how many axes it has more than one entry."""
+    """The number of axes along which the array has more than one entry."""
     return sum(n > 1 for n in array.shape)
 
 
 def _meetings(value: ir.Value, through: tuple[str, ...] = ()) -> Iterable[tuple[ir.Node, int, tuple[str, ...]]]:
-    """The nodes in which `value` meets something else, at which input, and through what it came there."""
+    """The nodes that combine `value` with another, the input index, and the operators on the way there."""
     for node, at in value.uses():
         own = node.op_type in _MOVES | _GATES or (node.op_type in ("Clip", "Min", "Max") and bool(through or at == 0))
         if is_standard(node) and own and at == 0 and len(through) < 8:

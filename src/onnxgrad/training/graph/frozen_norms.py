@@ -48,7 +48,7 @@ def _is_vector(value: ir.Value) -> bool:
 
 
 def _shift_behind(scale: ir.Value) -> ir.Value | None:
-    """The vector that is added to the product of a convolution and `scale`; None where this is not all it is for."""
+    """The vector added to the product of a convolution and `scale`; None if either has other uses."""
     users = list(scale.uses())
     if len(users) != 1 or users[0][0].op_type != "Mul":
         return None

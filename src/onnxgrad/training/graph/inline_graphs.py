@@ -1,4 +1,4 @@
-"""Other people's graphs inside a graph: a loss, a teacher or an optimizer that comes as ONNX.
+"""Inline foreign graphs: a loss, a teacher or an optimizer that is an ONNX model.
 
 What may be handed in: an ``onnx.ModelProto``, an ``onnx_ir.Model`` or a path; an ``onnx.FunctionProto``; a function
 written with onnxscript. Its nodes are copied behind those that are there, its inputs replaced by what stands
@@ -95,7 +95,7 @@ class Inlined:
         return [v for v in graph.inputs if v.name in self.inputs]
 
     def _model(self, b: Builder, operands: Sequence[Var]) -> ir.Model:
-        """A copy in the opset of the builder; a function as a model of the types that it is called with."""
+        """A copy in the opset of the builder; a function becomes a model with the operands' types."""
         assert b.opset is not None
         if self.function is not None:
             return open_model(_called(self.function, operands, b.opset)).model

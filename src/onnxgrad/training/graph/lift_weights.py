@@ -22,7 +22,7 @@ from onnxgrad.ir.match import is_op
 
 
 def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
-    """Give every weight of `graph`, and all that are `wanted`, an initializer of its own, in place."""
+    """Make every weight of `graph`, and all `wanted` ones, an initializer of its own, in place."""
     keeps = any(_is_matrix(v) for g in (graph, *graph.subgraphs()) for v in g.initializers.values())
     names = Names.of_graph(graph)
     for inner in list(graph.subgraphs()):
@@ -53,8 +53,10 @@ def _hoist(graph: ir.Graph, inner: ir.Graph, names: Names) -> None:
 
 
 def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str], keeps: bool, names: Names) -> None:
-    """A float Constant becomes an initializer if it is a statistic or wanted, or, unless the graph `keeps`
-    its weights as initializers, if it has more than one element."""
+    """Make a float Constant an initializer if it is a statistic or wanted.
+
+    Other constants of several elements too, unless the graph `keeps` its weights as initializers.
+    """
     tensor = ir.convenience.get_const_tensor(node.outputs[0])
     if tensor is None or tensor.dtype not in FLOATS or node.outputs[0].is_graph_output():
         return

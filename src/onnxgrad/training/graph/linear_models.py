@@ -33,7 +33,7 @@ def with_own_weights(graph: ir.Graph) -> None:
 
 @dataclass
 class _Scores:
-    """x·W + b, and what is made of it.
+    """x·W + b, and its transform.
 
     Attributes:
         weights: of shape [features, scores].

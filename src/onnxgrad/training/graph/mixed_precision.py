@@ -68,7 +68,7 @@ class Precision:
         bfloat16 has the range of float32.
         """
         if name not in NAMES:
-            raise BadInput(f"precision is {' or '.join(NAMES)}, not {name!r}")
+            raise BadInput(f"precision is fp32, {' or '.join(NAMES)}, not {name!r}")
         return cls(NAMES[name], runs, 2.0**16, 2000) if name == "fp16" else cls(NAMES[name], runs, 1.0, 0)
 
     def apply(self, graph: ir.Graph, bound: dict[str, str], taken: Iterable[str]) -> dict[str, tuple[str, np.ndarray]]:
@@ -133,7 +133,7 @@ class Precision:
         return {name: (end.name, np.asarray(start)) for name, (end, start) in ends.items()}
 
     def _narrow(self, b: Builder, nodes: list[ir.Node]) -> None:
-        """Have those of `nodes` that should take operands of 16 bits, between Casts."""
+        """Run the supported ones of `nodes` with operands of 16 bits, between Casts."""
         wide: dict[ir.Value, ir.Value] = {}  # float32 values that a Cast has made, with what they were made of
         cast: dict[ir.Value, ir.Value] = {}
         for node in nodes:
@@ -177,7 +177,7 @@ def _insert_before(b: Builder, node: ir.Node, write: Callable[[], Var]) -> Var:
 
 
 def _take_over(old: ir.Value, new: ir.Value, besides: ir.Node | None) -> None:
-    """Have everything but `besides`, and what `new` is computed from, read `new` for `old`, by the name of `old`."""
+    """Replace `old` by `new`, under its name, in all readers except `besides` and the producers of `new`."""
     own = {besides, new.producer()}
     for user, i in tuple(old.uses()):
         if user not in own:

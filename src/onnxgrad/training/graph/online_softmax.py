@@ -50,7 +50,7 @@ _RISING: Mapping[str, Sequence[int]] = {
 
 @dataclass
 class BlockedScores:
-    """Attention, as far as it is a matter of queries and keys.
+    """The queries and keys of attention, in blocks.
 
     Attributes:
         q, kt, v: queries [.., S, D], keys [.., D, T] and values [.., T, E]; several heads of queries may share one of
@@ -86,7 +86,7 @@ class BlockedScores:
         return any(v in inside or self.reads.get(v, (None, None))[1] is not None for v in others)
 
     def write(self, b: Builder, values: dict[ir.Value, Var]) -> None:
-        """Add to `values` what the nodes give, as far as it is not there."""
+        """Add the results of the nodes to `values`, unless they are present."""
         for node in self.nodes:
             if node.outputs[0] in values:
                 continue
@@ -130,7 +130,7 @@ class _Blocked:
     columns: dict[ir.Value, _Column] = field(init=False, default_factory=dict)
 
     def result(self) -> Var:
-        """The Scan, and what it gives, as one tensor."""
+        """Emit the Scan. Returns its result as one tensor."""
         b, s = self.b, self.scores
         self.rows = RowBlocks.of(b, s.q, s.q.rank - 2, self.most_queries)
         self.keys = RowBlocks.of(b, s.kt, s.kt.rank - 1, self.most_keys)
@@ -269,7 +269,7 @@ class _Blocked:
     # --- the way back --------------------------------------------------------------------------
 
     def _pull(self, op: Op, cotangents: Any) -> dict[ir.Value, Var]:
-        """dS = E∘((dY/l)·Vᵀ - (Σ dY∘Y)/l + dl), dV = Eᵀ·(dY/l), and what makes S of queries and keys pulled back"""
+        """dS = E∘((dY/l)·Vᵀ - (Σ dY∘Y)/l + dl), dV = Eᵀ·(dY/l); S is pulled back to queries and keys"""
         b = op.builder
         y, most, total = (op.output(i) for i in range(3))
         gy, _, g_total = cotangents
@@ -296,7 +296,7 @@ class _Blocked:
     def _backward(
         self, outer: Builder, values: Mapping[ir.Value, Var], own: Sequence[Var], moved: Sequence[ir.Value]
     ) -> dict[ir.Value, Var]:
-        """The cotangents that a block of queries gives."""
+        """The cotangents from a block of queries."""
         s = self.scores
         b, body = empty(outer, "keys")
         sums = {v: formal(b, values[v].value, "sum") for v in moved if not self.columns[v].has_keys}

@@ -17,7 +17,7 @@ from onnxgrad.training.graph.linear_models import with_own_weights
 
 
 def own_tensors(model: ir.Model, wanted: Collection[str] = ()) -> None:
-    """Take branches that are always taken, give every weight (and all that are `wanted`) an initializer, in place.
+    """Inline branches with known conditions, and make every weight (and all `wanted`) an initializer, in place.
 
     An input with a default value is a weight.
     """

@@ -15,7 +15,7 @@ from onnxgrad.ir.match import is_op, producer
 
 
 def pool_first(graph: ir.Graph, keep: Collection[str] = ()) -> int:
-    """Exchange every Relu of `graph` with a MaxPool that alone reads it, unless `keep` names it; returns how many."""
+    """Swap every Relu of `graph` with a MaxPool that is its only reader, except names in `keep`. Returns the count."""
     count = 0
     for relu, pool in exchangeable(graph, keep):
         _exchange(graph, relu, pool)

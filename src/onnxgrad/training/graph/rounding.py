@@ -1,4 +1,4 @@
-"""Graphs that round to quantized numbers: what a pair of nodes rounds, and how training differentiates it."""
+"""Graphs with rounding to quantized numbers: pairs of nodes, and their derivatives in training."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def standardize(model: ir.Model) -> None:
 
 
 def through_rounding(model: ir.Model) -> AbstractContextManager[None]:
-    """Differentiate a model that says that it is quantized as if it did not round, within the ``with`` block."""
+    """Differentiate a model that is marked as quantized through its rounding, within the ``with`` block."""
     return straight_through("QuantizeLinear") if QUANTIZED in model.metadata_props else nullcontext()

@@ -1,4 +1,4 @@
-"""The axis of a prediction along which the rows of the data lie, where that is not the first.
+"""The axis of rows in a prediction, if it is not the first.
 
 Recurrent networks compute [time, rows, classes] and often return that, while data have one row after the other. Names
 and sizes of dimensions tell the axes apart: the rows lie along the first axis of the inputs.

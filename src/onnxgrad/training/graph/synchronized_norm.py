@@ -35,7 +35,7 @@ def is_sum(node: ir.Node) -> bool:
 
 
 def sum_over_ranks(b: Builder, x: Var) -> Var:
-    """The sum of what all ranks give for `x`."""
+    """The sum of `x` over all ranks."""
     (y,) = b.append(ir.Node(DOMAIN, OPERATOR, [x.value]))
     y.value.type, y.value.shape = x.value.type, x.value.shape
     return y
@@ -48,7 +48,7 @@ def RULE(op: Any, g: Var) -> Var:
 
 
 def synchronize(graph: ir.Graph, weight: str) -> None:
-    """Have every BatchNormalization in training mode of `graph` take the statistics of all ranks, in place.
+    """Have every BatchNormalization in training mode in `graph` use the statistics of all ranks, in place.
 
     Args:
         graph: with its Gradient bound, of the loss of this rank.

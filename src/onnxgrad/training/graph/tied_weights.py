@@ -17,7 +17,7 @@ from onnxgrad.ir.match import is_op, is_standard
 
 
 def tie_weights(graph: ir.Graph, patterns: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Let output layers of `graph` read the embeddings that they are equal to, in place.
+    """Let output layers of `graph` read the embeddings that they equal, in place.
 
     The value keeps its name: an Identity or a Transpose of the embedding makes it.
 
@@ -68,7 +68,7 @@ def _is_output_layer(value: ir.Value) -> bool:
 
 
 def _alike(table: ir.Value, output: ir.Value) -> str | None:
-    """The operator that makes `output` of `table`, if they are equal, or one is the other's transpose; else None."""
+    """The operator that computes `output` from `table`: for equal tensors, or a transpose; else None."""
     one, other = table.const_value, output.const_value
     assert one is not None
     assert other is not None
@@ -88,7 +88,7 @@ def _chooses_one(patterns: Sequence[str], table: ir.Value, output: ir.Value) -> 
 
 
 def _hand_out(graph: ir.Graph, table: ir.Value, output: ir.Value, how: str) -> None:
-    """Replace the initializer `output` by what the operator `how` makes of `table`."""
+    """Replace the initializer `output` by the operator `how` on `table`."""
     node = ir.Node("", how, [table], [ir.AttrInt64s("perm", [1, 0])] if how == "Transpose" else [], name=f"tied/{how}")
     value = node.outputs[0]
     value.type, value.shape = output.type, output.shape

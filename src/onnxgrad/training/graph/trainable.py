@@ -28,7 +28,7 @@ def is_pattern(text: str) -> bool:
 
 
 def matching(pattern: str, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> list[str]:
-    """The names of the `weights` that `pattern` stands for, in their order.
+    """The names of the `weights` that match `pattern`, in their order.
 
     Raises:
         UnknownName, BadInput: none, or a pattern that is not understood.
@@ -112,6 +112,6 @@ def _is_constant(value: ir.Value) -> bool:
 
 def without(names: Iterable[str], patterns: Sequence[str], weights: Mapping[str, ir.Value],
             nodes: Sequence[ir.Node]) -> list[str]:  # fmt: skip
-    """`names` that none of the `patterns` stands for."""
+    """`names` that match none of the `patterns`."""
     frozen = {name for pattern in patterns for name in matching(pattern, weights, nodes)}
     return [name for name in names if name not in frozen]

@@ -113,7 +113,7 @@ def statistics(nodes: Sequence[ir.Node]) -> set[ir.Value]:
 
 
 def switch(builder: Builder, nodes: Sequence[ir.Node], ys: Sequence[ir.Value], mode: Mode) -> tuple[Values, Values]:
-    """Append a copy, in training mode, of what `ys` depend on and training changes.
+    """Append a copy, in training mode, of the nodes before `ys` that training changes.
 
     Returns:
         The copy of each value that has one, and the next value of each running statistic.
@@ -140,7 +140,7 @@ def switch(builder: Builder, nodes: Sequence[ir.Node], ys: Sequence[ir.Value], m
 
 
 def _copied(builder: Builder, node: ir.Node, copies: Values, updates: Values, switched: bool) -> Values:
-    """Append a copy of `node` that reads copies, in training mode if it is `switched`; what its outputs became."""
+    """Append a copy of `node` that reads copies, in training mode if it is `switched`. Returns its outputs."""
     inputs = [None if v is None else copies.get(v, v) for v in node.inputs]
     attributes = {a.name: a for a in node.attributes.values()}
     count = len(node.outputs)

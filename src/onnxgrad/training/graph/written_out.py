@@ -81,7 +81,7 @@ def _log_of_sum(value: ir.Value) -> tuple[ir.Value, int] | None:
 
 
 def reduced(value: ir.Value, kinds: tuple[str, ...], through: str = "") -> tuple[ir.Value, int] | None:
-    """The operand and the axis of a reduction of `kinds` that `value` is, with the axis in its place; None if not.
+    """Match a reduction of `kinds` that keeps its axis. Returns its operand and axis, or None.
 
     `through`: a node that must lie between the two.
     """
@@ -102,7 +102,7 @@ def reduced(value: ir.Value, kinds: tuple[str, ...], through: str = "") -> tuple
 
 
 def _reduction_operand(node: ir.Node, seen: list[ir.Value]) -> tuple[ir.Value, int] | None:
-    """The operand and the axis of the reduction `node`, if the values `seen` behind it have the axis in its place."""
+    """The operand and axis of the reduction `node`, if the values `seen` behind it keep the axis."""
     x = node.inputs[0]
     axes = _axes(node)
     if x is None or x.shape is None or axes is None or axes.size != 1:
@@ -144,7 +144,7 @@ def _quotient(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
 
 
 def _inverted(value: ir.Value) -> ir.Value | None:
-    """The x of 1/x, written in one of three ways, but for what gives it an axis back; None for another value."""
+    """The x of 1/x, in one of three written forms, up to an Unsqueeze; None for another value."""
     if (node := _producer_of_kind(value, "Reciprocal")) is not None:
         return node.inputs[0]
     if (node := _producer_of_kind(value, "Div")) is not None:
@@ -154,7 +154,7 @@ def _inverted(value: ir.Value) -> ir.Value | None:
 
 
 def _producer_of_kind(value: ir.Value, kind: str) -> ir.Node | None:
-    """The node of this kind that makes `value`, but for what gives it an axis back."""
+    """The producer of `value` of this kind, up to an Unsqueeze."""
     node = value.producer()
     while node is not None and node.op_type != kind and node.op_type in _BROADCASTS and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -162,16 +162,18 @@ def _producer_of_kind(value: ir.Value, kind: str) -> ir.Node | None:
 
 
 def unguarded(value: ir.Value) -> ir.Value:
-    """`value` without what keeps it from a division by zero or a logarithm of it: see `neutral_operand`."""
+    """`value` without guards against division by zero or a logarithm of zero: see `neutral_operand`."""
     while (node := value.producer()) is not None and (inner := neutral_operand(node)) is not None:
         value = inner
     return value
 
 
 def neutral_operand(node: ir.Node) -> ir.Value | None:
-    """The operand of a `node` that leaves probabilities what they are: times 1, plus a tiny number, cut to [0, 1], or
-    plus a number where the sum of a row is 0 (as skl2onnx writes it), rounded to quantized numbers; None for another
-    node."""
+    """The operand of a `node` that does not change probabilities; None for other nodes.
+
+    Such nodes multiply by 1, add a tiny number, clip to [0, 1], add a number where the sum of a row is 0 (as skl2onnx
+    writes it), or round to quantized numbers.
+    """
     if not is_standard(node) or not node.inputs or node.inputs[0] is None:
         return None
     first, of = node.inputs[0], node.op_type
