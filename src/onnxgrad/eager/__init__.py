@@ -15,6 +15,8 @@ the rules that differentiate models differentiate the tape. See docs/eager.md.
 
 from onnxgrad.eager import numpy, op
 from onnxgrad.eager.checking import GradientMismatch, check_grads
+from onnxgrad.eager.compiled import jit, vmap
+from onnxgrad.eager.control_flow import cond, fori_loop, map, scan, while_loop
 from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.custom_derivatives import custom_vjp
 from onnxgrad.eager.core.recording import stop_gradient
@@ -39,19 +41,26 @@ __all__ = [
     "GradientMismatch",
     "check_grads",
     "checkpoint",
+    "cond",
     "custom_vjp",
     "elementwise_grad",
     "export",
+    "fori_loop",
     "from_onnx",
     "grad",
     "hessian",
     "holomorphic_grad",
     "hvp",
     "jacobian",
+    "jit",
     "jvp",
+    "map",
     "numpy",
     "op",
+    "scan",
     "stop_gradient",
     "value_and_grad",
     "vjp",
+    "vmap",
+    "while_loop",
 ]

@@ -63,14 +63,16 @@ class EagerModel:
                 raise UnknownName(name, [*self.inputs, *self.parameters], "input or weight")
         given = bind(self.inputs, args, kwargs)
         arrays = {name: self._array(name, x) for name, x in given.items()}
-        wrt = () if exporting.get() else tuple(n for n, x in arrays.items() if x._node is not None)
-        which = tuple(arrays)
-        call, run, names = self._made.get((which, wrt), lambda: self._make(which, wrt))
-        operands = list(arrays.values())
+        results = self.results(tuple(arrays), list(arrays.values()))
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def results(self, names: tuple[str, ...], operands: Sequence[Array]) -> dict[str, Array]:
+        """The outputs by name, given the `operands` of the inputs and weights of these names, in their dtypes."""
+        wrt = () if exporting.get() else tuple(n for n, x in zip(names, operands) if x._node is not None)
+        call, run, outputs = self._made.get((names, wrt), lambda: self._make(names, wrt))
         values = run([x._data for x in operands])
         made = [record(call, operands, values[0])] if len(values) == 1 else record_several(call, operands, values)
-        results = dict(zip(names, made))
-        return next(iter(results.values())) if len(results) == 1 else results
+        return dict(zip(outputs, made))
 
     def _array(self, name: str, value: Any) -> Array:
         held = next((v for v in self._model.graph.inputs if v.name == name), None)

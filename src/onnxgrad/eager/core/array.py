@@ -7,11 +7,12 @@ namespace, which attaches itself here (see `methods`).
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from onnxgrad.eager.core.tape import Node, exporting, varies
+from onnxgrad.eager.core.tape import Node, compiling, exporting, varies
 from onnxgrad.errors import BadInput, NotDifferentiable
 
 #: The versions of the array API standard that arrays and their namespace follow.
@@ -119,7 +120,13 @@ class Array:
         return format(self._data[()] if self.ndim == 0 else self._data, how)
 
     def _read(self, how: str, instead: str = "use the functions of onnxgrad.eager.numpy on it") -> np.ndarray:
-        """The elements; refused if a derivative would be lost."""
+        """The elements; refused if a derivative would be lost, or if they are those of one call only."""
+        if self._node is not None and compiling.get() and varies(self._node, discrete=True):
+            raise NotDifferentiable(
+                f"{how}: the function is compiled, and this value differs between calls\n"
+                "  hint: choose with eager.cond or numpy.where, repeat with eager.while_loop, fori_loop or scan; "
+                "`static_argnums` names arguments that are constants"
+            )
         if self._node is not None and varies(self._node):
             raise NotDifferentiable(
                 f"{how} of an array on the tape would lose its derivative\n"
@@ -186,17 +193,20 @@ class Array:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
         """``numpy.sin(x)`` is ``sin(x)`` of the namespace."""
-        name = f"numpy.{ufunc.__name__}"
+        name = _name_of(ufunc)
         function = getattr(self._xp, ufunc.__name__, None)
         if method == "__call__" and function is not None:
             dtype = kwargs.pop("dtype", None)
             if not kwargs:
                 return function(*args) if dtype is None else function(*(as_array(x).astype(dtype) for x in args))
             return self._outside(f"{name} with {' and '.join(map(repr, sorted(kwargs)))}", ufunc, args, kwargs)
+        name = name if method == "__call__" else f"{name}.{method}"
         how = getattr(function, method, None)
-        if how is not None and not kwargs.keys() - {"axis", "dtype", "keepdims"}:
-            return how(*args, **kwargs)
-        return self._outside(name if method == "__call__" else f"{name}.{method}", getattr(ufunc, method), args, kwargs)
+        if how is not None:
+            if not (unknown := kwargs.keys() - {"axis", "dtype", "keepdims", "initial", "where"}):
+                return how(*args, **kwargs)
+            name = f"{name} with {' and '.join(map(repr, sorted(unknown)))}"
+        return self._outside(name, getattr(ufunc, method), args, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """``numpy.sum(x)`` is ``sum(x)`` of the namespace."""
@@ -305,6 +315,14 @@ def tracked(x: Any, floats: bool = True) -> bool:
     if isinstance(x, Array):
         return x._node is not None and (not floats or x._data.dtype.kind not in "biu")
     return isinstance(x, (list, tuple)) and any(tracked(e, floats) for e in x)
+
+
+def _name_of(ufunc: np.ufunc) -> str:
+    """The name of `ufunc` with that of its library, as far as it is one of numpy or of scipy.special."""
+    for library in ("numpy", "scipy.special"):
+        if getattr(sys.modules.get(library), ufunc.__name__, None) is ufunc:
+            return f"{library}.{ufunc.__name__}"
+    return ufunc.__name__
 
 
 def values_of(name: str, x: Array) -> np.ndarray:

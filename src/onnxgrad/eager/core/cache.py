@@ -21,11 +21,8 @@ class Cache:
 
     def get(self, key: Any, make: Callable[[], Any]) -> Any:
         """The value for `key`, from `make` if it is not cached."""
-        with self._lock:
-            found = self._held.get(key)
-            if found is not None:
-                self._held.move_to_end(key)
-                return found
+        if (found := self.peek(key)) is not None:
+            return found
         with without_collection():
             made = make()
         with self._lock:
@@ -34,6 +31,14 @@ class Cache:
             while len(self._held) > self._most:
                 self._held.popitem(last=False)
         return made
+
+    def peek(self, key: Any) -> Any:
+        """The value for `key`, or None."""
+        with self._lock:
+            found = self._held.get(key)
+            if found is not None:
+                self._held.move_to_end(key)
+            return found
 
     def clear(self) -> None:
         """Forget everything."""

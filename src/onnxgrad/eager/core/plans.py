@@ -20,12 +20,13 @@ from onnxgrad.eager.core.arithmetic import Arithmetic, is_arithmetic
 from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import Executable, model_of
-from onnxgrad.eager.core.primitives import OPSET, Primitive
+from onnxgrad.eager.core.primitives import OPSET, STOP, Primitive
 from onnxgrad.eager.core.primitives import output as pick
 from onnxgrad.eager.core.recording import record, record_several
 from onnxgrad.eager.core.tape import Node, Program, Source, exporting
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.partial_eval import residuals
+from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
@@ -106,6 +107,9 @@ class GraphCall(Primitive):
             now = {v: x.value for v, x in there.items()} if subgraphs(node) else {}
             attributes = {a.name: rewired(a, now, b.names) for a in node.attributes.values()}
             count = len(node.outputs)
+            if CONSTANT in node.metadata_props:
+                there[node.outputs[0]] = STOP.write(b, given)
+                continue
             made = b.emit(node.op_type, *given, domain=node.domain, outputs=count, **attributes)
             for v, x in zip(node.outputs, made if count > 1 else (made,)):
                 there[v] = x
@@ -141,7 +145,12 @@ class Written:
 def write(p: Program) -> Written:
     """The program `p` in a new graph."""
     b = new_builder(node.op for node in p.nodes)
-    w = Written(b, [formal(b, p.value(~k), "in") for k in range(len(p.sources))], [], {})
+    return write_into(b, p, [formal(b, p.value(~k), "in") for k in range(len(p.sources))])
+
+
+def write_into(b: Builder, p: Program, sources: list[Var]) -> Written:
+    """The program `p`, written by `b`; `sources` stand for what it reads."""
+    w = Written(b, sources, [], {})
     for i, (node, refs) in enumerate(zip(p.nodes, p.wiring)):
         made = node.op.write(b, [w.at(r) for r in refs])
         w.values.append(made)

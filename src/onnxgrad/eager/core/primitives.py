@@ -11,7 +11,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
+from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.ir import Builder, Var
 
 #: The opset of a recording that asks for no other.
@@ -129,5 +131,13 @@ def output(i: int) -> Output:
 #: A variable of a transform, as the transforms around it see it.
 LEAF = standard("Identity")
 
+
+def _stop(b: Builder, x: Var) -> Var:
+    """An Identity whose metadata say that no derivative passes."""
+    node = ir.Node("", "Identity", [x.value])
+    node.metadata_props[CONSTANT] = "it is given to stop_gradient"
+    return b.append(node)[0]
+
+
 #: The identity, through which no derivative flows.
-STOP = Macro("Stop", lambda b, x: b.Identity(x), ())
+STOP = Macro("Stop", _stop, ())

@@ -23,6 +23,9 @@ _count = itertools.count().__next__
 #: Whether a program is being exported: then integers, booleans and operations without a derivative are recorded too.
 exporting: ContextVar[bool] = ContextVar("exporting", default=False)
 
+#: Whether a function is being compiled: then Python cannot read values, which are those of one call only.
+compiling: ContextVar[bool] = ContextVar("compiling", default=False)
+
 
 class Node:
     """One executed operation.
@@ -83,13 +86,13 @@ def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = Fa
 def varies(node: Node, discrete: bool = False) -> bool:
     """True if `node` depends on a variable, so that reading its value as a constant loses a derivative.
 
-    Integers and booleans have none to lose; with `discrete` they count too.
+    Integers, booleans and what `stop_gradient` returns have none to lose; with `discrete` they count too.
     """
     seen: set[Node] = set()
     stack = [node]
     while stack:
         n = stack.pop()
-        if n in seen or n.op is STOP or not (discrete or carries_derivative(n.value)):
+        if n in seen or not (discrete or (n.op is not STOP and carries_derivative(n.value))):
             continue
         if n.op is LEAF:
             return True
@@ -130,8 +133,14 @@ class Program:
         return held if part is None else held[part]
 
 
-def program(results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Node] | None = None) -> Program:
-    """The program of those of `nodes` (default: the history of `results`) that depend on `leaves`."""
+def program(
+    results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Node] | None = None, values: bool = False
+) -> Program:
+    """The program of those of `nodes` (default: the history of `results`) that depend on `leaves`.
+
+    With `values`, all values of the results follow from the program, and not only their derivatives: it contains
+    what `stop_gradient` returns.
+    """
     place: dict[Any, int] = {node: ~k for k, node in enumerate(leaves)}
     moving = set(leaves)
     free: set[Node] = set()  # depend on no variable, not even of an enclosing transform
@@ -142,7 +151,7 @@ def program(results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Nod
     tracked = any(node.inputs for node in leaves)
     for node in history(results, leaves) if nodes is None else nodes:
         parents = [p for p in node.inputs if type(p) is Node]
-        if node.op is STOP or moving.isdisjoint(parents):
+        if (node.op is STOP and not values) or moving.isdisjoint(parents):
             if all(p in free or not carries_derivative(p.value) for p in parents):
                 free.add(node)
             continue

@@ -38,6 +38,16 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(child, path + step)
 
 
+def structure(tree: Any) -> Any:
+    """The containers of `tree` and its constants, as a hashable value; arrays and numbers do not count."""
+    if is_leaf(tree):
+        return "leaf"
+    if isinstance(tree, _FIXED) or callable(tree):
+        return tree
+    keys = tuple(tree) if isinstance(tree, dict) else ()
+    return type(tree), keys, tuple(structure(child) for _, child in _children(tree))
+
+
 def rebuilt(tree: Any, values: Sequence[Any]) -> Any:
     """The tree of the same structure with the leaves `values`."""
     return _filled(tree, iter(values), keep_fixed=True)

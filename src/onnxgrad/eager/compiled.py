@@ -1,0 +1,209 @@
+"""Compiled functions: traced once for the shapes of their arguments, and run as one graph on ONNX Runtime."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.eager.core import trees
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.bodies import Body, trace
+from onnxgrad.eager.core.cache import Cache
+from onnxgrad.eager.core.executable import model_of
+from onnxgrad.eager.core.plans import formal, new_builder
+from onnxgrad.eager.core.tape import exporting
+from onnxgrad.eager.models import EagerModel
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.transforms import vmap as vmap_model
+
+#: How many shapes of arguments a compiled function is kept for.
+MOST_SHAPES = 64
+
+
+def graph_model(
+    operands: Sequence[np.ndarray], operators: Sequence[Any], write: Callable[[Builder, list[Var]], Sequence[Var]]
+) -> ir.Model:
+    """A model of inputs like `operands`, whose outputs `write` writes.
+
+    Args:
+        operands: arrays of the dtypes and shapes of the inputs.
+        operators: the primitives that `write` uses, which decide the opset.
+        write: a function of a builder and the inputs.
+    """
+    b = new_builder(operators)
+    results = write(b, [formal(b, x, "in") for x in operands])
+    for result in results:
+        end = b.append(ir.Node("", "Identity", [result.value]))[0].value
+        end.type, end.shape = result.value.type, result.value.shape
+        b.graph.outputs.append(end)
+    finish(b.graph, names=b.names)
+    return model_of(b.graph)
+
+
+class _Compiled:
+    """A function for one structure of its arguments.
+
+    Attributes:
+        model: its graph.
+        output: the result of the traced call, as a tree.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self.model = EagerModel(_closed_model(body))
+        self.output = body.output
+        self.names = tuple(self.model.inputs)
+        self._run: Any = None
+
+    def __call__(self, operands: Sequence[Array]) -> Any:
+        """The result, as a tree."""
+        if self._run is not None and not exporting.get() and all(x._node is None for x in operands):
+            found: Sequence[Array] = [Array(y) for y in self._run([x._data for x in operands])]
+        else:
+            found = list(self.model.results(self.names, operands).values())
+            if self._run is None and all(x._node is None for x in operands):
+                _, self._run, _ = self.model._made.get((self.names, ()), lambda: None)
+        return trees.rebuilt(self.output, found)
+
+
+def _closed_model(body: Body) -> ir.Model:
+    """The graph of a body: its parameters are inputs, and so are the captured arrays on the tape; others are constants."""
+    operands = [np.asarray(s.value if hasattr(s, "value") else s) for s in body.sources]
+    count = body.count
+
+    def write(b: Builder, inputs: list[Var]) -> list[Var]:
+        rest = iter(inputs[count:])
+        captured = [next(rest) if x._node is not None else b.const(x._data) for x in body.captured]
+        return body.write(b, [*inputs[:count], *captured])
+
+    traced = [x for x, y in zip(operands[count:], body.captured) if y._node is not None]
+    return graph_model([*operands[:count], *traced], [n.op for n in body.program.nodes], write)
+
+
+def jit(f: Callable[..., Any], static_argnums: int | Sequence[int] = ()) -> Callable[..., Any]:
+    """`f`, compiled: traced once for the shapes and dtypes of its arguments, and run as one graph on ONNX Runtime.
+
+    ``jit(grad(f))``, ``grad(jit(f))``, ``jit(hessian(f))`` and so on all work. Python code of `f` runs in the first
+    call with arguments of a structure only; what it reads besides its arguments is a constant, unless it is a variable
+    of an enclosing transform. Values of arrays cannot be read in Python: use `cond`, `while_loop`, `fori_loop`, `scan`
+    and `map`, or ``numpy.where``. Numbers are arrays of float64 or int64, as in the other transforms.
+
+    Args:
+        f: a function of arrays or containers of arrays.
+        static_argnums: positions of arguments that are constants: `f` is compiled again for each value. They must be
+            hashable. Arguments by name are constants as well.
+
+    Returns:
+        A function of the same arguments.
+
+    Raises:
+        BadInput: (when it is called) an operation has no form in ONNX.
+        NotDifferentiable: `f` reads a value of its arguments in Python.
+    """
+    static = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
+    made: Cache = Cache(MOST_SHAPES)
+
+    @functools.wraps(f)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        free = tuple(a for i, a in enumerate(args) if i not in static)
+        fixed = tuple((i, a) for i, a in enumerate(args) if i in static)
+        leaves = [as_array(x) for _, x in trees.leaves(free)]
+        key = (trees.structure(free), tuple([(x._data.dtype, x._data.shape) for x in leaves]), fixed, _frozen(kwargs))
+
+        def call(*given: Any) -> Any:
+            rest = iter(given)
+            whole = [dict(fixed)[i] if i in static else next(rest) for i in range(len(args))]
+            return f(*whole, **kwargs)
+
+        call.__name__ = getattr(f, "__name__", "the function")
+
+        def build() -> tuple[_Compiled, list[Array]]:
+            body = trace(call, free, [x._data for x in leaves])
+            return _Compiled(body), [x for x in body.captured if x._node is not None]
+
+        found = made.peek(key)
+        if found is None:
+            run, captured = build()
+            if captured:  # variables of an enclosing transform: others in the next call
+                return run([*leaves, *captured])
+            found = made.get(key, lambda: run)
+        return found(leaves)
+
+    return compiled
+
+
+def _frozen(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    try:
+        hash(found := tuple(sorted(kwargs.items())))
+    except TypeError:
+        names = ", ".join(kwargs)
+        raise BadInput(
+            f"arguments by name ({names}) of a compiled function are constants, and must be hashable"
+        ) from None
+    return found
+
+
+def vmap(f: Callable[..., Any], in_axes: Any = 0, out_axes: int = 0) -> Callable[..., Any]:
+    """`f` over a batch: each leaf of its arguments has one more axis, and so has each leaf of the result.
+
+    The function is traced for one row, and its graph is batched: products, convolutions and elementwise operations
+    process all rows at once (see `onnxgrad.vmap`).
+
+    Args:
+        f: a function of arrays or containers of arrays.
+        in_axes: the batch axis of all arguments, or of each argument in a tuple; None: the argument is the same for
+            all rows.
+        out_axes: the batch axis of the results.
+
+    Raises:
+        BadInput: (when it is called) no argument has a batch axis, or their numbers of rows differ.
+    """
+    made: Cache = Cache(MOST_SHAPES)
+
+    @functools.wraps(f)
+    def batched(*args: Any) -> Any:
+        axes = list(in_axes) if isinstance(in_axes, (tuple, list)) else [in_axes] * len(args)
+        if len(axes) != len(args):
+            raise BadInput(f"in_axes has {len(axes)} entries for {len(args)} arguments")
+        leaves = [(as_array(x), axis) for a, axis in zip(args, axes) for _, x in trees.leaves(a)]
+        for x, axis in leaves:
+            if axis is not None and not -x.ndim <= axis < x.ndim:
+                raise BadInput(f"in_axes names axis {axis} of an array of shape {x.shape}")
+        rows = {x.shape[axis] for x, axis in leaves if axis is not None}
+        if len(rows) != 1:
+            raise BadInput(
+                f"the arguments have {', '.join(map(str, sorted(rows)))} rows"
+                if rows
+                else "no argument has a batch axis"
+            )
+        (count,) = rows
+        examples = [x._data if axis is None else _row(x._data, axis) for x, axis in leaves]
+        body = trace(f, args, examples)
+        captured = body.captured
+        key = (body.key, tuple(axis if axis is None else axis % x.ndim for x, axis in leaves), count, out_axes)
+
+        def build() -> EagerModel:
+            inputs = [*examples, *(x._data for x in captured)]
+            model = graph_model(inputs, [n.op for n in body.program.nodes], body.write)
+            names = [v.name or "" for v in model.graph.inputs]
+            mapped: dict[str, int | None] = dict.fromkeys(names)
+            mapped |= {n: axis if axis is None else axis % x.ndim for n, (x, axis) in zip(names, leaves)}
+            return EagerModel(vmap_model(model, mapped, out_axes, axis_size=count))
+
+        model = made.get(key, build)
+        operands = [*(x for x, _ in leaves), *captured]
+        found = model.results(tuple(model.inputs), operands)
+        return trees.rebuilt(body.output, list(found.values()))
+
+    return batched
+
+
+def _row(x: np.ndarray, axis: int) -> np.ndarray:
+    """The first row, or zeros where there is none."""
+    shape = [n for a, n in enumerate(x.shape) if a != axis % x.ndim]
+    return np.take(x, 0, axis) if x.shape[axis] else np.zeros(shape, x.dtype)

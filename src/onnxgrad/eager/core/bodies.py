@@ -1,0 +1,108 @@
+"""Bodies: a Python function of arrays, traced once, to be written into a graph.
+
+`jit` writes a body as a graph of its own, `cond`, `scan` and the loops as a graph inside a node. A body reads its
+parameters and, like a Python function, arrays from outside: the captured ones, which are operands as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core import trees
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.plans import write_into
+from onnxgrad.eager.core.tape import Node, Program, Source, compiling, exporting, history, leaf, program
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
+
+
+@dataclass
+class Body:
+    """A traced function.
+
+    Attributes:
+        name: of the function, for messages.
+        program: its operations, from the parameters and the captured arrays.
+        places: where each leaf of the result is (see `Program`).
+        sources: the parameters, then the captured nodes and arrays.
+        count: the number of parameters.
+        output: the result, as a tree.
+        results: the leaves of the result in the traced call.
+    """
+
+    name: str
+    program: Program
+    places: tuple[int, ...]
+    sources: list[Source]
+    count: int
+    output: Any
+    results: list[Array]
+
+    @property
+    def captured(self) -> list[Array]:
+        """The arrays from outside that the function reads."""
+        return [Array(s.value, s) if isinstance(s, Node) else Array(s) for s in self.sources[self.count :]]  # type: ignore[arg-type]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The structure: functions with the same key are written alike."""
+        kinds = [(x.dtype.num, x.shape) for x in self.captured]
+        return self.program.key, self.places, tuple(kinds)
+
+    def write(self, b: Builder, operands: Sequence[Var]) -> list[Var]:
+        """Write the operations by `b`, which may be that of a graph inside the one that has the `operands`.
+
+        Args:
+            b: the builder.
+            operands: for the parameters, then for the captured arrays.
+
+        Returns:
+            The leaves of the result.
+        """
+        written = write_into(b, self.program, list(operands))
+        return [written.at(place) for place in self.places]
+
+
+def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndarray], kwargs: Any = None) -> Body:
+    """Call `f` once on variables, and return what it did.
+
+    Args:
+        f: a function of arrays or containers of arrays.
+        args: its arguments; their leaves become parameters.
+        examples: an array for each leaf, of which dtype and shape count.
+        kwargs: arguments by name, which are constants.
+
+    Raises:
+        BadInput: `f` returns no array, or does something that has no form in ONNX.
+        NotDifferentiable: `f` reads a value of its parameters in Python.
+    """
+    name = getattr(f, "__name__", "the function")
+    for x in examples:
+        if x.dtype.kind == "c":
+            raise BadInput(f"an argument of {name} is {x.dtype}; ONNX has no complex numbers\n  hint: pass its parts")
+    parameters = [leaf(x) for x in examples]
+    tokens = exporting.set(True), compiling.set(True)
+    try:
+        output = f(*trees.rebuilt(tuple(args), [Array(n.value, n) for n in parameters]), **(kwargs or {}))
+    finally:
+        exporting.reset(tokens[0])
+        compiling.reset(tokens[1])
+    results = [as_array(y) for _, y in trees.leaves(output, f"the result of {name}")]
+    ends = [y._node for y in results if y._node is not None]
+    nodes = history(ends, parameters, discrete=True)
+    for node in nodes:
+        if node.op.opaque:
+            raise BadInput(f"{name} calls a function whose derivative is written in Python, which ONNX cannot hold")
+    p = program(ends, parameters, nodes, values=True)
+    sources, places, found = list(p.sources), [], iter(p.key[1])
+    for y in results:
+        place = None if y._node is None else next(found)
+        if place is None:  # a constant, or something from outside
+            place = ~len(sources)
+            sources.append(y._data if y._node is None else y._node)
+        places.append(place)
+    return Body(name, p, tuple(places), sources, len(parameters), output, results)
