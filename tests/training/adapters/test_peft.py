@@ -190,6 +190,7 @@ def test_a_step_is_that_of_peft(exported, tmp_path, form):
         ({"alpha_pattern": {"head": "2"}}, "head='2'"),
         ({"alpha_pattern": {"(h*)*d": 2}}, "that is not matched"),
         ({"lora_alpha": float("inf")}, "lora_alpha=inf"),
+        ({"lora_alpha": 10**400}, "lora_alpha=1000"),
         ({"lora_dropout": 5}, "lora_dropout=5"),
         ({"lora_dropout": -0.5}, "lora_dropout=-0.5"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
@@ -316,6 +317,30 @@ def test_modules_that_are_saved_whole_have_their_weights(exported, tmp_path):
             if tensor.requires_grad:
                 tensor.add_(0.1 * torch.randn_like(tensor))
     check_loaded(exported, model, tmp_path / "a")
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_biases_of_adapted_modules_survive_a_round_trip(exported, tmp_path, bias):
+    settings = peft.LoraConfig(r=2, target_modules=["block.output", "head"], bias=bias)
+    model = peft.get_peft_model(Net().eval(), settings).eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.requires_grad:
+                tensor.add_(0.3 * torch.randn_like(tensor))
+    check_loaded(exported, model, tmp_path / "a")
+    trainer = Trainer(load_adapter(exported, tmp_path / "a"), loss="cross_entropy", learning_rate=0.05)
+    trainer.save_adapter(tmp_path / "b")
+    again = peft.PeftModel.from_pretrained(Net().eval(), str(tmp_path / "b")).eval()
+    np.testing.assert_allclose(of_peft(again), of_peft(model), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores(load_adapter(exported, tmp_path / "b")), of_peft(model), rtol=0, atol=1e-5)
+
+
+def test_a_setting_that_is_not_known_is_warned_of(exported, tmp_path):
+    peft.get_peft_model(Net(), peft.LoraConfig(r=2, target_modules=["head"])).save_pretrained(str(tmp_path))
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_new_form": True, "other": None}))
+    with pytest.warns(UserWarning, match="use_new_form=True, a setting of PEFT that is not known here"):
+        load_adapter(exported, tmp_path)
 
 
 def test_what_trained_as_a_whole_is_found_again_by_peft(exported, tmp_path):
