@@ -29,7 +29,7 @@ _WORDS = (
     (r"Invalid dim0_offset of 0\. Dimension 0 is 0", r"it has no steps, and ONNX Runtime runs a Scan of at least one"),
     (r"right operand cannot broadcast on dim 0",
      r"the batches of its operands do not fit, and ONNX Runtime multiplies none that is empty"),
-    (r"The input tensor cannot be reshaped to the requested shape\. Input shape:(\{[\d,]*\}), requested shape:(\{[-\d,]*\})",
+    (r"The input tensor cannot be reshaped to the requested shape\. Input shape:(\{.*?\}), requested shape:(\{.*?\})",
      r"an array \1 does not fill the shape \2; an export may have fixed a size that the inputs leave open"),
     (r"MatMul dimension mismatch", r"the rows are of another size than the matrix has rows"),
 )  # fmt: skip

@@ -174,3 +174,10 @@ def test_two_names_for_one_score():
     np.testing.assert_array_equal(data.labels, GOOD == 1)
     with pytest.raises(BadInput, match="has 3 names of classes, 'a', 'b', 'c'; one score tells 2 apart"):
         Trainer(model(scores=1), loss="bce_with_logits", options=ONE).fit({"x": X, "labels": np.array([*"abc"])[GOOD]})
+
+
+def test_names_in_rows_that_are_dicts():
+    rows = [{"x": x, "labels": name} for x, name in zip(X, np.array(["ant", "bee", "cat"])[GOOD])]
+    trainer = Trainer(model(), loss="cross_entropy", options=ONE)
+    trainer.fit(rows)
+    assert trainer.evaluate(rows) == trainer.evaluate({"x": X, "labels": GOOD})

@@ -158,3 +158,11 @@ def test_a_plateau_needs_a_rate():
     trainer = Trainer(model, options=ONE)
     trainer.fit(blobs(), epochs=2, callbacks=[Values(1.0, 2.0), Plateau("made_up", 0.5, 1)])
     assert np.isfinite(trainer.history.epochs[-1]["loss"])
+
+
+def test_a_method_as_other_libraries_call_it_is_not_silent():
+    with pytest.warns(UserWarning, match="Mine.on_epoch_end is not called; a callback has start, step"):
+
+        class Mine(Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                """Never called."""

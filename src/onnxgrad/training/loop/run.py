@@ -1,4 +1,4 @@
-"""One run of training: what is asked for, where it stands, and what callbacks see of it."""
+"""A run of training: its settings, its position, and the interface of callbacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, warn_caller
 from onnxgrad.training.data import Data
 from onnxgrad.training.loop.checkpoint import FILE
 from onnxgrad.training.loop.history import History
@@ -24,7 +24,7 @@ from onnxgrad.training.step.step import Step
 
 @dataclass
 class Position:
-    """The position of a run: with the state, all that it needs to go on.
+    """The position of a run; with the state, it suffices to continue.
 
     Attributes:
         step: steps taken.
@@ -173,7 +173,7 @@ class Run:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The learning rates of the last step, by their names in the model; what its graph schedules has none."""
+        """The learning rates of the last step, by their names in the model; rates scheduled in the graph are missing."""
         return {name: float(array) for name, array in self.machine.held.items() if array.ndim == 0}
 
     def state(self) -> dict[str, np.ndarray]:
@@ -181,15 +181,15 @@ class Run:
         return self.trainer.state()
 
     def inference_state(self) -> dict[str, np.ndarray]:
-        """A copy of what of it the inference model needs; where an epoch or the run ends, any rank may call this."""
+        """A copy of the inference model's state; at the end of an epoch or of the run, any rank may call this."""
         return {name: array.copy() for name, array in self.strategy.inference_state().items()}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from `state`; of several ranks, those that have shared it out all call this."""
+        """Continue from `state`; with sharded state, all ranks call this."""
         self.strategy.load_state(state.items())
 
     def take_state(self, state: Mapping[str, np.ndarray] | None) -> None:
-        """Go on from the `state` of the first rank, if it gives one; all ranks call this."""
+        """Continue from the `state` of the first rank, if it passes one; all ranks call this."""
         ranks = self.strategy.ranks
         if ranks.first(lambda: state is not None):
             if state is None or not ranks.is_first:  # which gives only names, dtypes and shapes
@@ -230,7 +230,7 @@ class Run:
 
 
 class Callback:
-    """Called while a run goes on. Override what you need: every method does nothing by default.
+    """The hooks of a run. Override the ones you need; by default, each does nothing.
 
     Attributes:
         is_told_once: of several ranks (see `onnxgrad.distributed`), only the first one has this callback: it writes or
@@ -238,6 +238,14 @@ class Callback:
     """
 
     is_told_once = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Warn of a method called as in other libraries (``on_epoch_end``), which a run does not call."""
+        super().__init_subclass__(**kwargs)
+        for name in [n for n in vars(cls) if n.startswith("on_")]:
+            warn_caller(
+                f"{cls.__name__}.{name} is not called; a callback has start, step, evaluation, epoch, end and stop"
+            )
 
     def start(self, run: Run) -> None:
         """The run starts or resumes."""

@@ -71,7 +71,7 @@ def chosen_entries(source: Source, entry: int | None) -> list[int]:
     """The indices of the entries to run: one, or all in sequence."""
     count = len(source.infos)
     if not count:
-        raise BadInput("the model carries no training information\n  hint: attach a loss and an optimizer first")
+        raise BadInput("the model carries no training information\n  hint: attach(model, loss=…, optimizer=…) adds it")
     if entry is None:
         return list(range(count))
     if not 0 <= entry < count:
