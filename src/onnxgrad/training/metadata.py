@@ -1,4 +1,4 @@
-"""Keys of the metadata that onnxgrad writes into training models, and what their values say."""
+"""Keys of the metadata that onnxgrad writes into training models, and the meaning of their values."""
 
 from __future__ import annotations
 

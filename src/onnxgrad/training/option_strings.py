@@ -25,7 +25,7 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
 
 def spelled(text: str) -> tuple[str, dict[str, Any]]:
-    """``name:key=value,…`` as a name and its options. Raises BadInput where it is not written so, or is no text.
+    """Parse ``name:key=value,…``. Returns the name and its options. Raises BadInput for other forms.
 
     >>> spelled("adamw:betas=0.9,0.95,eps=1e-6")
     ('adamw', {'betas': (0.9, 0.95), 'eps': 1e-06})
@@ -48,7 +48,7 @@ def spelled(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def weighted(text: str) -> tuple[float, str]:
-    """``0.5*name…`` as the factor and the rest; the factor is 1 where there is none.
+    """Parse ``0.5*name…``. Returns the factor, 1 if it is missing, and the rest.
 
     >>> weighted("0.5*kl:temperature=2"), weighted("mse")
     ((0.5, 'kl:temperature=2'), (1.0, 'mse'))
@@ -75,7 +75,7 @@ def _value(text: str) -> Any:
 
 
 def looked_up(what: str, name: str, table: Mapping[str, Any]) -> Any:
-    """The entry of `table` called `name`. Raises BadInput, listing what there is."""
+    """The entry of `table` called `name`. Raises BadInput, which lists the known names."""
     if name not in table:
         raise BadInput(f"there is no {what} {name!r}; there are: {', '.join(table)}{_near(name, table)}")
     return table[name]
@@ -88,7 +88,7 @@ def _near(name: str, table: Iterable[str]) -> str:
 
 
 def completed(what: str, defaults: Mapping[str, Any], given: Mapping[str, Any], kind: str = "option") -> dict[str, Any]:
-    """`defaults` with what is `given` in their place.
+    """`defaults` updated by `given`.
 
     Raises:
         BadInput: an option that does not exist, or a word where a number belongs.

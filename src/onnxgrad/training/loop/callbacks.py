@@ -41,7 +41,7 @@ class Monitor:
         self.waited = 0
 
     def __call__(self, record: Mapping[str, Any]) -> bool:
-        """Record an epoch, and return whether it is the best so far.
+        """Record an epoch. Returns True if it is the best so far.
 
         Raises:
             BadInput: the record has no such entry.
@@ -80,16 +80,16 @@ class _Monitoring(Callback):
         self.monitor = Monitor(monitor, least)
 
     def watch(self, run: Run, record: dict[str, Any]) -> None:
-        """Look at what was measured."""
+        """Record a measurement."""
         raise NotImplementedError
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """Watch, unless what is watched is measured between epochs."""
+        """Record the epoch, unless the monitored metric is measured between epochs."""
         if run.evaluate_every is None or not self.monitor.of.startswith("validation_"):
             self.watch(run, record)
 
     def evaluation(self, run: Run, record: dict[str, Any]) -> None:
-        """Watch what is measured there."""
+        """Record the measurement."""
         if self.monitor.of.startswith("validation_"):
             self.watch(run, record)
 
@@ -151,7 +151,7 @@ class KeepBest(_Monitoring):
         self._kept: dict[str, np.ndarray] | None = None
 
     def start(self, run: Run) -> None:
-        """Forget what another run has kept there."""
+        """Reset the state of an earlier run."""
         if not run.is_writer:
             return
         if self.keep > 1 and run.folder is None:
@@ -163,7 +163,7 @@ class KeepBest(_Monitoring):
                     file.unlink()
 
     def watch(self, run: Run, record: dict[str, Any]) -> None:
-        """Keep the weights if they are the best, or among the best."""
+        """Save the weights if they are the best, or among the best."""
         best = self.monitor(record)
         about = {"epoch": record["epoch"], "step": record["step"], self.monitor.of: record[self.monitor.of]}
         among = self.keep > 1 and self._rank(run, about)
@@ -206,7 +206,7 @@ class KeepBest(_Monitoring):
         return super().state() | ({"ranked": self.ranked} if self.keep > 1 else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore them. Raises ValueError for a file elsewhere: files of states that are no longer kept get deleted."""
+        """Restore the ranking. Raises ValueError for a file elsewhere: files of states that are no longer kept get deleted."""
         super().load_state(state)
         ranked = [dict(entry) for entry in state.get("ranked", ())]
         for entry in ranked:
@@ -216,7 +216,7 @@ class KeepBest(_Monitoring):
         self.ranked = ranked
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the monitor, and how many states are kept."""
+        """The settings of the monitor, and the number of kept states."""
         return super().settings() | ({"keep": self.keep} if self.keep > 1 else {})
 
 

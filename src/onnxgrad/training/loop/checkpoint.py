@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a run and everything needed to go on exactly, in one versioned format.
+"""Checkpoints: the state of a run and everything needed to continue exactly, in one versioned format.
 
 A checkpoint is a safetensors file. Its tensors are the state of the step. Its header has one JSON document: the
 position of the run (steps, epoch, rows already seen), how rows are drawn (seed, batch size, number of rows), the
@@ -109,7 +109,7 @@ class Checkpoint:
         return json.dumps({"version": _VERSION, "step_graph": self.step_graph, "run": self.run, "digests": digests})
 
     def save(self, path: Path, *, keep: bool = False, text: str | None = None) -> None:
-        """Write it to `path`, all or nothing; `keep` what was there as the previous one; `text` is what it `described`.
+        """Write the checkpoint to `path` atomically; `keep` the old one as the previous; `text` comes from `described`.
 
         Raises:
             TrainingError: the state is not finite. BadInput: the place cannot be written.
@@ -191,7 +191,7 @@ class Checkpoint:
         return found
 
     def _check_types(self, path: Path) -> None:
-        """Raise BadInput where JSON holds something else than `save` puts there."""
+        """Raise BadInput for JSON of other types than `save` writes."""
 
         def wrong(what: str, value: Any) -> BadInput:
             said = f"{what} is {json.dumps(value)[:40]}"
@@ -222,7 +222,7 @@ def digest_of(what: str | np.ndarray) -> str:
 
 
 def _check_digests(state: Mapping[str, np.ndarray], digests: Any, path: Path) -> None:
-    """Raise BadInput unless the tensors of `state`, and no others, are those that were written."""
+    """Raise BadInput unless `state` has exactly the tensors that were written."""
     expected = digests if isinstance(digests, dict) else {}
     for name in sorted(expected.keys() | state.keys()):
         if name not in state or name not in expected or digest_of(state[name]) != expected[name]:
@@ -248,7 +248,7 @@ def _joined_parts(path: Path, index: Checkpoint, parts: Any) -> dict[str, np.nda
 
 
 def _part(path: Path, index: Checkpoint, rank: int, ranks: int, file: str, digest: str) -> Checkpoint:
-    """Read the part of a rank, and check that it is that of `index`."""
+    """Read the part of a rank, and check that it belongs to `index`."""
     if not re.fullmatch(PART_NAME, file):
         raise BadInput(f"the checkpoint {str(path)!r} does not say which parts it has")
     place = path.parent / file
@@ -294,7 +294,7 @@ def previous(path: Path) -> Path:
 
 
 def named_parts(path: Path, strict: bool = False) -> list[str]:
-    """The names of the files that the checkpoint at `path` is in parts in, if it is one and is in parts.
+    """The names of the part files of the checkpoint at `path`; empty for a checkpoint in one file.
 
     Args:
         path: of the checkpoint; its tensors are not read.
@@ -318,7 +318,7 @@ def _parts_of(run: Mapping[str, Any]) -> list[str]:
 
 
 def _offer(path: Path) -> str:
-    """A hint to the previous checkpoint, if it is whole; else empty."""
+    """A hint to the previous checkpoint, if it is complete; else empty."""
     other = previous(path)
     if path == other or path.stem.endswith(PREVIOUS) or not other.exists():
         return ""

@@ -70,7 +70,7 @@ def save_checkpoint(found: Checkpoint, tensors: Mapping[str, StateTensor], strat
 
 
 def tidy(folder: Path) -> None:
-    """Remove the parts in `folder` that no checkpoint there names, and what killed processes have left of some."""
+    """Remove parts in `folder` that no checkpoint there names, and temporary files of killed processes."""
     named = {name for path in (folder / FILE, previous(folder / FILE)) for name in named_parts(path)}
     for file in folder.glob("part-*.safetensors"):
         if re.fullmatch(PART_NAME, file.name) and file.name not in named:

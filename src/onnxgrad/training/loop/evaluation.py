@@ -1,4 +1,4 @@
-"""Evaluation on held-out data: the inference model as it is saved, followed by the loss alone.
+"""Evaluation on held-out data: the inference model as saved, followed by the loss.
 
 The algorithm of a training entry is taken apart. Training-mode copies (BatchNormalization, Dropout) are put
 back into inference mode, which makes them equal to the nodes they were copied from; what then remains
@@ -140,7 +140,7 @@ class Evaluation:
         return [Meter(p.comparison, names, classes) for p, names in zip(self.predictions, shares)]
 
     def metrics(self, asked: Sequence[str] | None, watched: Iterable[str]) -> tuple[str, ...] | None:
-        """The metrics to measure: those `asked` for, or the usual ones, with those that are `watched`."""
+        """The metrics to measure: the `asked` or the usual ones, with those that callbacks monitor."""
         names = [w.removeprefix("validation_") for w in watched if w.startswith("validation_")]
         names = [n for n in names if n.partition(":")[0] in METRICS]
         usual = [n for m in self.meters() for n in m.running]
@@ -167,7 +167,7 @@ class Evaluation:
     def file(
         self, path: str | os.PathLike, data: Data, batch_size: int = 256, metrics: Sequence[str] | None = None
     ) -> dict[str, float]:
-        """Loss and metrics of a saved inference model, run as it is by plain ONNX Runtime.
+        """Loss and metrics of a saved inference model, run by plain ONNX Runtime.
 
         If the loss is taken of a value that is no output of the file (the logits before a final Softmax), the
         run asks for that value as well.
@@ -271,7 +271,7 @@ class Evaluation:
 
 
 def measuring_graph(source: Source, step: Step) -> tuple[ir.Model, set[str]]:
-    """Inference graph and algorithm up to the loss, all of it in inference mode; names of what the algorithm holds."""
+    """Inference graph and algorithm up to the loss, in inference mode, and the names of the algorithm's values."""
     merged, values = _entry_with(source, step)
     model = merged.model
     infer_types(model)
@@ -321,7 +321,7 @@ def _tail_nodes(graph: ir.Graph, loss: ir.Value, inference: set[str]) -> list[ir
 
 
 def _cut(graph: ir.Graph, nodes: list[ir.Node], loss: ir.Value, constants: set[str]) -> list[str]:
-    """Leave only `nodes` in `graph`; what they read of the rest becomes inputs. Those that nodes compute."""
+    """Keep only `nodes` in `graph`; values from other nodes become inputs. Returns the names of these."""
     inside = {v for n in nodes for v in n.outputs}
     boundary = []
     inputs: dict[ir.Value, ir.Value] = {}

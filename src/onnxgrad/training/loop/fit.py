@@ -30,7 +30,7 @@ from onnxgrad.training.parallel.ranks import OnRank
 
 @contextmanager
 def open_run(run: Run, resuming: bool, accept_changes: bool = False) -> Iterator[None]:
-    """Hold the folder of the checkpoint and listen to signals; the run stands where it begins, or goes on."""
+    """Lock the checkpoint's folder and handle signals; the run starts, or resumes at its checkpoint."""
     strategy = run.strategy
     _check_monitors(run)
     strategy.forget_stop()
@@ -78,14 +78,14 @@ def _save_first(run: Run) -> None:
 
 
 def _seed_masks(run: Run) -> None:
-    """Have the masks of Dropout follow from the seed, unless the model says where they stand."""
+    """Derive the masks of Dropout from the seed, unless the model stores their state."""
     held = run.step.state.get(COUNT)
     if held is not None and not held.initial.numpy():
         run.machine.load_state({**run.machine.now, COUNT: first_count(run.seed)})
 
 
 def take_epochs(run: Run) -> None:
-    """Take all epochs that are left."""
+    """Take all remaining epochs."""
     run.history.about["provenance"] = provenance(run.target)
     try:
         with run.strategy.ranks.agreeing():
@@ -105,7 +105,7 @@ def take_epochs(run: Run) -> None:
 
 
 def _check_monitors(run: Run) -> None:
-    """Raise UnknownName for a callback that watches what no epoch will have, before the first step."""
+    """Raise UnknownName, before the first step, for a callback that monitors a metric that no epoch measures."""
     names = watched(run.callbacks)
     if not names or any(not type(c).__module__.startswith("onnxgrad.") for c in run.callbacks):
         return  # a callback of the caller's own may add to the record of an epoch

@@ -30,7 +30,7 @@ class Curve:
     count: int = 0
 
     def add(self, loss: float) -> None:
-        """Take in the loss of one step."""
+        """Add the loss of one step."""
         self.total += loss
         self.count += 1
         if self.count == self.width:
@@ -76,7 +76,7 @@ class History:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> History:
-        """The history that `to_json` wrote. Raises KeyError, TypeError or ValueError for what it did not write."""
+        """The history from the output of `to_json`. Raises KeyError, TypeError or ValueError for other data."""
         about = {k: v for k, v in data.items() if k not in ("epochs", "curve", "evaluations")}
         curve = Curve(**data["curve"])
         numbers = [curve.limit, curve.width, curve.total, curve.count, *curve.means]

@@ -73,7 +73,7 @@ def write_report(history: History, path: Path, title: str = "Training run", pict
 
 
 def _measured(about: Mapping[str, Any]) -> str:
-    """The numbers before and after, and of the best epoch, where they are known."""
+    """The numbers before and after the run, and of the best epoch, if they are known."""
     rows = {when: about[when] for when in ("before", "after", "best") if when in about}
     return _table(list(rows.values()), list(rows)) if rows else ""
 

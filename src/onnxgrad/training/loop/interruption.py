@@ -1,4 +1,4 @@
-"""Stopping a run cleanly: a signal asks, and the loop ends after the step at hand."""
+"""Clean interruption of a run: a signal sets a request, and the loop ends after the current step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, SIGTERM or SIGHUP, after the step at hand was finished and the state was kept."""
+    """Ctrl-C, SIGTERM or SIGHUP; the current step was finished and the state saved."""
 
     def __init__(self, step: int, checkpoint: Path | None) -> None:
         self.step = step

@@ -62,7 +62,7 @@ def writers(asked: LogRecipe) -> list[Callback]:
 def rate_plan(
     schedule: RateSchedule | str | None, validation: bool
 ) -> tuple[RateSchedule | str | None, list[Callback]]:
-    """`schedule` without the plateaus that it may be spelled as, and the callbacks that stand for them.
+    """`schedule` without plateaus in its spelling, and the callbacks that implement these.
 
     Raises:
         BadInput: there is none of that name, or its options do not fit.

@@ -1,4 +1,4 @@
-"""A loss by blocks of rows (see `loss.score_blocks`), made to tell how good its scores are."""
+"""Losses by blocks of rows (see `loss.score_blocks`), extended by summary scores of each row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INT64, DOUBLE = int(ir.DataType.INT64), int(ir.DataType.DOUBLE)
 
 @dataclass
 class LossByBlocks:
-    """A Scan over rows whose body takes a loss of scores of classes.
+    """A Scan over rows whose body computes a loss of class scores.
 
     Attributes:
         node: the Scan.
@@ -34,7 +34,7 @@ class LossByBlocks:
 
     @classmethod
     def of(cls, node: ir.Node) -> LossByBlocks | None:
-        """`node` as such a loss; None if it is none."""
+        """`node` as such a loss; None for other nodes."""
         if not is_op(node, "Scan"):
             return None
         it = Iteration.of(node)
@@ -74,7 +74,7 @@ class LossByBlocks:
         return _skip_back(mean.inputs[0], "ReduceSum", "Pad", "Reshape") is self.node.outputs[0]
 
     def tell(self) -> ir.Value:
-        """Have the Scan also give, of each row, the three numbers of the task ``ranked``: [.., .., 3]."""
+        """Add an output with three numbers per row for the task ``ranked``: [.., .., 3]."""
         node, graph = self.node, self.node.graph
         assert isinstance(graph, ir.Graph)
         outer = Builder(graph)

@@ -92,7 +92,7 @@ def _is_end(value: ir.Value) -> bool:
 
 
 def _rank(y: ir.Value) -> int | None:
-    """The rank of the scores, before they were laid out in rows."""
+    """The number of axes of the scores, before they were flattened to rows."""
     node = y.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Flatten" else y
     return None if source is None or source.shape is None else len(source.shape)

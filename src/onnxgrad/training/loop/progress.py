@@ -70,7 +70,7 @@ class Bar(Callback):
         self.console.print(epoch_line(record, run.epochs), highlight=False)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.progress.stop()
 
 
@@ -81,7 +81,7 @@ class _Speed(ProgressColumn):
 
 
 def speed(steps_per_second: float) -> str:
-    """In steps per second, or where they are slow in seconds per step."""
+    """The speed in steps per second, or in seconds per step for slow steps."""
     return f"{steps_per_second:.0f} steps/s" if steps_per_second >= 1 else f"{1 / steps_per_second:.1f} s/step"
 
 
@@ -154,7 +154,7 @@ def epoch_line(record: dict[str, Any], epochs: int) -> str:
 
 
 def reporter(console: Console | None = None) -> Callback:
-    """A bar on a terminal, lines elsewhere; on standard error, which keeps standard output for results."""
+    """A bar on a terminal, lines elsewhere, on standard error; standard output is for results."""
     console = console or Console(stderr=True, markup=False, emoji=False)
     return Bar(console) if console.is_terminal else Lines(console)
 

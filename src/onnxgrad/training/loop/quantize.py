@@ -90,7 +90,7 @@ def quantized(
     rows: int = ROWS,
     inputs: Mapping[str, str] | None = None,
 ) -> ir.Model:
-    """The same, ready to be trained: weights are floats, rounded where they are read. `name`: to call the data by.
+    """The model with quantized weights as floats, which are rounded where they are read; `name` is the data's name.
 
     Raises:
         BadInput, UnknownName: as `quantize`.

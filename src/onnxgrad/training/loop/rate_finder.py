@@ -59,7 +59,7 @@ def range_test(
     seed: int,
     part: tuple[int, int] = (0, 1),
 ) -> RateTest:
-    """Take up to `steps` steps from `lowest` to `highest`, in equal ratios; state and rates are put back after them.
+    """Take up to `steps` steps with rates from `lowest` to `highest`, in equal ratios; then restore state and rates.
 
     Raises:
         BadInput: the machine has not one learning rate, the range is none, or the loss never falls.

@@ -1,4 +1,4 @@
-"""Recipes of a run: the step, its processes, the data, the loop, what is watched and what is written down."""
+"""Recipes of a run: the step, its processes, the data, the loop, monitoring and logging."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class RuntimeRecipe:
 
 
 def providers_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Execution providers by their short or full names; those of the CPU take the operators that others lack.
+    """Execution providers by their short or full names; the CPU's runs operators that others lack.
 
     Raises:
         BadInput: this ONNX Runtime does not have one of them.
@@ -139,7 +139,7 @@ class ProcessRecipe(Exchanges):
 
 @dataclass(frozen=True)
 class DataRecipe(PreparationRecipe):
-    """Held-out data, and how rows are drawn and prepared."""
+    """Held-out data, and the drawing and preparation of rows."""
 
     validation: Any = setting(
         None, "Held-out data: measured after every epoch, and before and after the run.", kind=Path
@@ -196,7 +196,7 @@ class WatchRecipe:
 
 @dataclass(frozen=True)
 class LogRecipe:
-    """Files and tools that record a run, and what hears of it."""
+    """The files and tools that record a run."""
 
     panel: ClassVar[str] = "Output"
 
@@ -279,7 +279,7 @@ class Recipe:
         return cls(**{places[type(recipe)]: recipe for recipe in made}, settings=rest)
 
     def algorithm(self) -> dict[str, Any]:
-        """The settings that `attach` takes, without those that are what they are by default."""
+        """The settings of `attach` that differ from their defaults."""
         found = {**changed_settings(self.loss, self.optimizer, self.weights), **self.settings}
         found = {name: value for name, value in found.items() if value is not None}
         adapter = self.adapter.build_adapter()

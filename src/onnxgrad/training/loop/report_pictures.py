@@ -1,4 +1,4 @@
-"""Pictures for the report of a run: what the trained model confuses, and the rows that it is most wrong about."""
+"""Images for the report of a run: the confusion matrix, and the rows with the largest losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORST = 12
 
 
 def report_pictures(model: ir.Model, held_out: Data | None, options: Options | None = None) -> list[Picture]:
-    """Pictures of how `model` predicts `held_out`: none where its rows have not one label each."""
+    """Images of the predictions of `model` on `held_out`; empty unless each row has one label."""
     labels = [] if held_out is None else [f.name for f in held_out.fields if f.label]
     if held_out is None or len(labels) != 1:
         return []

@@ -1,4 +1,4 @@
-"""The checkpoint of a run: what is written of it, what must agree when it is resumed, and going on from there."""
+"""Resuming: write the checkpoint of a run, compare it when the run is resumed, and continue from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACCEPT = "\n  hint: --accept-changes (in Python accept_changes=True) goes on wi
 
 
 def save(run: Run) -> None:
-    """Write the checkpoint of `run`: what this process has of its state."""
+    """Write the checkpoint of `run`, with this process's part of the state."""
     at = run.position
     document = {
         "step": at.step,
@@ -59,7 +59,7 @@ def is_restarted(run: Run) -> bool:
 
 
 def resume(run: Run, accept_changes: bool) -> None:
-    """Put `run` and its callbacks where the checkpoint of the run stands.
+    """Restore `run` and its callbacks from the run's checkpoint.
 
     Raises:
         BadInput: there is none, it is damaged, or it is that of a run with other settings.
@@ -82,7 +82,7 @@ def resume(run: Run, accept_changes: bool) -> None:
 
 
 def _loaded(run: Run) -> Checkpoint:
-    """The checkpoint; of several ranks the first one reads it, and tells the others all but its state."""
+    """The checkpoint; of several ranks, the first one reads it and broadcasts everything except state."""
     like = {name: t.initial.numpy() for name, t in run.step.state.items()}
 
     def read() -> Checkpoint:
@@ -107,7 +107,7 @@ def _loaded(run: Run) -> Checkpoint:
 
 
 def _check_extras(found: Checkpoint, like: dict[str, np.ndarray], path: Path | None) -> None:
-    """Have the extras of `found` be those of `like`; those that it lacks begin as zeros, as in a run that begins."""
+    """Give `found` the extras of `like`; missing ones start as zeros, as in a new run."""
     kept = {name: found.extras.get(name, np.zeros_like(array)) for name, array in like.items()}
     for name, array in kept.items():
         if (array.dtype, array.shape) != (like[name].dtype, like[name].shape):

@@ -1,4 +1,4 @@
-"""Digests of step graphs, by which a checkpoint and the ranks of a run know the training step that they belong to."""
+"""Digests of step graphs, by which checkpoints and ranks identify their training step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _listed(digests: Mapping[str, str]) -> bytes:
 
 
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Call values by numbers, in the order in which nodes name them; `names` holds what is known so far."""
+    """Rename values to numbers in the order of their use; `names` has the known ones."""
 
     def numbered(name: str) -> str:
         return names.setdefault(name, f"#{len(names)}") if name else ""

@@ -39,7 +39,7 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def start(self, run: Run) -> None:
-        """Open a file; what a resumed run repeats takes the place of what was written before."""
+        """Open a file; entries that a resumed run repeats are removed."""
         try:
             self._writer = self._make(str(self.folder), purge_step=run.step_count or None)
         except OSError as error:
@@ -109,7 +109,7 @@ class MLflow(Callback):
         self.epoch(run, record)
 
     def stop(self) -> None:
-        """End the run, if it is ours."""
+        """End the tracker's run, if it was started here."""
         if self._own:
             self._mlflow.end_run()
             self._own = False

@@ -87,7 +87,7 @@ def _asks_for_balance(loss: Any) -> bool:
 
 
 def balanced(loss: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None = None) -> Any:
-    """`loss` with numbers for each ``weight="balanced"``: those that make up for how often each class occurs.
+    """`loss` with class weights in place of each ``weight="balanced"``, which compensate class frequencies.
 
     Args:
         loss: one or several, as `attach` takes them.

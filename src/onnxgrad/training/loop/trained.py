@@ -1,4 +1,4 @@
-"""A step with its state, between calls of `fit`: what it takes, what it holds, and what is made of it."""
+"""A step with its state between calls of `fit`: accepted data, current state, and derived models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LARGE = "trainer.save(path), or save_training_model(path), writes it with its w
 
 @dataclass(frozen=True)
 class Setup:
-    """A step, and how it is run.
+    """A step, with the machine and options that run it.
 
     Attributes:
         step: the step of a whole batch.
@@ -78,7 +78,7 @@ class Setup:
 
 
 class Trained:
-    """The base of `Trainer`: a step with its state, the data that it accepts, and the models made of it."""
+    """The base of `Trainer`: a step with its state, the data that it accepts, and the derived models."""
 
     step: Step
     strategy: Strategy
@@ -128,7 +128,7 @@ class Trained:
 
     @property
     def initial(self) -> dict[str, np.ndarray]:
-        """The state before the first step; made of the model when asked for, so that it is not kept twice."""
+        """The state before the first step, computed from the model on demand, so that no second copy is kept."""
         return {name: t.initial.numpy() for name, t in self.step.state.items()}
 
     def _default_evaluation(self) -> Evaluation | None:
@@ -210,12 +210,12 @@ class Trained:
 
     @property
     def optimizer_bytes(self) -> tuple[int, int]:
-        """Bytes of what the optimizer keeps beside the weights: on this rank, and of all of it."""
+        """The bytes of the optimizer's state without weights: on this rank, and in total."""
         whole = sum(t.initial.nbytes for t in self.step.state.values() if t.kind == "optimizer")
         return self.strategy.optimizer_bytes(whole), whole
 
     def inference_model(self) -> onnx.ModelProto:
-        """The inference model with the weights as they are now, for ``onnx.save``; adapters are merged into them.
+        """The inference model with the current weights, for ``onnx.save``; adapters are merged into them.
 
         Weights that are stored as integers are rounded to integers again (see `onnxgrad.training.quantization`).
         If the training information keeps averages of weights, with these (``step.inference_model(state())`` has the
@@ -231,7 +231,7 @@ class Trained:
         return self._finished(self.adapted_model())
 
     def adapted_model(self) -> ir.Model:
-        """`inference_ir` with adapters beside the weights that they adapt, not merged into them."""
+        """`inference_ir` with adapters as separate nodes, not merged into the weights."""
         return self.step.inference_model({name: array.copy() for name, array in self._present().items()})
 
     def _present(self) -> dict[str, np.ndarray]:
@@ -241,7 +241,7 @@ class Trained:
         return {name: array for name, array in state.items() if name not in others}
 
     def _finished(self, model: ir.Model) -> ir.Model:
-        """`model` as it is handed out: adapters merged, masters of integers rounded, data described."""
+        """`model` for the caller: adapters merged, masters of integers rounded, data described."""
         return self._named(folded(merged(model)))
 
     def _named(self, model: ir.Model) -> ir.Model:
@@ -273,7 +273,7 @@ class Trained:
             save_adapter(model, inference, Path(folder), switchable=switchable, path=path)
 
     def training_model(self) -> onnx.ModelProto:
-        """The training model as it stands: present weights, counters, moments and averages.
+        """The training model with the current weights, counters, moments and averages.
 
         ``Trainer(trainer.training_model())`` goes on with the same bits, given the same batches.
         """
@@ -298,7 +298,7 @@ class Trained:
             save_model(self._named(model), path, moments)
 
     def restore(self, path: str | os.PathLike) -> None:
-        """Take the state in the checkpoint at `path`, such as one of those that ``fit(keep=3)`` leaves.
+        """Load the state from the checkpoint at `path`, such as one of those that ``fit(keep=3)`` leaves.
 
         Raises:
             BadInput: there is none, it is damaged, or it belongs to another model.

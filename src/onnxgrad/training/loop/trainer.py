@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Trainer(Trained):
-    """Trains a model: with a loss and an optimizer, or as the training information that it carries says.
+    """Trains a model: with a loss and an optimizer, or by the training information in the model.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, bare or with a TrainingInfoProto (see `attach`);
@@ -105,7 +105,7 @@ class Trainer(Trained):
         batch_size: int = 256,
         **settings: Unpack[PreparationKeywords],
     ) -> dict[str, np.ndarray]:
-        """Run the inference model, with the weights as they are now, on every row of `data`.
+        """Run the inference model, with the current weights, on every row of `data`.
 
         Returns:
             Arrays [rows, …] by the names of the outputs (see `onnxgrad.training.predict`, also for the arguments).
@@ -139,7 +139,7 @@ class Trainer(Trained):
         metrics: Sequence[str] | str | None = None,
         **settings: Unpack[PreparationKeywords],
     ) -> dict[str, float]:
-        """Loss and metrics of the inference model, with the weights as they are now, over the data (see `fit`)."""
+        """Loss and metrics of the inference model, with the current weights, over the data (see `fit`)."""
         with self.strategy.ranks.agreeing():
             check_whole(1, batch_size=batch_size)
         rows = self.data(with_labels(data, y), "the validation data", PreparationRecipe(**settings))
@@ -258,7 +258,7 @@ class Trainer(Trained):
         return self.history
 
     def _check_recipe(self, recipe: Recipe) -> Sequence[str] | None:
-        """The metrics that `recipe` asks for. Raises BadInput for settings that do not go with this trainer."""
+        """The metrics that `recipe` asks for. Raises BadInput for settings that this trainer does not support."""
         planned, measures = self._setup.planned, recipe.data.measures
         if planned is not None and recipe.loop.batch_size > planned:
             raise BadInput(f"memory was planned for batches of at most {planned} rows, not {recipe.loop.batch_size}")

@@ -1,4 +1,4 @@
-"""From a model and what a trainer is asked for to a step and what runs it: in parts, on ranks, within memory."""
+"""From a model and a trainer's settings to a step and its machine: in parts, on ranks, within memory."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _split_machine(split: SplitStep, parts: int, strategy: Strategy, options: Op
 def _with_training(
     model: AnyTrainingModel | Step, asked: dict[str, Any], in_halves: bool
 ) -> AnyTrainingModel | Source | Step:
-    """`model` as it is if it carries training information, else with what is `asked` for attached."""
+    """`model` unchanged if it has training information, else with the `asked` training attached."""
     if isinstance(model, (str, os.PathLike)):
         model = load_model(model, aside=True)
     if not isinstance(model, (onnx.ModelProto, ir.Model, Step)):

@@ -1,1 +1,1 @@
-"""Losses, and the objective that they add up to."""
+"""Losses, and the objective that combines them."""

@@ -21,7 +21,7 @@ _THROUGH = ("Identity", "Cast", "Add", "Sub", "Mul", "Div")
 
 
 def with_class_axis(options: dict[str, Any], y: ir.Value, rows: int = 0) -> dict[str, Any]:
-    """`options` with the axis of the classes of `y`, where they ask for one and say none.
+    """`options` with the class axis of `y`, if the loss has that option and it is not set.
 
     Args:
         options: of the loss.
@@ -45,7 +45,7 @@ def with_class_axis(options: dict[str, Any], y: ir.Value, rows: int = 0) -> dict
 
 
 def axis_beside(y: ir.Value, rows: int) -> int:
-    """The axis of the classes of `y`, whose rows lie along the axis `rows`, not along the first."""
+    """The class axis of `y`, whose rows are along the axis `rows` instead of the first."""
     dims = list(y.shape or ())
     others = [a for a in range(len(dims)) if a != rows]
     activated = [a for a in others if scores(y, a) is not None]
@@ -56,7 +56,7 @@ def axis_beside(y: ir.Value, rows: int) -> int:
 
 
 def class_axis(y: ir.Value, square: bool = False) -> int:
-    """The axis of the classes of the scores, or probabilities, `y`. Raises BadInput where that cannot be told.
+    """The class axis of the scores, or probabilities, `y`. Raises BadInput if it cannot be determined.
 
     `square`: axis 1 and the last are known to have one size.
     """
@@ -82,7 +82,7 @@ def class_axis(y: ir.Value, square: bool = False) -> int:
 
 
 def _scoring_node(y: ir.Value) -> ir.Node | None:
-    """The node that makes `y`, but for what adds a bias or a factor to it."""
+    """The producer of `y`, behind nodes that add a bias or multiply by a factor."""
     node = y.producer()
     while is_op(node, _THROUGH):
         wide = [v for v in node.inputs if v is not None and v.shape is not None and len(v.shape) > 2]

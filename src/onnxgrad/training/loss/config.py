@@ -19,7 +19,7 @@ from onnxgrad.training.option_strings import spelled, weighted
 
 @dataclass(frozen=True, init=False)
 class Loss:
-    """One term of what is minimized.
+    """One term of the objective.
 
     Args:
         loss: a name (see `losses.LOSSES`), or a graph that computes a scalar (an ONNX model or its path, a
@@ -80,7 +80,7 @@ class Loss:
         return Loss(self.loss, factor=self.factor, teacher=self.teacher, **names, **self.options)
 
     def function(self) -> tuple[LossFunction, dict[str, Any]] | None:
-        """The function of that name and all of its options; None for a graph. Raises BadInput for what does not fit."""
+        """The function of that name with all of its options; None for a graph. Raises BadInput for invalid options."""
         if not np.isfinite(self.factor):
             raise BadInput(f"the factor of a loss must be finite, not {self.factor}")
         if not isinstance(self.loss, str) or self.loss.endswith(".onnx"):
@@ -104,7 +104,7 @@ class Loss:
 
 
 def terms_of(loss: Any, output: str | None = None, labels: str | None = None) -> list[Loss]:
-    """A loss, or several, each a `Loss`, spelled or a graph; `output` and `labels` are for those that name none.
+    """A loss, or several, each a `Loss`, spelled or a graph; `output` and `labels` are defaults for them.
 
     Raises:
         BadInput: there is none, or an option does not fit.

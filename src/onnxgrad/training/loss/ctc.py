@@ -107,7 +107,7 @@ def _jumps(b: Builder, states: Var, y: Var) -> Var:
 def _forward(
     b: Builder, start: Var, zero: Var, emitted: Var, jumps: Var, lengths: Var | None, time: int
 ) -> tuple[Var, Var]:
-    """α after the last step: [N, 2S + 1]; and by how much it was moved: [N, 1], `zero` before the first."""
+    """α after the last step, [N, 2S + 1], and its accumulated shift, [N, 1], which begins as `zero`."""
     inner, body = empty(b, "ctc")
     n, width = start.shape or (None, None)
     like = ir.Value(name="", type=emitted.value.type, shape=ir.Shape([n, width]))

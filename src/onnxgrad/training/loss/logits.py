@@ -54,7 +54,7 @@ _PICKS = frozenset(["Slice", "Gather"])
 
 
 def scores(value: ir.Value, axis: int) -> Ending | None:
-    """The s of which `value` is the softmax, or its logarithm, along `axis`; None where none are found."""
+    """The s such that `value` is the (log-)softmax of s along `axis`; None without a match."""
     node = value.producer()
     if node is None:
         return None
@@ -89,7 +89,7 @@ def scores(value: ir.Value, axis: int) -> Ending | None:
 
 
 def sums_to_one(value: ir.Value, axis: int) -> bool:
-    """True if the numbers of `value` along `axis` are divided by their own sum, so that they are no logits."""
+    """True if `value` is divided by its own sum along `axis`, so that it is no logits."""
     node = value.producer()
     if node is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
         return False
@@ -137,7 +137,7 @@ def _unshifted(value: ir.Value, axis: int) -> ir.Value:
 
 
 def logit(value: ir.Value) -> Ending | None:
-    """The s of which `value` is the sigmoid, element by element; None where none are found."""
+    """The s such that `value` is the sigmoid of s; None without a match."""
     value = unguarded(value)
     node = value.producer()
     first = node.inputs[0] if node is not None and node.inputs else None
@@ -161,7 +161,7 @@ def logit(value: ir.Value) -> Ending | None:
 
 
 def logarithm(value: ir.Value, axis: int | None = None) -> Ending | None:
-    """log `value`, without overflow, for what is positive by an activation; None where that is not known.
+    """log `value`, without overflow, for a `value` that is positive by its activation; None for others.
 
     With an `axis`, but for a number that is the same along it.
     """
@@ -198,7 +198,7 @@ def _scale(b: Builder, x: Var, factor: float) -> Var:
 
 
 def mixed(value: ir.Value, depth: int = 16) -> tuple[ir.Value, ir.Value] | None:
-    """Two parts that `value` joins, one of numbers between 0 and 1, the other of others; None if there are none.
+    """The two operands of a Concat of which one is between 0 and 1 and the other is not; None without these.
 
     So detectors return boxes and the scores of classes.
     """
@@ -347,7 +347,7 @@ def _of_tanh(node: ir.Node) -> ir.Value | None:
 
 
 def _beside(node: ir.Node | None, number: float) -> ir.Value | None:
-    """The operand of `node` beside this number; None if there is no such number."""
+    """The operand of `node` that is combined with this number; None without such a number."""
     if node is None or len(node.inputs) != 2:
         return None
     first, second = node.inputs

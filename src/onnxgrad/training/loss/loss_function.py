@@ -48,7 +48,7 @@ class LossFunction:
         return "logits" if self.contains else "log-probabilities" if self.compares == "classes" else ""
 
     def count(self, b: Builder, y: Var, labels: list[Var], options: Mapping[str, Any]) -> Var | None:
-        """Over how much the mean of a batch is taken (or a multiple of that), a float scalar.
+        """The denominator of the mean of a batch (or a multiple of it), a float scalar.
 
         None where examples are compared with each other, so that parts of a batch do not add up to it.
         """
@@ -65,7 +65,7 @@ class LossFunction:
 
     def by_blocks(self, b: Builder, blocks: ScoreBlocks, y: Var, labels: Var, options: Mapping[str, Any],
                   others: Sequence[OfRows] = ()) -> list[Var]:  # fmt: skip
-        """The loss of scores of very many classes, then what `others` are of each row."""
+        """The loss of scores of very many classes, then the values of `others` for each row."""
         assert self.of_rows is not None
         weights = weight_of(b, options["weight"], y)
         most = options["block_rows"] or blocks.at_a_time

@@ -289,7 +289,7 @@ def ctc(  # type: ignore[no-untyped-def]
 
 
 def loss_named(name: str, options: Mapping[str, Any]) -> tuple[LossFunction, dict[str, Any]]:
-    """The loss called `name` and all of its options; BadInput for a name or an option there is not."""
+    """The loss called `name` and all of its options. Raises BadInput for an unknown name or option."""
     loss = looked_up("loss", name, LOSSES)
     chosen = completed(f"the loss {name!r}", loss.options, options)
     if chosen["reduction"] not in ("mean", "sum"):

@@ -122,7 +122,7 @@ class Objective:
         return values
 
     def write(self, copies: Mapping[ir.Value, ir.Value], metrics: Sequence[str] = (), count: bool = False) -> Var:
-        """Append all terms; the scalar that is minimized. What else there is to see is in `measures`.
+        """Append all terms. Returns the scalar to minimize; further values are in `measures`.
 
         Args:
             copies: what the values of the model are in training.
@@ -175,7 +175,7 @@ class Objective:
         return value
 
     def _blocks(self, k: int, y: Var) -> ScoreBlocks | None:
-        """Logits `y` of term `k` as blocks of rows; None where they are computed as a whole.
+        """Logits `y` of term `k` as blocks of rows; None if they are computed as a whole.
 
         Raises:
             BadInput: blocks are asked for, and cannot be had.
@@ -208,7 +208,7 @@ class Objective:
 
     @staticmethod
     def _counted(loss: LossFunction, options: Mapping[str, Any]) -> str:
-        """In words: what two losses must share for their sum to be accumulated."""
+        """A description of what two losses must share for accumulation of their sum."""
         if options["reduction"] == "sum":
             return SUMMED
         extra = [f"{key} {options[key]}" for key in ("ignore_index", "weight") if options.get(key) is not None]
@@ -229,7 +229,7 @@ class Objective:
         ]
 
     def label(self, wanted: str, dtype: ir.DataType, dims: Any, named: bool = True) -> Var:
-        """The label input: one that the model or another term has, or a new one."""
+        """The label input: an existing one of the model or another term, or a new one."""
         for value in self.b.graph.inputs:
             if value.name == wanted:
                 allowed = {ir.DataType.INT32, ir.DataType.INT64} if dtype == ir.DataType.INT64 else {dtype}
@@ -258,7 +258,7 @@ class Objective:
         return Var(self.b, value)
 
     def _taught(self, term: Loss, loss: LossFunction, options: Mapping[str, Any], wanted: Labels) -> Var:
-        """The output of the teacher in the place of the labels."""
+        """The output of the teacher, which replaces the labels."""
         if wanted[""][0] == ir.DataType.INT64:
             raise BadInput(f"the loss {term.name!r} takes class numbers, which a teacher does not give; use kl or mse")
         taught = Inlined(term.teacher, "the teacher")

@@ -34,7 +34,7 @@ OfRows = Callable[[Builder, Var, Var], Var]
 
 @dataclass(frozen=True)
 class ScoreBlocks:
-    """Logits as a product of rows and a matrix, and what follows that element by element.
+    """Logits as a product of rows and a matrix, followed by elementwise nodes.
 
     Attributes:
         rows: the left operand of the product, [..., K].
@@ -50,7 +50,7 @@ class ScoreBlocks:
 
     @classmethod
     def of(cls, scores: ir.Value, axis: int) -> ScoreBlocks | None:
-        """`scores`, with the classes along `axis`, as such a product; None if they are something else."""
+        """Match `scores`, with the classes along `axis`, as such a product. Returns None without a match."""
         found = _classes_last(scores, axis)
         after: list[ir.Node] = []
         while found is not None and (node := found.producer()) is not None and is_standard(node):
@@ -82,7 +82,7 @@ class ScoreBlocks:
         return by_row_blocks(b, [(rows, 0), (labels, 0)], most, block)
 
     def _scores(self, b: Builder, rows: Var) -> Var:
-        """The logits of some of the rows. Gemm reads its matrix as it lies, also transposed."""
+        """The logits of some of the rows. Gemm reads its matrix in place, also transposed."""
         node, after = self.product, list(self.after)
         weight, bias = node.inputs[1], None
         assert weight is not None
@@ -107,7 +107,7 @@ class ScoreBlocks:
 
 
 def _classes_last(scores: ir.Value, axis: int) -> ir.Value | None:
-    """`scores` with the classes last: what a Transpose has been made of, maybe; None if they are not."""
+    """`scores` with the classes last, possibly the operand of a Transpose; None for another axis."""
     if scores.shape is None or not -len(scores.shape) <= axis < len(scores.shape):
         return None
     rank = len(scores.shape)

@@ -1,4 +1,4 @@
-"""Metrics that a step computes beside the loss, as `METRICS` defines them."""
+"""Metrics that a step computes besides the loss, as `METRICS` defines them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons: how the predictions of a batch are laid beside its labels, and the metrics that are added up of them."""
+"""Comparisons of a batch's predictions with its labels, and the metrics accumulated from them."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class Meter:
         }
 
     def add(self, prediction: np.ndarray, label: np.ndarray) -> tuple[Any, Any]:
-        """Take in a batch; its scores and labels."""
+        """Add a batch: its scores and labels."""
         scores, labels = self.comparison(prediction, label)
         self.count += len(labels)
         ranked = self.comparison.size if isinstance(self.comparison, Ranked) else 0
@@ -215,7 +215,7 @@ class Meter:
         return {"size": self.size, "count": self.count, "of": {n: m.sums() for n, m in self.running.items()}}
 
     def join(self, sums: Mapping[str, Any]) -> None:
-        """Take in the `sums` of another one of its kind."""
+        """Add the `sums` of another comparison of this kind."""
         self.size, self.count = self.size or sums["size"], self.count + sums["count"]
         for name, metric in self.running.items():
             metric.join(sums["of"][name])

@@ -1,4 +1,4 @@
-"""A model measured on labelled data: which task it is, and its metrics."""
+"""Evaluation of a model on labelled data: its task, and its metrics."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def evaluate(
     worst: int = 0,
     **settings: Unpack[PreparationKeywords],
 ) -> Evaluated:
-    """Compare what `model` predicts for the rows of `data` with their labels.
+    """Compare the predictions of `model` for the rows of `data` with their labels.
 
     Labels that are class numbers or names, and predictions with an axis of classes beside those of the labels, are a
     task of classes; labels of 0 and 1 for predictions of the same shape, which may be log-odds or probabilities, are
@@ -194,7 +194,7 @@ def evaluate_rows(
 
 
 def prediction_of(model: ir.Model, name: str | None) -> ir.Value:
-    """The output `name`; default: the first of floats. Raises UnknownName, or BadInput if there is none."""
+    """The output `name`; default: the first of floats. Raises UnknownName, or BadInput without float outputs."""
     if name is not None:
         (name,) = chosen_outputs(model, [name])
         return next(v for v in model.graph.outputs if v.name == name)
@@ -205,13 +205,13 @@ def prediction_of(model: ir.Model, name: str | None) -> ir.Value:
 
 
 def _scores(output: ir.Value) -> int | None:
-    """The number of classes of an output [N, C], if it is known and more than one."""
+    """The number of classes of an output [N, C], if known and more than one."""
     size = output.shape[1] if output.shape is not None and len(output.shape) == 2 else None
     return size if isinstance(size, int) and size > 1 else None
 
 
 def _label_output(model: ir.Model, output: ir.Value) -> str | None:
-    """The output of `model` with the label of each row, if it has one beside the scores `output`."""
+    """The output of `model` with the label of each row, if there is one besides the scores `output`."""
     count = _scores(output)
     name = None if count is None else label_output(model.graph, [output.name or ""], count)
     found = next((v for v in model.graph.outputs if v.name == name), None)
@@ -221,7 +221,7 @@ def _label_output(model: ir.Model, output: ir.Value) -> str | None:
 def _check_classes(
     comparison: Comparison, y: np.ndarray, labels: np.ndarray, rows: Data, called: str, own: bool
 ) -> None:
-    """Raise BadInput for classes that the predictions `y` do not tell apart; `own`: the model names them."""
+    """Raise BadInput if the number of classes differs from that of the predictions `y`; `own`: the model names them."""
     count = y.shape[comparison.axis] if isinstance(comparison, Classes) else 2
     if rows.classes is not None:
         check_count(rows.classes, count, rows.name, own)

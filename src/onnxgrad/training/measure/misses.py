@@ -45,7 +45,7 @@ class Misses:
         self._kept: list[Miss] = []
 
     def add(self, scores: Any, labels: Any, fed: Mapping[str, np.ndarray], rows: int) -> None:
-        """Take in `rows` rows: their scores and labels as metrics compare them, and what the model was fed.
+        """Add `rows` rows: their scores and labels in the form of the metrics, and the feeds of the model.
 
         Raises:
             BadInput: they have not one label each.

@@ -1,4 +1,4 @@
-"""A model over rows of data: what it gives for each of them."""
+"""Predictions of a model for rows of data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
 
 
 def as_given(model: AnyModel) -> ir.Model:
-    """`model` as it is: no other version of its operators, nothing inlined."""
+    """`model` unchanged: no other opset, nothing inlined."""
     if isinstance(model, onnx.ModelProto):
         return ir.from_proto(model)
     return model if isinstance(model, ir.Model) else load_model(model)
@@ -44,7 +44,7 @@ def fields_of(model: ir.Model) -> list[Field]:
 
 
 def chosen_outputs(model: ir.Model, outputs: Sequence[str] | None) -> list[str]:
-    """The names of the `outputs`, by default all. Raises UnknownName for one that there is not."""
+    """The names of the `outputs`, by default all. Raises UnknownName for an unknown one."""
     names = [v.name or "" for v in model.graph.outputs]
     if "" in names:
         raise BadInput(f"output {names.index('')} of the model has no name, so ONNX Runtime does not load it")
@@ -57,7 +57,7 @@ def chosen_outputs(model: ir.Model, outputs: Sequence[str] | None) -> list[str]:
 def batches_of(
     model: ir.Model, data: Data, outputs: Sequence[str], batch_size: int, options: Options | None = None
 ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """Batches in order, as (what was fed, `outputs` for its rows). A last batch short of a fixed size is filled up.
+    """Batches in order, as (feeds, `outputs` for its rows); a last batch short of a fixed size is padded.
 
     Outputs with their rows along another axis than the first, as [time, rows, classes], are turned to have them first.
     """
@@ -94,7 +94,7 @@ def _row_axes(
     found: Mapping[str, np.ndarray],
     rows: int,
 ) -> dict[str, int]:
-    """The axis of each output along which its rows lie, by name.
+    """The axis of rows in each output, by name.
 
     Where sizes alone do not say that it is the first, the model runs on two rows and on three: that axis grows.
     """

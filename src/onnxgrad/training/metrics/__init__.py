@@ -1,1 +1,1 @@
-"""Metrics by name: how they are computed over data and in a step graph, and for which tasks they are defined."""
+"""Metrics by name: their computation over data and in a step graph, and their tasks."""

@@ -33,7 +33,7 @@ Function = Callable[[np.ndarray, np.ndarray], float]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, for the tasks that it is defined for.
+    """A metric with the tasks that it is defined for.
 
     Attributes:
         formula: its definition, in a line.
@@ -77,7 +77,7 @@ def per_class(table: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def ranking_auc(scores: np.ndarray, ones: np.ndarray) -> float:
-    """The area under the ROC curve: how often a one scores more than a zero, ties by half (Mann, Whitney 1947)."""
+    """The area under the ROC curve: the share of pairs in which a one scores more than a zero; ties count half."""
     ones = ones.astype(bool)
     m, n = int(ones.sum()), int((~ones).sum())
     if not m or not n:
@@ -158,7 +158,7 @@ def _errors(of: Callable[[np.ndarray], np.ndarray], then: Callable[[float], Any]
 
 
 def _from_summary(column: int, of: Callable[[np.ndarray, np.ndarray], np.ndarray], then: Any = float) -> dict[str, Any]:
-    """Of a column of what is told of ranked classes, and of the labels."""
+    """A metric from a column of the summary scores of ranked classes, and the labels."""
     return {"ranked": lambda: Mean(lambda told, labels: of(told[:, column], labels), then)}
 
 
@@ -259,7 +259,7 @@ def names_of(metrics: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def larger_is_better(entry: str) -> bool:
-    """True if the entry of a record, such as ``validation_auc``, is a metric of which more is better."""
+    """True if the entry of a record, such as ``validation_auc``, is a metric that should be maximized."""
     metric = METRICS.get(entry.removeprefix("validation_").partition(":")[0])
     return metric is not None and metric.larger
 

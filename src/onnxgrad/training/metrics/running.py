@@ -1,4 +1,4 @@
-"""Metrics that are added up over batches, and over ranks: what is kept is a few sums, wherever that is enough.
+"""Metrics accumulated over batches and ranks, as a few sums wherever these suffice.
 
 `add` takes the scores and the labels of a batch (see `onnxgrad.training.metrics.registry` for what they are), `result`
 says what all of them amount to: NaN where there is nothing to say. What another rank has added up comes as its `sums`,
@@ -28,7 +28,7 @@ class Running(Protocol):
         """The sums so far, as JSON and arrays."""
 
     def join(self, sums: Mapping[str, Any]) -> None:
-        """Take in the `sums` of another one of its kind."""
+        """Add the `sums` of another metric of this kind."""
 
 
 class _Sums:
@@ -49,7 +49,7 @@ class _Sums:
 
 
 class Mean(_Sums):
-    """The mean of a number per row (or of several), and what becomes of it.
+    """The mean of one or more numbers per row, and a final function of it.
 
     Args:
         rows: those numbers.

@@ -1,4 +1,4 @@
-"""Averages of weights: which state holds the average of which weight, and states with averages in place of weights."""
+"""Averages of weights: the state that has the average of each weight, and states with averages as weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def averages(source: Source) -> dict[str, str]:
 
 
 def averaged(source: Source | None, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`state` with the averages of weights in the place of the weights, where there are any.
+    """`state` with weights replaced by their averages, as far as there are any.
 
     Before the first step, and without averages, it is `state` itself.
     """

@@ -161,7 +161,7 @@ def rmsprop(o: Formula, x: Var, g: Var, h: Var, *more: Var) -> list[Var]:
 
 
 def rmsprop_states(settings: Mapping[str, Any], shape: Shape) -> dict[str, Shape]:
-    """The square; the mean if it is centered; the momentum if it has one."""
+    """The state: the square; the mean if centered; the momentum if there is one."""
     wanted = {"square": True, "mean": settings["centered"], "momentum": settings["momentum"]}
     return {name: shape for name, on in wanted.items() if on}
 

@@ -1,4 +1,4 @@
-"""Optimizers by name: settings, state, and whether an operator of the training domain says the same.
+"""Optimizers by name: settings, state, and the equivalent operator of the training domain, if any.
 
 Where one does (Momentum, Adagrad; Adam with ``convention="onnx"``), a training model states it, and any runtime of the
 specification understands it; the others are written out by their formulas. The operator Adam adds ε to √H before the
@@ -171,7 +171,7 @@ def check_optimizer(name: str, asked: Settings) -> None:
 
 
 def completed_settings(name: str, asked: Settings) -> Settings:
-    """All settings of the optimizer `name`, those that are not `asked` for (or None) at their defaults."""
+    """All settings of the optimizer `name`, with defaults for those that are not `asked` for (or None)."""
     defaults = SECOND_ORDER[name] if name in SECOND_ORDER else OPTIMIZERS[name].settings
     given = {key: value for key, value in asked.items() if value is not None}
     settings = completed(f"the optimizer {name!r}", defaults, given, "setting")

@@ -105,7 +105,7 @@ def _half_cosine(o: Any, progress: Any, first: float, last: float) -> Any:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule with its options; called with the number of finished steps it gives a factor.
+    """A schedule with its options; a call with the number of finished steps returns a factor.
 
     >>> Schedule.of("linear:total=4,warmup=2")(0), Schedule.of("linear:total=4,warmup=2")(4)
     (0.5, 0.5)
@@ -117,7 +117,7 @@ class Schedule:
 
     @classmethod
     def of(cls, text: str, total: int | None = None) -> Schedule:
-        """The schedule spelled ``name:key=value,…``; `total`, if it needs one and gives none, is that of the run.
+        """The schedule spelled ``name:key=value,…``; a required `total` that is missing is that of the run.
 
         Raises:
             BadInput: there is no such schedule or option, or one that is required is missing.

@@ -1,4 +1,4 @@
-"""Steps that take the loss as a function, not its gradient alone: Levenberg-Marquardt and L-BFGS.
+"""Second-order steps, which need the loss as a function: Levenberg-Marquardt and L-BFGS.
 
 Both are written as graphs: they hold the loss once more, at weights that were not reached yet, and decide by it whether
 a step is taken. So they are for losses that are the same function at every step: whole data sets, or large batches.
@@ -97,7 +97,7 @@ def _refuse_random(node: ir.Node, b: Builder) -> None:
 
 
 def write_step(name: str, settings: Mapping[str, Any], function: LossOfWeights, state: State) -> None:
-    """Bind the next value of every weight, and of what the method remembers."""
+    """Bind the next value of every weight, and of the method's memory."""
     weights = function.weights
     dtypes = {w.dtype for w in weights}
     if len(dtypes) != 1 or not dtypes <= {ir.DataType.FLOAT, ir.DataType.DOUBLE}:
@@ -140,7 +140,7 @@ def _levenberg_marquardt(
 
 
 def _solved(f: LossOfWeights, g: Sequence[Var], damping: Var, iterations: int, tolerance: float) -> list[Var]:
-    """δ with (G + λ)·δ = -g, by so many iterations at most, in a Loop that holds the product G·p."""
+    """δ with (G + λ)·δ = -g, by at most so many iterations, in a Loop whose body computes the product G·p."""
     b, count = f.b, len(g)
     ps = [b.var(ir.Value(name=b.names.fresh("direction"), type=x.value.type, shape=x.value.shape)) for x in f.at]
     product = f.curvature(ps)
@@ -227,7 +227,7 @@ def _lbfgs(f: LossOfWeights, settings: Mapping[str, Any], rate: Var, state: Stat
 def _searched(
     f: LossOfWeights, direction: Var, rate: Var, slope: Var, shapes: list[list[int]], sizes: list[int], most: int
 ) -> tuple[Var, Var]:
-    """A length of step by which the loss falls as it should, and whether there is one."""
+    """A step length that decreases the loss sufficiently, and True if there is one."""
     b = f.b
     inner, body = empty(b, "line_search")
     scalar = ir.Shape([])

@@ -72,7 +72,7 @@ class Update:
                 self._group(settings, self._rate(settings, factor), *map(list, zip(*chosen)))
 
     def _wide(self, x: ir.Value, g: Var) -> tuple[ir.Value, Var]:
-        """A weight of 16 bits as one in float32, which the state keeps beside it, and its gradient likewise.
+        """A 16-bit weight as float32, which the state stores in addition, and its gradient likewise.
 
         A step of it may be smaller than what 16 bits tell apart, and many of them would be none.
         """

@@ -1,1 +1,1 @@
-"""Data-parallel training: ranks that see a part of each batch each, and hold the same weights."""
+"""Data-parallel training: each rank reads a part of each batch, and all have the same weights."""

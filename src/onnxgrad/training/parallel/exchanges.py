@@ -1,4 +1,4 @@
-"""Settings of the exchanges between processes: how often, in how many bits, and who keeps the state."""
+"""Settings of the exchanges between processes: frequency, bits, and the owner of the state."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class LocalSteps(DataParallel):
         }
 
     def _start(self) -> None:
-        """Begin from the weights as they are, at rest."""
+        """Start from the current weights, with no momentum."""
         self._from = self._flat(self._moving, self.bucket.array.dtype)
         self._velocity = np.zeros_like(self._from)
         self._taken, self._is_settled = 0, True
@@ -85,7 +85,7 @@ class LocalSteps(DataParallel):
         return self._results
 
     def settle(self, total: float = 0.0) -> float:
-        """Have all ranks hold the same; `total`, a sum of losses of own rows, becomes its mean over them."""
+        """Synchronize all ranks. `total`, a sum of losses of own rows, becomes the mean over ranks."""
         if self._is_settled:
             return total
         if self._taken:
@@ -118,11 +118,11 @@ class LocalSteps(DataParallel):
         return self._is_settled
 
     def extras(self) -> dict[str, np.ndarray]:
-        """State beside that of the step, equal on all ranks that have settled."""
+        """State in addition to that of the step, equal on all ranks after `settle`."""
         return super().extras() | {VELOCITY: self._velocity}
 
     def load_extras(self, extras: Mapping[str, np.ndarray]) -> None:
-        """Go on with it."""
+        """Restore the extra state."""
         super().load_extras(extras)
         if VELOCITY in extras:
             self._velocity = np.array(extras[VELOCITY])

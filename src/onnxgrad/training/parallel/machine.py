@@ -38,7 +38,7 @@ def sums_of(collective: Collective, compress: str | None, like: np.ndarray) -> C
 
 
 class DataParallel(Accumulating):
-    """The machine of a step of which this rank has a part of each batch (see `onnxgrad.runtime.Machine`).
+    """The machine of a step that reads a part of each batch on this rank (see `onnxgrad.runtime.Machine`).
 
     Running statistics are means over ranks, weighted by rows. Counters are those of the last rank, which always has
     rows. The masks of Dropout differ between ranks, and those of rank 0 are those of one process.
@@ -83,7 +83,7 @@ class DataParallel(Accumulating):
         self._statistics = list(self.gradient.slots)
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """One update from the rows of all ranks, of which `batch` has those of this one, which may be none."""
+        """One update from the rows of all ranks; `batch` has the rows of this one, possibly none."""
         rows = min((len(array) for array in batch.values()), default=0)
         before = self._own_masks()
         sums, total = self.gradients(batch if rows else {})
@@ -115,7 +115,7 @@ class DataParallel(Accumulating):
         return found
 
     def settle(self, total: float = 0.0) -> float:
-        """Have all ranks hold the same, `extras` as well; `total`, a sum of losses that they add up, is that of all."""
+        """Synchronize all ranks and the `extras`. `total`, a sum of losses of own rows, becomes the sum of all ranks."""
         if isinstance(self._sum, HalfSums):
             self._sum.settle()
         return total
@@ -126,16 +126,16 @@ class DataParallel(Accumulating):
         return not isinstance(self._sum, HalfSums)
 
     def extras(self) -> dict[str, np.ndarray]:
-        """State beside that of the step, equal on all ranks that have settled."""
+        """State in addition to that of the step, equal on all ranks after `settle`."""
         return {LOST: self._sum.carried} if isinstance(self._sum, HalfSums) else {}
 
     def load_extras(self, extras: Mapping[str, np.ndarray]) -> None:
-        """Go on with it."""
+        """Restore the extra state."""
         if isinstance(self._sum, HalfSums):
             self._sum.carry(extras.get(LOST, 0))
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Replace every tensor of state by a copy of the one given; there are no `extras` then."""
+        """Replace every tensor of state by a copy of the given one, and reset the `extras`."""
         super().load_state(state)
         DataParallel.load_extras(self, {})
 

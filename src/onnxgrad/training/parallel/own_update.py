@@ -95,7 +95,7 @@ class _Cut:
         return ir.tensor(tensor.initial.numpy().reshape(-1)[low:high], dtype=tensor.initial.dtype, name=name)
 
     def _taking(self, step: Step, ends: list[ir.Value]) -> tuple[Step, dict[str, str]]:
-        """`step`, pruned to `ends`, which takes own gradients as inputs; their names by those of gradients."""
+        """`step`, pruned to `ends`, with gradients as inputs. Returns also their names, by those of gradients."""
         graph, pieces = step.model.graph, self.split.pieces
         graph.outputs[:] = list(dict.fromkeys(ends))
         values = named_values(graph)

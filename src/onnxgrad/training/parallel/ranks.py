@@ -19,7 +19,7 @@ from onnxgrad.errors import BadInput, OnnxGradError, TrainingError
 
 
 class OnRank(TrainingError):
-    """An error of one rank alone, which the others do not know; its message says which rank."""
+    """An error on one rank only, unknown to the others; its message names the rank."""
 
 
 class OnAll(BadInput):
@@ -27,7 +27,7 @@ class OnAll(BadInput):
 
 
 class Ranks:
-    """The ranks of a run, of which this process is one.
+    """The ranks of a run; this process is one of them.
 
     Args:
         collective: the engine that connects them.
@@ -58,7 +58,7 @@ class Ranks:
     # --- what is the same on all ---------------------------------------------------------------
 
     def agree(self, document: Callable[[], Mapping[str, Any]]) -> None:
-        """Check that `document` returns the same JSON on all ranks: what they are about to do, by names for messages.
+        """Check that `document` is the same JSON on all ranks; it maps names for messages to the coming actions.
 
         Raises:
             OnAll: they do not, or one of them could not get that far; the message says what, and which.
@@ -74,7 +74,7 @@ class Ranks:
 
     @contextmanager
     def continued(self) -> Iterator[None]:
-        """Raise an error as `settling` does, or as it is if the ranks have agreed already."""
+        """Raise an error like `settling`; after the ranks have agreed, raise it unchanged."""
         try:
             yield
         except OnnxGradError as error:
@@ -185,7 +185,7 @@ class Ranks:
 
 
 class SingleRank(Ranks):
-    """The only process of a run: it agrees with itself, and its errors are what they are."""
+    """The only process of a run: it needs no agreement, and its errors are raised unchanged."""
 
     def __init__(self) -> None:
         super().__init__(Alone())

@@ -1,4 +1,4 @@
-"""The machine of a rank that keeps its part of the optimizer's state alone (ZeRO-1): memory for it is that of all ÷ N.
+"""The machine of a rank that stores only its part of the optimizer's state (ZeRO-1): 1/N of the memory.
 
 Rajbhandari et al. 2020, arXiv 1910.02054: gradients are added up so that each rank has the sum of its part of the flat
 bucket (reduce-scatter); it updates that part of the weights with its part of the state; then all tell each other their
@@ -129,11 +129,11 @@ class Sharded(DataParallel):
 
     @property
     def now(self) -> dict[str, np.ndarray]:
-        """Every tensor of state where it lies until the next step, or the part of it that this rank has."""
+        """Every tensor of state until the next step, or this rank's part of it."""
         return super().now | self._weights
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Replace all that `state` gives by a copy of the one given."""
+        """Replace the tensors in `state` by copies of the given ones."""
         check_state(state, self.now)
         weights = {name: self._part_of(name, state[name]) for name in self._weights}
         self.update.load_state(
@@ -145,7 +145,7 @@ class Sharded(DataParallel):
         self._is_settled, self.is_new = not self._averages, False
 
     def gather(self, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-        """Tensors of state, put together from the parts of all ranks, who all call it; default: all of them."""
+        """Tensors of state, assembled from the parts of all ranks, which all call it; default: all of them."""
         own, found = self.now, dict[str, np.ndarray]()
         for name in sorted(self.first if names is None else names):
             first = self.first[name].numpy()
@@ -159,7 +159,7 @@ class Sharded(DataParallel):
         return found
 
     def load_whole(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Go on from whole tensors of state, of which one is needed at a time."""
+        """Continue from complete tensors of state; only one is needed in memory at a time."""
         rank, own, averaged = self.collective.rank, dict[str, np.ndarray](), dict[str, np.ndarray]()
         for name, array in tensors:
             if name not in self.first:

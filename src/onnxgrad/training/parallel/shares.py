@@ -93,7 +93,7 @@ class Units:
         self._look({v: places[_low(found & owned)] for v, found in of.items() if found & owned}, split)
 
     def _look(self, of: Mapping[ir.Value, int], split: SplitStep) -> None:
-        """Tell which units are updated element by element; `of` has the number of the unit of each value."""
+        """Find the units that are updated elementwise; `of` maps each value to its unit."""
         shapes = [split.pieces[unit.pieces[0]] for unit in self.units]
         others = {k for k, unit in enumerate(self.units) if len(unit.pieces) > 1}
         others |= {k for value, k in of.items() if sizes(value) != shapes[k]}
@@ -179,7 +179,7 @@ class Shares:
         return low, high
 
     def shapes(self, pieces: Mapping[str, tuple[int, ...]], rank: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of what a rank has of `pieces`, in the order of the bucket; vectors where they are cut."""
+        """The shapes of a rank's part of `pieces`, in the order of the bucket; vectors where they are split."""
         found = dict[str, tuple[int, ...]]()
         for name in self.order:
             low, high = self.part(name, rank)
@@ -188,7 +188,7 @@ class Shares:
         return found
 
     def bytes(self, rank: int) -> int:
-        """Of state that the rank keeps of what is shared out, beside the weights."""
+        """The bytes of sharded state that the rank stores, without weights."""
         found = 0
         for name in self.kept:
             low, high = self.part(name, rank)
@@ -217,7 +217,7 @@ def arrangement(size: int, split: SplitStep) -> Sequence[str]:
 
 
 def _dependent(found: int, ends: Sequence[tuple[int, int]]) -> int:
-    """`found`, and the state that depends on it; what is left (a count of steps) is the same on all ranks.
+    """`found`, and the state that depends on it; the rest (a count of steps) is the same on all ranks.
 
     Args:
         found: sets of bits, as all of these.
@@ -249,7 +249,7 @@ def _low(bits: int) -> int:
 
 
 def _merge_overlapping(groups: Iterable[int]) -> list[int]:
-    """Sets of bits, those that have any in common as one."""
+    """Merge sets of bits that overlap."""
     found: list[int] = []
     for group in groups:
         apart = []

@@ -1,4 +1,4 @@
-"""Ranks that exchange sums in the middle of a step: its stages run one after the other, and hand on what they give.
+"""Steps with exchanges of sums in the middle: stages run one after the other, and pass on their results.
 
 Sums lie where the runtime writes what is summed and reads the result. A rank that has no rows gives zeros.
 """
@@ -67,7 +67,7 @@ class Staged:
                 self._at[given] = self._at[got] = ort_value(self._sums[number][low:high])
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Take one step; the results by name.
+        """Take one step. Returns the results by name.
 
         Raises:
             BadInput: the runtime refuses the batch or fails on it.
@@ -91,7 +91,7 @@ class Staged:
         return {name: held[name].numpy() for name in self.results}
 
     def _run(self, session: onnxruntime.InferenceSession, held: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a stage; returns its outputs but for those that are written to a place."""
+        """Run a stage. Returns its outputs, except those written to buffers."""
         binding = session.io_binding()
         for value in session.get_inputs():
             binding.bind_ortvalue_input(value.name, held[value.name])
@@ -109,7 +109,7 @@ class Staged:
         return dict(zip(free, binding.get_outputs()))
 
     def idle(self) -> None:
-        """Take part in the sums of a step of the others, with no rows."""
+        """Take part in the sums of the others' step, without rows."""
         for sums in self._sums:
             sums[...] = 0
             if len(sums):

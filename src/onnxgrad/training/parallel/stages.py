@@ -59,7 +59,7 @@ def stages(model: ir.Model) -> list[Stage]:
 
 
 def with_own_kernels(model: ir.Model, options: Options) -> ir.Model:
-    """`model`, or a copy with the kernels that it is going to have: parts that a cut divides would have none."""
+    """`model`, or a copy with its kernel calls: parts that a cut divides would get none."""
     on_cpu = options.providers[:1] == ("CPUExecutionProvider",)
     passed = run_passes(
         model,

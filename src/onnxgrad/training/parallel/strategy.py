@@ -1,4 +1,4 @@
-"""Strategies: how the processes of a run share its rows, its gradients and the state of its optimizer.
+"""Strategies: the distribution of rows, gradients and optimizer state over the processes of a run.
 
 A trainer chooses one before its step is compiled. The loop calls the same methods of every strategy, that of a single
 process included.
@@ -111,7 +111,7 @@ class Strategy:
         return self._is_asked_to_stop
 
     def announce_save(self, is_due: bool) -> None:
-        """Tell the other ranks with the next step if it is time for a checkpoint."""
+        """Announce a due checkpoint to the other ranks with the next step."""
 
     def can_save(self, is_due: bool) -> bool:
         """True if a checkpoint can be written after this step, and is due."""
@@ -132,7 +132,7 @@ class Strategy:
         return self.machine.now
 
     def whole_state(self, copy: bool = True) -> Mapping[str, np.ndarray]:
-        """The state, whole. If it is shared out, all ranks call this, and receive copies in any case."""
+        """The complete state. If it is sharded, all ranks call this, and always receive copies."""
         return self.machine.state() if copy else self.machine.now
 
     def load_state(self, state: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -148,7 +148,7 @@ class Strategy:
         return whole
 
     def extras(self) -> dict[str, np.ndarray]:
-        """State of the exchange, which checkpoints have beside that of the step."""
+        """State of the exchange, which checkpoints store in addition to that of the step."""
         return {}
 
     def load_extras(self, extras: Mapping[str, np.ndarray]) -> None:
@@ -161,7 +161,7 @@ class Replicated(Strategy):
     machine: DataParallel
 
     def machine_of(self, split: SplitStep, parts: int, options: Options) -> Accumulating:
-        """Build the machine of a rank: `LocalSteps` if several steps lie between two exchanges."""
+        """Build the machine of a rank: `LocalSteps` for several steps between exchanges."""
         if self.exchange.sync_every > 1:
             return LocalSteps(split, parts, self.ranks.collective, self.exchange, options=options)
         return DataParallel(split, parts, self.ranks.collective, compress=self.exchange.compress, options=options)
@@ -197,7 +197,7 @@ class Replicated(Strategy):
         return is_due and self.machine.is_settled
 
     def settle(self, total: float) -> float:
-        """Exchange what the last steps left on single ranks."""
+        """Exchange the rest that the last steps left on single ranks."""
         return self.machine.settle(total)
 
     def extras(self) -> dict[str, np.ndarray]:

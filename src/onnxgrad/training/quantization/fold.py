@@ -1,4 +1,4 @@
-"""Floats folded back into the integers that they are stored as: what stock ONNX Runtime runs with integer kernels."""
+"""Fold trained floats back into stored integers, for integer kernels of stock ONNX Runtime."""
 
 from __future__ import annotations
 

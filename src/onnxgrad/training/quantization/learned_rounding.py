@@ -1,4 +1,4 @@
-"""Weights rounded up or down by what that does to the outputs of their layer (AdaRound, Nagel et al. 2020).
+"""Learned rounding: weights are rounded up or down by the effect on their layer (AdaRound, Nagel et al. 2020).
 
 The nearest number is best for each weight, and not for what they give together. Over calibration rows x, the error of a
 layer is ‖x·(Ŵ - W)‖², a quadratic form of what rounding changes, with the matrix H = Σ xᵀx (section 3 of the paper).
@@ -51,7 +51,7 @@ class _Layer:
         return columns[0].T if self.node.attributes.get_int("transB", 0) else columns[0]
 
     def squares(self, x: np.ndarray) -> tuple[np.ndarray, int]:
-        """Σ xᵀx, [group, input, input], and over how many rows: of a convolution, over the patches that it reads."""
+        """Σ xᵀx, [group, input, input], and the number of rows; for a convolution, the rows are patches."""
         if self.node.op_type != "Conv":
             rows = (x.T if self.node.attributes.get_int("transA", 0) else x).reshape(-1, self.columns_in())
             return (rows.astype(np.float64).T @ rows)[None], len(rows)
@@ -84,7 +84,7 @@ class _Layer:
 
 
 def learn_rounding(model: ir.Model, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
-    """Set the floats of `model`, from `place_quantizers`, to numbers that they are rounded to anyway, in place.
+    """Set the floats of `model`, from `place_quantizers`, to their learned rounded values, in place.
 
     Weights of MatMul, Gemm and Conv that one node reads are; others stay, and are rounded to the nearest.
 
@@ -129,7 +129,7 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
 
 
 def _exclusive_chain(value: ir.Value, most: int) -> Iterator[ir.Value]:
-    """`value` and what is made of it, as long as one node reads each; at most so many."""
+    """`value` and its successors, as long as each has a single reader; at most `most` values."""
     while most and len(value.uses()) == 1 and not value.is_graph_output():
         yield value
         ((node, _),) = value.uses()
@@ -163,7 +163,7 @@ def _damped(h: np.ndarray, seen: int) -> np.ndarray:
 
 
 def descended(exact: np.ndarray, steps: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """Whole numbers next to `exact` that make eᵀ·H·e small for each output, e being how far they are off.
+    """Integers next to `exact` that minimize eᵀ·H·e for each output, with e the rounding errors.
 
     Args:
         exact: the weights in units of their steps, [input, output].

@@ -1,4 +1,4 @@
-"""Floats in the place of stored integers, so that they can be trained: W → QuantizeLinear → DequantizeLinear.
+"""Masters: trainable floats in place of stored integers, W → QuantizeLinear → DequantizeLinear.
 
 The graph computes what it did: rounding gives back the integers that were stored. The biases of integer kernels are
 int32 with a step of s_x·s_w, far below that of what they are added to; they are plain floats while they train.
@@ -28,7 +28,7 @@ _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8")
 
 
 def with_masters(model: ir.Model, known: Mapping[str, np.ndarray] | None = None) -> Storage | None:
-    """Write floats in the place of the integers that `model` stores, in place; what became of them.
+    """Replace the integers that `model` stores by floats, in place. Returns a record of them.
 
     None if nothing in its main graph is quantized.
 
@@ -53,7 +53,7 @@ def with_masters(model: ir.Model, known: Mapping[str, np.ndarray] | None = None)
 
 
 def _lift(graph: ir.Graph, node: ir.Node, at: int, names: Names) -> None:
-    """An operand that a Constant node gives becomes an initializer."""
+    """Make an initializer of an operand from a Constant node."""
     value = node.inputs[at]
     maker = producer(value, "Constant")
     if value is None or maker is None:
@@ -99,7 +99,7 @@ class _Stored:
             self._weight(record, array, node)
 
     def _master(self, array: np.ndarray) -> tuple[str, ir.Value]:
-        """The name of the integers, which give up their place, and the float in it, under the name it once had."""
+        """The name of the replaced integers, and the float that replaces them, under its original name."""
         stored = self.value.name or ""
         name = stored
         for suffix in _SUFFIXES:

@@ -64,7 +64,7 @@ def _fold(graph: ir.Graph, norm: ir.Node, names: Names) -> None:
 
 
 def _out_axis(layer: ir.Node) -> int | None:
-    """The axis of the weight of `layer` that its channels lie along; None if it is no layer, or has factors."""
+    """The channel axis of the weight of `layer`; None if it is no layer, or has factors."""
     if not is_standard(layer):
         return None
     if layer.op_type == "Conv":

@@ -37,6 +37,6 @@ def quantized(x: np.ndarray, scale: np.ndarray, point: np.ndarray, dtype: ir.Dat
 
 
 def dequantized(q: np.ndarray, scale: np.ndarray, point: np.ndarray, axis: int = 1, block: int = 0) -> np.ndarray:
-    """The floats, in the type of `scale`, that quantized numbers stand for."""
+    """The floats that quantized numbers represent, in the type of `scale`."""
     s, z = (spread(a, q.shape, axis, block) for a in (scale, point))
     return ((q.astype(np.int64) - z.astype(np.int64)).astype(np.float32) * s.astype(np.float32)).astype(scale.dtype)

@@ -47,7 +47,7 @@ _ENDINGS = ("Softmax", "LogSoftmax", "Sigmoid")
 
 @dataclass(frozen=True)
 class Scheme:
-    """The numbers of a quantized model, and how they are found."""
+    """The number types of a quantized model, and the method to choose scales."""
 
     panel: ClassVar[str] = "Model"
 
@@ -110,7 +110,7 @@ def opened_floats(model: AnyModel) -> ir.Model:
 
 
 def _separate_biases(graph: ir.Graph, names: Names) -> None:
-    """Give every layer a bias of its own: stored as integers, each has another scale.
+    """Give every layer a bias of its own: as integers, they have different scales.
 
     ONNX Runtime's quantizer would do so, under names that the model may have for something else.
     """
@@ -124,8 +124,7 @@ def _separate_biases(graph: ir.Graph, names: Names) -> None:
 
 
 def place_quantizers(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.ndarray]]) -> ir.Model:
-    """`model`, from `opened_floats`, quantized as `scheme` says, its weights as floats that are rounded where they are
-    read (see `masters`).
+    """Quantize `model`, from `opened_floats`, by `scheme`; weights stay floats, rounded where they are read (see `masters`).
 
     Args:
         model: is not changed.
@@ -239,7 +238,7 @@ def _raised(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep what the quantizer logs, and how it sets logging up, to itself."""
+    """Suppress the quantizer's logs and its configuration of logging."""
     root, before = logging.getLogger(), logging.root.manager.disable
     handlers, level = list(root.handlers), root.level
     logging.disable(logging.ERROR)

@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Bias:
-    """A bias that is stored as int32, of which a step is that of the input times that of the weight.
+    """A bias stored as int32; its step is that of the input times that of the weight.
 
     Attributes:
         stored: the name of the integers.
@@ -47,7 +47,7 @@ class Storage:
     biases: dict[str, Bias] = field(default_factory=dict)
 
     def write(self, model: ir.Model) -> None:
-        """Note it in the metadata of `model`, which is then trained through what it rounds."""
+        """Store the record in the metadata of `model`, which is then trained through its rounding."""
         model.metadata_props[QUANTIZED] = json.dumps({"version": _VERSION, **asdict(self)}, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Learned step size quantization (Esser et al. 2020, arXiv:1902.08153): scales that train beside the weights.
+"""Learned step size quantization (Esser et al. 2020, arXiv:1902.08153): scales train with the weights.
 
 The gradient of a scale is, by the estimator of QuantizeLinear (equation 3), the sum of q - z - x/s inside the range and
 of q - z outside. It grows with the N elements that share the scale, so it is multiplied by 1/√(N·Qp), where Qp is the
@@ -70,7 +70,7 @@ class LearnedScale:
         return b.Max(new * sign, least) * sign
 
     def _parts(self) -> int:
-        """Among how many scales the elements are shared out."""
+        """The number of scales among which the elements are divided."""
         return math.prod(d for d in self.value.shape or () if isinstance(d, int)) or 1
 
 

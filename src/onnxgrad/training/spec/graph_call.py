@@ -1,4 +1,4 @@
-"""GraphCall, by which ONNX 1.7 let an algorithm run the inference graph: rewritten to what came after it.
+"""GraphCall, by which ONNX 1.7 let an algorithm run the inference graph: converted to today's form.
 
 Since 1.8 an algorithm goes on where the inference graph ends, and reads its values by name. In 1.7 it saw only
 the initializers of that graph, and called it like a function: operands bound by position, those that have an
@@ -57,7 +57,7 @@ class _Called:
         self.names.reserve(defined_inside(info.algorithm))
 
     def separate_names(self) -> None:
-        """Rename what both graphs define; an input of both is the same tensor."""
+        """Rename values that both graphs define; an input of both is the same tensor."""
         algorithm = self.info.algorithm
         shared = {n for n in self.inputs if n not in self.graph.initializers}
         kept = [v for v in algorithm.input if v.name not in shared]
@@ -78,7 +78,7 @@ class _Called:
             binding.key = new.get(binding.key, binding.key)
 
     def written(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """`node`; of a call, what it stands for."""
+        """The node itself, or the nodes that replace a call."""
         if node.domain != DOMAIN or node.op_type != "GraphCall":
             return [node]
         where = f"{self.where}: {described(node)}"

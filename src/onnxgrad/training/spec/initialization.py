@@ -1,4 +1,4 @@
-"""The initialization of a training entry: a graph without inputs whose outputs some initializers take.
+"""The initialization of a training entry: a graph without inputs whose outputs replace initializers.
 
 The specification has those of all entries evaluated, in order, when a training process starts. That is when the
 step is compiled: its state then starts from what the graphs give, which may be random.
@@ -22,7 +22,7 @@ from onnxgrad.wording import tensor_text
 
 
 def initialized(source: Source, seed: int | None = None) -> Source:
-    """`source` with the initializations of all entries done, in order; itself if there are none.
+    """`source` with the initializations of all entries applied, in order; itself without any.
 
     Random operators that have no seed get one, by `seed`; default: others every time.
     """
@@ -63,7 +63,7 @@ def _evaluate(model: ir.Model, graph: onnx.GraphProto, index: int, draws: np.ran
 
 
 def seed_all(nodes: Iterable[onnx.NodeProto], draws: np.random.Generator) -> None:
-    """Give every random operator that has no seed one, in place.
+    """Give every random operator without a seed one, in place.
 
     The specification has it generated. ONNX Runtime generates one per process, with which every session begins.
     """

@@ -61,7 +61,7 @@ def renamed(model: AnyProto, names: Mapping[str, str] | Callable[[str], str]) ->
 
 
 def carry_training_info(source: AnyProto, target: AnyProto) -> onnx.ModelProto:
-    """A copy of `target`, which a tool has made of `source`, with the training information that the tool has dropped.
+    """A copy of `target`, a tool's rewrite of `source`, with the training information that the tool dropped.
 
     Raises:
         BadInput: it does not hold there: a value has another name or is gone, or an operator means something else.

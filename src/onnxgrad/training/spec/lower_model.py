@@ -127,7 +127,7 @@ def _with_initialization(info: onnx.TrainingInfoProto, source: ir.Model, model: 
 
 
 def _mark_rates(info: onnx.TrainingInfoProto, rates: set[str]) -> None:
-    """Keep in mind which initializers an optimizer took as its rate, now that none is there to tell."""
+    """Record the initializers that an optimizer read as its rate: the lowered graph has none."""
     for tensor in info.algorithm.initializer:
         if tensor.name in rates and not any(p.key == FED for p in tensor.metadata_props):
             tensor.metadata_props.add(key=FED, value="rate")
@@ -141,7 +141,7 @@ def _end() -> ir.Node:
 
 
 def _cut(lowered: Lowered, info: onnx.TrainingInfoProto, inference_weights: Collection[str]) -> onnx.TrainingInfoProto:
-    """Take what was added off the graph: the entry with it in place of what it had."""
+    """Move the added nodes from the graph into the entry, in place of its old ones."""
     graph = lowered.graph
     copy = onnx.TrainingInfoProto()
     copy.CopyFrom(info)

@@ -31,7 +31,7 @@ def open_bound(model: AnyModel, constants: Collection[str] = ()) -> Opened:
 
 
 class Lowered(WithoutGradients):
-    """A graph without operators of the training domain, and what became of the values it had."""
+    """A graph without operators of the training domain, and a map of the values that it had."""
 
     def __init__(self, model: ir.Model) -> None:
         #: the BatchNormalization nodes whose statistics are their own
@@ -62,7 +62,7 @@ class Lowered(WithoutGradients):
 
 
 class Opening:
-    """A model being opened for `write_out`: its Gradients are bound, what training may change is no constant.
+    """A model prepared for `write_out`: its Gradients are bound, and values that training changes are no constants.
 
     Args:
         model: what `open_model` takes.

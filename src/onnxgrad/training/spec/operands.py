@@ -1,4 +1,4 @@
-"""Are operators given what they demand? By their schemas, and then by the types and shapes that arrive at them.
+"""Checks of operands: first by schemas, then by types and shapes.
 
 Schemas are asked about each node as it is written. What a tensor is, inference tells; where it does not, nothing
 is held against the node.

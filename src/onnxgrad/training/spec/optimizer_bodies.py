@@ -80,7 +80,7 @@ def optimizer_function(op_type: str, count: int = 1, opset: int = 21) -> onnx.Fu
 def as_function(
     domain: str, name: str, graph: ir.Graph, inputs: Sequence[str], first: Sequence[onnx.NodeProto] = (), **more: Any
 ) -> onnx.FunctionProto:
-    """`graph` as a function of `inputs`, its initializers as Constants; the nodes `first` give its other inputs."""
+    """`graph` as a function of `inputs`, with initializers as Constants; the nodes `first` compute its other inputs."""
     held = [ir.to_proto(v.const_value) for v in graph.initializers.values() if v.const_value is not None]
     constants = [helper.make_node("Constant", [], [t.name], value=t) for t in held]
     nodes, imports = [*constants, *first, *map(ir.to_proto, graph)], [helper.make_opsetid("", graph.opset_imports[""])]

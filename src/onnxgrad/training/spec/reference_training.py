@@ -30,7 +30,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class ReferenceTraining:
-    """A training model as the stateful object that the specification says it is.
+    """A training model as a stateful object, by the specification's definition.
 
     Attributes:
         state: the present value of every state variable: each initializer that a binding names.
@@ -60,7 +60,7 @@ class ReferenceTraining:
         self._steps: dict[int, tuple[Any, list[str], dict[str, str]]] = {}
 
     def initialize(self, seed: int | None = None) -> None:
-        """The initialization step: every state variable as its initializer says, then what is bound, entry by entry.
+        """The initialization step: state variables get their initializers, then bound values, entry by entry.
 
         Random operators that have no seed get one by `seed`; default: others every time.
         """
@@ -76,7 +76,7 @@ class ReferenceTraining:
                 self.state[binding.key] = found[binding.value]
 
     def step(self, batch: Mapping[str, np.ndarray], entry: int | None = None) -> list[Arrays]:
-        """One iteration: all entries in order, each on what the one before has left; or one `entry` alone.
+        """One iteration: all entries in order, each on the state of the one before; or one `entry` alone.
 
         Args:
             batch: the inputs of the graphs by name; other initializers (a learning rate) may be overridden.
@@ -88,7 +88,7 @@ class ReferenceTraining:
         return [self._run(i, batch) for i in (range(len(self.infos)) if entry is None else [entry])]
 
     def infer(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """The outputs of the inference graph with the state as it is; nothing changes."""
+        """The outputs of the inference graph with the current state, which does not change."""
         proto = _model_of(self.proto, self.proto.graph)
         return self._evaluate(_with_state(lower_gradients(proto, variables=self.state), self.state), inputs)
 
@@ -112,7 +112,7 @@ class ReferenceTraining:
         return {v.name: found[v.name] for v in info.algorithm.output}
 
     def _prepared(self, info: onnx.TrainingInfoProto) -> tuple[Any, list[str], dict[str, str]]:
-        """The executed graph of an entry, with state and rates as inputs; what it reads, and what outputs are called.
+        """The executed graph of an entry, with state and rates as inputs; its inputs, and its output names.
 
         An output that no node computes (a state that takes the value of another) comes by a copy.
         """
@@ -133,7 +133,7 @@ class ReferenceTraining:
         return self.runs(ir.from_proto(lowered)), [v.name for v in lowered.graph.input], outputs
 
     def _concatenated(self, algorithm: onnx.GraphProto, outputs: Sequence[str]) -> onnx.GraphProto:
-        """Inference graph, then algorithm, list by list; less what `outputs` do not depend on."""
+        """Inference graph, then algorithm, list by list, pruned to `outputs`."""
         graph = onnx.GraphProto(name="executed")
         for part in (self.proto.graph, algorithm):
             graph.input.extend(part.input)

@@ -1,4 +1,4 @@
-"""TrainingInfoProto: its entries, its bindings, and the graph that it says is executed.
+"""TrainingInfoProto: its entries, its bindings, and the graph that is executed.
 
 An entry holds an *algorithm*, a graph that goes on where the inference graph ends: the executed graph is
 the concatenation of both. Its *update bindings* say which initializer (of either graph) takes which
@@ -44,7 +44,7 @@ class Source:
 
 
 def read(model: AnyTrainingModel) -> Source:
-    """`model` with its training information; external data stays where it is."""
+    """`model` with its training information; external data are not read."""
     if isinstance(model, (onnx.ModelProto, ir.Model)):
         found = read_proto(model) if isinstance(model, onnx.ModelProto) else model
     else:
@@ -54,7 +54,7 @@ def read(model: AnyTrainingModel) -> Source:
 
 
 def model_proto(model: AnyTrainingModel) -> onnx.ModelProto:
-    """`model` as one message that holds all of its weights; the caller's own if it is one."""
+    """`model` as one message with all of its weights; the caller's own message if it is one."""
     if isinstance(model, onnx.ModelProto):
         return model
     return gathered(load_model(model) if isinstance(model, (str, os.PathLike)) else model)
@@ -80,13 +80,13 @@ def chosen_entries(source: Source, entry: int | None) -> list[int]:
 
 
 def bindings(source: Source, chosen: Sequence[int]) -> dict[int, Bindings]:
-    """The update bindings of the `chosen` entries: per entry, from initializer to the output it takes."""
+    """The update bindings of the `chosen` entries: per entry, from initializer to its output."""
     return {i: {b.key: b.value for b in source.infos[i].update_binding} for i in chosen}
 
 
 @dataclass
 class Merged:
-    """The executed graph of one entry, with what the host holds turned from initializers into inputs.
+    """The executed graph of one entry, with initializers that the host stores turned into inputs.
 
     Attributes:
         model: inference graph, then algorithm; the initializers of `hosted` and `fed` are graph inputs.
@@ -144,7 +144,7 @@ def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
 
 
 def _declare_shared(source: Source, index: int, graph: ir.Graph) -> None:
-    """State variables that the algorithms of other entries declare are visible in every graph: those that it reads."""
+    """Declare state variables of other entries that this graph reads: they are visible in every graph."""
     algorithm = source.infos[index].algorithm
     wanted = (set(_mentioned(algorithm)) & mutable(source.infos)) - graph.initializers.keys() - own_names(algorithm)
     for info in source.infos:
@@ -224,7 +224,7 @@ def mutable(infos: Iterable[onnx.TrainingInfoProto]) -> set[str]:
 
 
 def conflicts(infos: Sequence[onnx.TrainingInfoProto]) -> Iterator[str]:
-    """State that several algorithms declare is one variable: so they must declare the same."""
+    """Errors for state that several algorithms declare differently: it is one variable."""
     keys = {b.key for i in infos for b in (*i.update_binding, *i.initialization_binding)}
     declared: dict[str, tuple[int, onnx.TensorProto]] = {}
     for index, info in enumerate(infos):
@@ -244,7 +244,7 @@ def _equal(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
 
 
 class MutableInputs:
-    """Mutable initializers as graph inputs, for as long as nothing may take them to be constants."""
+    """Mutable initializers as graph inputs, while passes must not treat them as constants."""
 
     def __init__(self, graph: ir.Graph, names: Iterable[str]) -> None:
         self.order = list(graph.initializers)
@@ -266,7 +266,7 @@ class MutableInputs:
 
 
 def fed(algorithm: onnx.GraphProto) -> set[str]:
-    """Initializers that are marked as fed, and those that an optimizer operator takes as its rate."""
+    """Initializers that are marked as fed, and those that an optimizer operator reads as its rate."""
     own = {t.name for t in algorithm.initializer}
     marked = {t.name for t in algorithm.initializer if any(p.key == FED for p in t.metadata_props)}
     rates = {n.input[0] for n in algorithm.node if n.domain == DOMAIN and n.op_type != "Gradient" and n.input}

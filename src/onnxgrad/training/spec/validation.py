@@ -105,7 +105,7 @@ def validate(model: AnyTrainingModel) -> list[Problem]:
 
 
 def _outline(model: ir.Model) -> onnx.ModelProto:
-    """`model` as a message without training information, and of its large weights only what they are."""
+    """`model` as a message without training information and without the data of large weights."""
     copy = model.clone()
     for name, value in copy.graph.initializers.items():
         held = value.const_value
@@ -116,7 +116,7 @@ def _outline(model: ir.Model) -> onnx.ModelProto:
 
 
 def refuse_invalid(model: AnyTrainingModel) -> None:
-    """Raise BadInput, which names what is wrong (the first dozen of it), unless the training information is valid."""
+    """Raise BadInput, with the first dozen problems, unless the training information is valid."""
     problems = validate(model)
     if problems:
         listed = [f"  {p}" for p in problems[:MOST]]
@@ -126,7 +126,7 @@ def refuse_invalid(model: AnyTrainingModel) -> None:
 
 
 def read_valid(model: AnyTrainingModel | Source) -> Source:
-    """`model` with its training information, which is valid. A `Source` was made here, and is taken as it is.
+    """`model` with its training information, which is validated unless it is a `Source`.
 
     Raises:
         BadInput: the model cannot be read, or a rule of the specification is violated.
@@ -221,7 +221,7 @@ def _bindings(proto: onnx.ModelProto, info: onnx.TrainingInfoProto, index: int) 
 
 
 def _misfit(tensor: onnx.TensorProto, value: onnx.ValueInfoProto) -> str:
-    """Why an initializer cannot take what `value` is declared to be; empty if nothing is known against it."""
+    """The reason that an initializer cannot be assigned a value declared as `value`; empty if none is known."""
     held = value.type.tensor_type
     if held.elem_type and held.elem_type != tensor.data_type:
         names = [onnx.TensorProto.DataType.Name(t) for t in (tensor.data_type, held.elem_type)]
@@ -273,7 +273,7 @@ def _graph_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def _structure(graph: onnx.GraphProto, outside: Collection[str], where: str, inner: bool = False) -> Iterator[Problem]:
-    """SSA, order and visibility of `graph`, whose nodes see what is `outside` as well."""
+    """Check SSA, order and visibility of `graph`, whose nodes also see the values `outside`."""
     inputs, held = [v.name for v in graph.input], [t.name for t in graph.initializer]
     held += [s.values.name for s in graph.sparse_initializer]
     made = [o for node in graph.node for o in node.output if o]

@@ -102,7 +102,7 @@ def split_step(
 
 
 class _Cut:
-    """A step, and where it is cut."""
+    """A step, and its cut into gradient and update."""
 
     def __init__(self, step: Step, gradients: Sequence[str], weight: str, summed: bool, weighted: bool) -> None:
         self.step, self.gradients, self.weight = step, list(gradients), weight
@@ -272,7 +272,7 @@ class Accumulating:
         return StepRunner(second, options=options, places={given: self.bucket.pieces[n] for n, given in names.items()})
 
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
-        """Add up the gradients of all parts in the bucket; the sums of results, and of what divides them.
+        """Add up the gradients of all parts in the bucket. Returns the sums of results, and of their denominators.
 
         The bucket is not touched where there are no rows, nor are sums given where there was nothing to weigh.
         """
@@ -315,7 +315,7 @@ class Accumulating:
 
     @property
     def now(self) -> dict[str, np.ndarray]:
-        """Every tensor of state where it lies until the next step; the bucket is none between steps."""
+        """Every tensor of state until the next step; the bucket is no state between steps."""
         return {**self.gradient.now, **self.update.now}
 
     def state(self) -> dict[str, np.ndarray]:

@@ -277,7 +277,7 @@ def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str]
 
 
 def _check_fits(value: ir.Value, like: ir.TensorProtocol, where: str) -> None:
-    """The next value of a state tensor has its type and shape: refuse what provably has not."""
+    """Refuse a next value that provably differs from its state tensor in type or shape."""
     shape = [int(d) for d in like.shape]  # type: ignore[arg-type]
     if value.dtype is not None and value.dtype != like.dtype:
         raise BadInput(f"{where}: a tensor of {type_text(like.dtype)} cannot take one of {type_text(value.dtype)}")

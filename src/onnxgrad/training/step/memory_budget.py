@@ -1,4 +1,4 @@
-"""The memory of a step: residuals that are given back soon, and a budget for what is computed."""
+"""The memory of a step: residuals that are freed early, and a budget for intermediate results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST = 10_000
 
 
 def in_good_order(model: ir.Model) -> str:
-    """Reorder the graph of `model` so that a run takes less memory at its fullest: 0 to 30 % of a step.
+    """Reorder the graph of `model` to reduce the peak memory of a run, by 0 to 30 % of a step.
 
     Returns:
         Why the order is what it was, if it is; empty otherwise.
@@ -58,7 +58,7 @@ def _order(model: ir.Model) -> None:
 def within_memory(
     step: Step, memory: int | str, batch_size: int | None = None, dims: Mapping[str, int] | None = None
 ) -> Step:
-    """`step`, rewritten so that what it computes takes at most `memory` at a time; its `plan` says how.
+    """`step`, rewritten so that its intermediate results use at most `memory` at a time; its `plan` has the details.
 
     What does not fit is computed anew where the way back reads it. Counted is what the nodes of the step give, for a
     batch of `batch_size` rows; not the state, the batch and the results, nor what a kernel takes for itself.

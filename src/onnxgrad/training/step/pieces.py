@@ -24,7 +24,7 @@ from onnxgrad.training.step.step import Step
 
 
 def add_results(step: Step, pieces: Iterable[str], dtype: ir.DataType, without: Collection[str]) -> Step:
-    """`step`, which gives the values called `pieces` as `dtype` as well, but has none of the inputs `without`."""
+    """`step` with the values called `pieces` as further outputs of `dtype`, and without the inputs `without`."""
     model = step.model.clone()
     graph, values = model.graph, named_values(model.graph)
     builder = Builder(graph)
@@ -45,7 +45,7 @@ def add_results(step: Step, pieces: Iterable[str], dtype: ir.DataType, without: 
 def taking(
     step: Step, pieces: Mapping[str, tuple[int, ...]], dtype: ir.DataType, without: Collection[str]
 ) -> tuple[Step, dict[str, str]]:
-    """`step`, which takes the values called `pieces`, of these shapes, as inputs of `dtype`, in place of `without`.
+    """`step` with the values called `pieces`, of these shapes, as inputs of `dtype`, in place of `without`.
 
     Returns:
         It, and the names of these inputs; none for a piece that nothing is computed from.

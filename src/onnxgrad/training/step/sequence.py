@@ -1,4 +1,4 @@
-"""Several training entries as one step: each goes on from what the one before has updated."""
+"""Several training entries as one step: each continues from the state updated by the one before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training model as it stands: its training information, with the present state in the place of the first.
+"""Snapshot of a training model: its training information with the present state as initial one.
 
 What a training model says of state is where it starts, so one that starts where another stands goes on with it.
 Initializations are done then and are left out; where the masks of Dropout stand, which no initializer holds, is kept
@@ -31,7 +31,7 @@ def training_model(source: Source, state: Mapping[str, np.ndarray]) -> ir.Model:
 
 
 def standing(source: Source, state: Mapping[str, np.ndarray]) -> tuple[ir.Model, dict[str, ir.TensorProtocol]]:
-    """The same for `save_model`: nothing of `state` is copied, and what the algorithms hold of it is only declared."""
+    """The snapshot for `save_model`: nothing of `state` is copied, and the algorithms only declare it."""
     model = source.model.clone()
     for name, array in state.items():
         held = model.graph.initializers.get(name)
@@ -46,7 +46,7 @@ def standing(source: Source, state: Mapping[str, np.ndarray]) -> tuple[ir.Model,
 
 
 def _declaring(info: onnx.TrainingInfoProto, state: Mapping[str, np.ndarray]) -> onnx.TrainingInfoProto:
-    """A copy of `info` whose algorithm only declares what is in `state`."""
+    """A copy of `info` whose algorithm only declares the tensors in `state`."""
     copy = onnx.TrainingInfoProto()
     copy.CopyFrom(info)
     copy.ClearField("initialization")
