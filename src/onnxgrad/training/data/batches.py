@@ -186,7 +186,7 @@ class Data:
                 self.__dict__.pop("fingerprint", None)
 
     def check_classes(self, own: bool) -> None:
-        """Raise BadInput if the number of class names differs from that of the model's scores; `own`: the model's names."""
+        """Raise BadInput unless there are as many class names as scores of the model; `own`: its own names."""
         for field in self.fields:
             column = self.columns.get(field.name)
             if isinstance(column, ClassColumn) and field.dtype.kind != "f":

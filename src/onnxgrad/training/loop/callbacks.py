@@ -206,7 +206,7 @@ class KeepBest(_Monitoring):
         return super().state() | ({"ranked": self.ranked} if self.keep > 1 else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the ranking. Raises ValueError for a file elsewhere: files of states that are no longer kept get deleted."""
+        """Restore the ranking. Raises ValueError for files elsewhere: dropped states get deleted."""
         super().load_state(state)
         ranked = [dict(entry) for entry in state.get("ranked", ())]
         for entry in ranked:

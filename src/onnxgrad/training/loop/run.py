@@ -173,7 +173,7 @@ class Run:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The learning rates of the last step, by their names in the model; rates scheduled in the graph are missing."""
+        """The learning rates of the last step, by their names in the model, without those scheduled in the graph."""
         return {name: float(array) for name, array in self.machine.held.items() if array.ndim == 0}
 
     def state(self) -> dict[str, np.ndarray]:

@@ -101,11 +101,11 @@ class MLflow(Callback):
             self._mlflow.log_params({k: printable(str(v)) for k, v in run.history.about["settings"].items()})
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """Log what was measured."""
+        """Log the measurements."""
         self._mlflow.log_metrics(_numbers(record), step=record["step"])
 
     def evaluation(self, run: Run, record: dict[str, Any]) -> None:
-        """Log what was measured."""
+        """Log the measurements."""
         self.epoch(run, record)
 
     def stop(self) -> None:

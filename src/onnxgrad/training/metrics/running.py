@@ -19,7 +19,7 @@ class Running(Protocol):
     """A metric over the batches so far."""
 
     def add(self, scores: Any, labels: Any) -> None:
-        """Take in a batch."""
+        """Add a batch."""
 
     def result(self) -> float:
         """The metric of all batches so far."""
@@ -41,7 +41,7 @@ class _Sums:
         return {name: getattr(self, name) for name in self.SUMS}
 
     def join(self, sums: Mapping[str, Any]) -> None:
-        """Take in the `sums` of another one."""
+        """Add the `sums` of another one."""
         for name in self.SUMS:
             own, other = getattr(self, name), sums[name]
             if other is not None:
@@ -63,7 +63,7 @@ class Mean(_Sums):
         self.total, self.count = 0.0, 0
 
     def add(self, scores: Any, labels: Any) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         found = np.asarray(self.rows(scores, labels))
         self.total += float(found.sum(dtype=np.float64))
         self.count += found.size
@@ -155,7 +155,7 @@ class Explained(_Sums):
         return super().sums() | {"rows": self.rows, "mean": self.mean, "spread": self.spread}
 
     def join(self, sums: Mapping[str, Any]) -> None:
-        """Take in the `sums` of another one."""
+        """Add the `sums` of another one."""
         super().join(sums)
         if sums["rows"]:
             self._join_spread(sums["rows"], sums["mean"], sums["spread"])

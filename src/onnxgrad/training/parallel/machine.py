@@ -115,7 +115,7 @@ class DataParallel(Accumulating):
         return found
 
     def settle(self, total: float = 0.0) -> float:
-        """Synchronize all ranks and the `extras`. `total`, a sum of losses of own rows, becomes the sum of all ranks."""
+        """Synchronize all ranks and the `extras`. `total`, a sum of losses, becomes the sum over all ranks."""
         if isinstance(self._sum, HalfSums):
             self._sum.settle()
         return total

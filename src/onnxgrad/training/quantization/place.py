@@ -124,7 +124,7 @@ def _separate_biases(graph: ir.Graph, names: Names) -> None:
 
 
 def place_quantizers(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.ndarray]]) -> ir.Model:
-    """Quantize `model`, from `opened_floats`, by `scheme`; weights stay floats, rounded where they are read (see `masters`).
+    """Quantize `model`, from `opened_floats`, by `scheme`; weights stay floats that are rounded (see `masters`).
 
     Args:
         model: is not changed.

@@ -1,4 +1,4 @@
-"""A step graph and what its inputs and outputs mean."""
+"""A step graph with the roles of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StateTensor:
 
 @dataclass(repr=False)
 class Step:
-    """A step graph and what its inputs and outputs mean.
+    """A step graph with the roles of its inputs and outputs.
 
     Attributes:
         model: inputs: `batch`, one per state tensor, `rates`; outputs: one per state tensor, then those
