@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +22,8 @@ from onnxgrad.function import Function
 from onnxgrad.ir.graph import named_values
 from onnxgrad.model_io import files_of, load_model, save_model
 from onnxgrad.runtime.trial import check_runs
-from onnxgrad.training.data import Data, Images
+from onnxgrad.training.data import Data
 from onnxgrad.training.data.labels import are_numbers, listed
-from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.measure.predict import chosen_outputs, fields_of
@@ -80,9 +79,7 @@ def explain(
         import_matplotlib()
     check_paths({MODEL: files_of(opened, model), "DATA": data}, {"--output": output, "--save-model": save}, force=None)
     preparation = PreparationRecipe(**read_flags(flags))
-    columns = dict(preparation.inputs or {})
-    trained = data_options.print_preprocessing(opened, preparation)
-    feeds = _row(opened, data, row, preparation.pictures(trained), columns, trained)
+    feeds = _row(opened, data, row, preparation.arguments(data_options.print_preprocessing(opened, preparation)))
     wrt = _float_input(opened, wrt)
     (output_name,) = chosen_outputs(opened, [of]) if of else [_first_float(opened.graph.outputs, "output")]
     scores = np.asarray(Function(opened, outputs=[output_name])(**feeds))
@@ -119,12 +116,9 @@ def _class_number(text: str, names: Sequence[str] | None, count: int) -> int:
     raise BadInput(f"--class {text} is none of the classes of the model: {known}")
 
 
-def _row(
-    model: ir.Model, path: Path, row: int, images: Images | None, inputs: dict[str, str], trained: Preprocessing
-) -> dict[str, np.ndarray]:
+def _row(model: ir.Model, path: Path, row: int, preparation: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The inputs of one run of the model: an image, or a row of data."""
-    fields = fields_of(model)
-    data = Data(path, fields, str(path), images=images, inputs=inputs, trained=trained)
+    data = Data(path, fields_of(model), str(path), **preparation)
     if row >= len(data):
         raise BadInput(f"{path} has {len(data)} rows; there is no row {row}")
     (batch,) = data.batches(1, np.array([row]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName, ZeroDerivative
 from onnxgrad.function import Function, model_bytes, model_of_bytes
-from onnxgrad.model_io import signature
+from onnxgrad.model_io import Signature, signature
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.graph.exported_constants import sort_out
@@ -131,13 +131,10 @@ class Call:
         Raises:
             NotDifferentiable: an operator on the way has no derivative.
         """
-        with self._lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore", ZeroDerivative)  # all gradients are asked for, wanted or not
-            derived = vjp(self.model, wrt=self.float_inputs, of=self.float_outputs)
-            names = signature(derived)
-            cotangents = [names.cotangents[n] for n in self.float_outputs]
-            gradients = [names.gradients[n] for n in self.float_inputs]
-            return Call(derived, [*self.inputs, *cotangents], gradients, self.options, self.fixed)
+        derived, names = self._derived(vjp)
+        cotangents = [names.cotangents[n] for n in self.float_outputs]
+        gradients = [names.gradients[n] for n in self.float_inputs]
+        return Call(derived, [*self.inputs, *cotangents], gradients, self.options, self.fixed)
 
     @cached_property
     def pushforward(self) -> Call:
@@ -146,13 +143,18 @@ class Call:
         Raises:
             NotDifferentiable: an operator on the way has no derivative.
         """
+        derived, names = self._derived(jvp)
+        given = [names.tangents[n] for n in self.float_inputs]
+        return Call(
+            derived, [*self.inputs, *given], [names.tangents[n] for n in self.float_outputs], self.options, self.fixed
+        )
+
+    def _derived(self, transform: Callable[..., ir.Model]) -> tuple[ir.Model, Signature]:
+        """The derivative with respect to all float inputs, of all float outputs, and its names."""
         with self._lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore", ZeroDerivative)
-            derived = jvp(self.model, wrt=self.float_inputs, of=self.float_outputs)
-            names = signature(derived)
-            tangents = [names.tangents[n] for n in (*self.float_inputs, *self.float_outputs)]
-            moved = len(self.float_inputs)
-            return Call(derived, [*self.inputs, *tangents[:moved]], tangents[moved:], self.options, self.fixed)
+            warnings.simplefilter("ignore", ZeroDerivative)  # all gradients are asked for, wanted or not
+            derived = transform(self.model, wrt=self.float_inputs, of=self.float_outputs)
+            return derived, signature(derived)
 
 
 def _unpickled(data: bytes, *rest: Any) -> Call:
