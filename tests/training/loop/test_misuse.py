@@ -98,7 +98,7 @@ def test_short_names_are_settings_too():
         (lambda: trainer().evaluate(B, batch_size=0), "batch_size must be at least 1, not 0"),
         (lambda: evaluate(C, B, batch_size=0), "batch_size must be at least 1, not 0"),
         (lambda: predict(C, B, batch_size=-1), "batch_size must be at least 1, not -1"),
-        (lambda: trainer().fit(B["x"], "labels"), r"labels, not a name\n  hint: Trainer\(…, labels='labels'\)"),
+        (lambda: trainer().fit(B["x"], "labels"), r"labels, not 'labels'\n  hint: Trainer\(…, labels='labels'\)"),
         (lambda: trainer().fit(B, callbacks=[3]), "callbacks are a list of Callback"),
         (lambda: trainer().fit(B, metrics=3), "metrics are names"),
         (lambda: trainer().fit(B, metrics="auc"), "metrics are of validation data, and there are none"),
