@@ -24,8 +24,8 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime.feeds import bind
 from onnxgrad.transforms import split_vjp
-from onnxgrad.transforms.derivation import without_collection
 from onnxgrad.transforms.gradient_lowering import open_lowered
+from onnxgrad.transforms.keep_functions import without_collection
 
 
 class EagerModel:

@@ -10,16 +10,13 @@ from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
-from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import Derivation, without_collection
-from onnxgrad.transforms.keep_functions import blaming_the_model
+from onnxgrad.transforms.derivation import Derivation
+from onnxgrad.transforms.keep_functions import transform
 from onnxgrad.transforms.select_values import Names
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def integrated_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None, steps: int = 32) -> Any:
     """Attributions to the elements of inputs whose sum is the output's gain over a baseline.
 
@@ -53,9 +50,7 @@ def integrated_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None
     return _averaged(model, wrt, of, points)
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def smooth_grad(
     model: AnyModel, *, wrt: Names, of: Names | None = None, steps: int = 32, noise: float = 0.1, seed: int = 0
 ) -> Any:
@@ -88,9 +83,7 @@ def smooth_grad(
     return _averaged(model, wrt, of, points)
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def grad_cam(model: AnyModel, *, layer: str, of: Names | None = None) -> Any:
     """Class activation map of a layer: ReLU(Σ_c w_c·A_c), w_c the mean of ∂of/∂A_c.
 

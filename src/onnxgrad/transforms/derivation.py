@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -215,19 +213,3 @@ class Derivation:
         self.builder.forget()
         self.nodes = []
         return self.opened.close()
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Pause the collector of cyclic garbage for the whole process, until the end of the derivation.
-
-    A derivation makes many objects that stay, and little garbage. The time of long graphs falls by a tenth to a sixth
-    (8,000 to 16,000 nodes in a row); that of small ones does not change. Objects without cycles are freed as ever.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

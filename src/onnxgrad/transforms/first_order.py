@@ -8,10 +8,9 @@ from typing import Any
 
 from onnxgrad.custom import CustomRule, custom_rules
 from onnxgrad.errors import BadInput
-from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import Derivation, without_collection
-from onnxgrad.transforms.keep_functions import Attempt, keeping_functions
+from onnxgrad.transforms.derivation import Derivation
+from onnxgrad.transforms.keep_functions import Attempt, keeping_functions, transform
 from onnxgrad.transforms.select_values import Names
 
 Path = str | os.PathLike
@@ -19,8 +18,7 @@ Directions = int | str | None
 Rules = Sequence[CustomRule | Path]
 
 
-@checked
-@without_collection()
+@transform
 def vjp(
     model: AnyModel, *, wrt: Names, of: Names | None = None, directions: Directions = None, rules: Rules = ()
 ) -> Any:
@@ -54,8 +52,7 @@ def vjp(
     return _derived(Derivation.pull_cotangents, model, wrt, of, directions, rules)
 
 
-@checked
-@without_collection()
+@transform
 def jvp(
     model: AnyModel, *, wrt: Names, of: Names | None = None, directions: Directions = None, rules: Rules = ()
 ) -> Any:
@@ -69,8 +66,7 @@ def jvp(
     return _derived(Derivation.push_tangents, model, wrt, of, directions, rules)
 
 
-@checked
-@without_collection()
+@transform
 def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Rules = ()) -> Any:
     """The model with the gradient of the sum of `of` as further outputs ``{wrt}_grad``.
 
@@ -81,8 +77,7 @@ def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rule
     return _with_gradients(model, wrt, of, rules, primal=True)
 
 
-@checked
-@without_collection()
+@transform
 def grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Rules = ()) -> Any:
     """The gradient model: like `value_and_grad`, with only the outputs ``{wrt}_grad``."""
     return _with_gradients(model, wrt, of, rules, primal=False)
@@ -98,7 +93,7 @@ def _derived(
 ) -> Any:
     """The model to which `add` has added a pullback or a pushforward."""
 
-    def derive(model: AnyModel, attempt: Attempt | None) -> Any:
+    def derive(attempt: Attempt | None) -> Any:
         # a call cannot be batched over directions, the nodes of its body can
         with custom_rules(*rules):
             single = directions is None
@@ -106,13 +101,13 @@ def _derived(
             add(d, _counted(directions))
             return d.close()
 
-    return keeping_functions(model, derive)
+    return keeping_functions(derive)
 
 
 def _with_gradients(model: AnyModel, wrt: Names, of: Names | None, rules: Rules, primal: bool) -> Any:
     """The model with the gradients of the sum of `of`, and with its own outputs if `primal`."""
 
-    def derive(model: AnyModel, attempt: Attempt | None) -> Any:
+    def derive(attempt: Attempt | None) -> Any:
         with custom_rules(*rules):
             d = Derivation(model, wrt, of, containers=True, attempt=attempt)
             seeds = d.ones()
@@ -121,7 +116,7 @@ def _with_gradients(model: AnyModel, wrt: Names, of: Names | None, rules: Rules,
             d.pull_back(seeds)
             return d.close()
 
-    return keeping_functions(model, derive)
+    return keeping_functions(derive)
 
 
 def _counted(directions: Directions) -> Directions:

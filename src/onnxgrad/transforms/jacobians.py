@@ -16,10 +16,9 @@ from onnxgrad.batching.directions import Batched, identity, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import Derivation, without_collection
-from onnxgrad.transforms.keep_functions import blaming_the_model
+from onnxgrad.transforms.derivation import Derivation
+from onnxgrad.transforms.keep_functions import transform
 from onnxgrad.transforms.select_values import Names
 from onnxgrad.wording import shape_text
 
@@ -27,9 +26,7 @@ Mode = Literal["auto", "reverse", "forward"]
 Dims = Sequence[int | ir.SymbolicDim]
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def jacobian(
     model: AnyModel, *, wrt: Names, of: Names | None = None, mode: Mode = "auto", batch: int | None = None
 ) -> Any:
@@ -73,9 +70,7 @@ def jacobian(
     return d.close()
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def hessian(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the Hessian of the sum of `of`: forward mode, for all unit vectors, over its gradient.
 

@@ -22,12 +22,11 @@ from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import dependents, named_values, prune, subgraphs
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.outline import restrict
-from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, Signature
 from onnxgrad.model_io.read import TRAINING
 from onnxgrad.rules.double_where import settle_products, take_settled_factors
-from onnxgrad.transforms.derivation import Derivation, without_collection
-from onnxgrad.transforms.keep_functions import Attempt, blaming_the_model, keeping_functions
+from onnxgrad.transforms.derivation import Derivation
+from onnxgrad.transforms.keep_functions import Attempt, keeping_functions, transform
 from onnxgrad.transforms.select_values import Names
 
 
@@ -38,8 +37,7 @@ class Split(NamedTuple):
     linear: Any
 
 
-@checked
-@without_collection()
+@transform
 def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     """The primal and, as a model of its own, its Jacobian at that point as a linear map of tangents.
 
@@ -58,15 +56,14 @@ def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
         OnnxGradError: as `vjp`.
     """
 
-    def derive(model: AnyModel, attempt: Attempt | None) -> Split:
+    def derive(attempt: Attempt | None) -> Split:
         d = Derivation(model, wrt, of, attempt=attempt)
         return _cut(d, d.push_tangents())
 
-    return keeping_functions(model, derive)
+    return keeping_functions(derive)
 
 
-@checked
-@without_collection()
+@transform
 def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     """The primal and, as a model of its own, the backward pass: as `linearize`, for cotangents.
 
@@ -78,16 +75,14 @@ def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
         OnnxGradError: as `linearize`.
     """
 
-    def derive(model: AnyModel, attempt: Attempt | None) -> Split:
+    def derive(attempt: Attempt | None) -> Split:
         d = Derivation(model, wrt, of, attempt=attempt)
         return _cut(d, d.pull_cotangents())
 
-    return keeping_functions(model, derive)
+    return keeping_functions(derive)
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The transpose of a model that is linear in its inputs `wrt`: cotangents of `of` in, those of `wrt` out.
 

@@ -10,16 +10,13 @@ from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
-from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import Derivation, without_collection
-from onnxgrad.transforms.keep_functions import blaming_the_model
+from onnxgrad.transforms.derivation import Derivation
+from onnxgrad.transforms.keep_functions import transform
 from onnxgrad.transforms.select_values import Names
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def per_example_grad(
     model: AnyModel, *, wrt: Names, of: Names | None = None, batch: int = 0, shared: Names = ()
 ) -> Any:

@@ -8,16 +8,14 @@ from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
 from onnxgrad.ir.graph import named_values
-from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import Derivation, without_collection
+from onnxgrad.transforms.derivation import Derivation
 from onnxgrad.transforms.jacobians import gradients_of
-from onnxgrad.transforms.keep_functions import keeping_functions
+from onnxgrad.transforms.keep_functions import keeping_functions, transform
 from onnxgrad.transforms.select_values import Names, float_values
 
 
-@checked
-@without_collection()
+@transform
 def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the product of the Hessian of the sum of `of` and a vector: forward mode over the gradient.
 
@@ -30,7 +28,7 @@ def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     Raises:
         OnnxGradError: as `vjp`.
     """
-    return keeping_functions(model, lambda model, attempt: _hvp(Derivation(model, wrt, of, attempt=attempt)))
+    return keeping_functions(lambda attempt: _hvp(Derivation(model, wrt, of, attempt=attempt)))
 
 
 def _hvp(d: Derivation) -> Any:
@@ -46,8 +44,7 @@ def _hvp(d: Derivation) -> Any:
     return d.close()
 
 
-@checked
-@without_collection()
+@transform
 def gauss_newton_vp(model: AnyModel, *, wrt: Names, of: Names | None = None, loss: str | None = None) -> Any:
     """The model with the product of the Gauss-Newton matrix and a vector: Jᵀ·H·J·v.
 
@@ -63,7 +60,7 @@ def gauss_newton_vp(model: AnyModel, *, wrt: Names, of: Names | None = None, los
         BadInput: `loss` is also an `of`.
         OnnxGradError: as `vjp`.
     """
-    return keeping_functions(model, lambda model, attempt: _gnvp(Derivation(model, wrt, of, attempt=attempt), loss))
+    return keeping_functions(lambda attempt: _gnvp(Derivation(model, wrt, of, attempt=attempt), loss))
 
 
 def _gnvp(d: Derivation, loss: str | None) -> Any:

@@ -20,20 +20,16 @@ from onnxgrad.ir.graph import dependents, named_values, reads, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
 from onnxgrad.ir.operators import traits_of
-from onnxgrad.keywords import checked
 from onnxgrad.lower import expand
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import without_collection
 from onnxgrad.transforms.gradient_lowering import open_lowered
-from onnxgrad.transforms.keep_functions import blaming_the_model
+from onnxgrad.transforms.keep_functions import transform
 
 #: An axis for all, or one by name; None: not mapped.
 Axes = int | None | Mapping[str, int | None]
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: int | str = "batch") -> Any:
     """The model over a new batch axis, applied to every row of its mapped inputs.
 

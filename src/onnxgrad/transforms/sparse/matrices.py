@@ -13,11 +13,10 @@ from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
-from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import Derivation, without_collection
+from onnxgrad.transforms.derivation import Derivation
 from onnxgrad.transforms.jacobians import gradients_of
-from onnxgrad.transforms.keep_functions import blaming_the_model
+from onnxgrad.transforms.keep_functions import transform
 from onnxgrad.transforms.sparse.colouring import Compression, compress, compress_symmetric
 from onnxgrad.transforms.sparse.pattern import pattern_of, shape_of
 from onnxgrad.wording import shape_text
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
 Shapes = Mapping[str, Sequence[int]]
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def sparse_jacobian(model: AnyModel, *, wrt: str, of: str | None = None, shapes: Shapes | None = None) -> Any:
     """The model with the entries of the Jacobian of `of` with respect to `wrt` that can be nonzero.
 
@@ -71,9 +68,7 @@ def sparse_jacobian(model: AnyModel, *, wrt: str, of: str | None = None, shapes:
     return d.close()
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def sparse_hessian(model: AnyModel, *, wrt: str, of: str | None = None, shapes: Shapes | None = None) -> Any:
     """The model with the entries of the Hessian of the sum of `of` that can be nonzero.
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from onnxgrad.errors import BadInput
-from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import Derivation, without_collection
-from onnxgrad.transforms.keep_functions import blaming_the_model
+from onnxgrad.transforms.derivation import Derivation
+from onnxgrad.transforms.keep_functions import transform
 from onnxgrad.transforms.select_values import Names
 from onnxgrad.transforms.taylor.propagate import propagate
 from onnxgrad.transforms.taylor.series import Series
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def jet(model: AnyModel, *, wrt: Names, of: Names | None = None, order: int) -> Any:
     """The model with the derivatives of `of` along a path of `wrt`, up to an order: Taylor mode.
 

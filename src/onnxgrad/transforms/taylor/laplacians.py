@@ -19,21 +19,18 @@ from onnxgrad.engine.resolve import rule_of
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.graph import captured
-from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.rules.rule import Elementwise, add
-from onnxgrad.transforms.derivation import Derivation, without_collection
+from onnxgrad.transforms.derivation import Derivation
 from onnxgrad.transforms.jacobians import check_axis, check_rows, unit_directions
-from onnxgrad.transforms.keep_functions import blaming_the_model
+from onnxgrad.transforms.keep_functions import transform
 from onnxgrad.transforms.select_values import Names
 from onnxgrad.transforms.taylor.operators import has_equation
 from onnxgrad.transforms.taylor.propagate import push
 from onnxgrad.transforms.taylor.series import plus
 
 
-@checked
-@without_collection()
-@blaming_the_model
+@transform
 def laplacian(model: AnyModel, *, wrt: str, of: Names | None = None, batch: int | None = None) -> Any:
     """The model with the Laplacian of each `of`: Σ ∂²of/∂x² over the elements x of `wrt`.
 
