@@ -106,3 +106,17 @@ def test_an_input_of_no_type_takes_no_data():
     value = ir.Value(name="ends", type=ir.TensorType(ir.DataType.UNDEFINED), shape=ir.Shape([2]))
     with pytest.raises(BadInput, match="'ends' declares no dtype"):
         Field.of(value)
+
+
+def test_quantized_numbers_of_other_sizes_are_no_fault_of_a_rule(tmp_path):
+    """Mutant 176 of the command: a cotangent of whole numbers is of floats, and its shape still tells of a misfit."""
+    text = "g (float[N,3] x) => (float[N,5] y) { h = MatMul(x, w) y = Mul(h, h) }"
+    proto = onnx.parser.parse_model(HEAD + text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 2), np.float32), "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((4, 3), np.float32), labels=np.ones((4, 5), np.float32))
+    options = ("--data", tmp_path / "d.npz", "--qat", "--loss", "mse", "--epochs", "1", "-o", tmp_path / "q.onnx")
+    done = command("quantize", tmp_path / "m.onnx", *options)
+    assert done.returncode == 2, done.stderr
+    assert "a bug in a rule" not in done.stderr
+    assert "error: the model is not valid: " in done.stderr

@@ -250,3 +250,17 @@ def test_old_models_run_as_they_are(target):
     np.testing.assert_allclose(y, (np.tanh(x**2) * x**2)[:, 1:3], rtol=1e-5)
     reports = passes_of(ir.from_proto(model), Options(target=target)).reports
     assert all("opset 9" in r.reason for r in reports if r.phase != "preparation")
+
+
+@pytest.mark.parametrize("target", ["portable", "native"])
+def test_nodes_out_of_order_are_left_to_the_runtime(target):
+    """ONNX Runtime sorts them; no pass is to blame: PassWarning is an error here."""
+    text = "g (float[2,3] x, float[3,3] w) => (float[2,3] y) { h = MatMul(x, w) a = Tanh(h) b = Mul(a, h) y = Exp(b) }"
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    feeds = {"x": np.ones((2, 3), np.float32), "w": np.full((3, 3), 0.1, np.float32)}
+    expected = Session(proto).run(feeds)["y"]
+    nodes = list(proto.graph.node)[::-1]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    found = Session(ir.from_proto(proto), Options(target=target)).run(feeds)["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -117,7 +117,7 @@ def _check(node: ir.Node, rule: Rule, x: Var, g: Var) -> None:
     """Refuse a cotangent whose dtype or shape provably differs from that of its value; else record them on `g`.
 
     That of a quantized number is a float."""
-    wrong = x.dtype != g.dtype and x.dtype in FLOATS and g.dtype is not None
+    wrong = is_other_type = x.dtype != g.dtype and x.dtype in FLOATS and g.dtype is not None
     if not wrong and x.value.shape is g.value.shape:
         return
     want, have = x.shape, g.shape
@@ -126,7 +126,7 @@ def _check(node: ir.Node, rule: Rule, x: Var, g: Var) -> None:
             isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(want, have)
         )
     if wrong:
-        if not rule.is_custom and x.dtype == g.dtype:
+        if not rule.is_custom and not is_other_type:
             sizes = f"{x.value.name!r} is {x.value.shape}, and its derivative {g.value.shape}"
             raise OperandMisfit(f"operands or attributes of {described(node)} do not fit each other: {sizes}")
         raise RuleError(f"the rule of {described(node)} gave {g} as cotangent of {x}")
