@@ -11,8 +11,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, printable, warn_caller
+from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.ir.fold import infer_and_fold
+from onnxgrad.ir.names import Names
 from onnxgrad.model_io.checks.declared_sizes import check_calls
 from onnxgrad.model_io.checks.nodes import check_nodes
 from onnxgrad.model_io.inline import inline_functions
@@ -69,6 +71,11 @@ class Opened:
     opset_in: int = LOWEST_RULES
     training: frozenset[str] = field(default_factory=frozenset)
     constants: frozenset[str] = field(default_factory=frozenset)
+
+    def finish(self, names: Names) -> None:
+        """Clean up the derived graph; initializers that training information refers to stay."""
+        graph = self.model.graph
+        finish(graph, [v for n, v in graph.initializers.items() if n in self.training], names)
 
     def close(self) -> onnx.ModelProto | ir.Model:
         """The model in the kind of the caller's argument (ModelProto for a path)."""

@@ -15,7 +15,6 @@ from onnxgrad.engine import function_calls as _calls  # noqa: F401  (it register
 from onnxgrad.engine.activity import prepare, stoppers
 from onnxgrad.errors import BadInput, ZeroDerivative, warn_caller
 from onnxgrad.ir import Builder, Var, identifier
-from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.fold import fold_constants
 from onnxgrad.ir.graph import ancestors, named_values
 from onnxgrad.ir.infer.inference import Inference
@@ -205,10 +204,8 @@ class Derivation:
 
     def close(self) -> Any:
         """Clean up; the derived model in the caller's kind."""
-        initializers = self.graph.initializers
-        kept = [initializers[n] for n in self.opened.training if n in initializers]
         fold_constants(self.graph, self.builder.written())
-        finish(self.graph, kept, self.builder.names)
+        self.opened.finish(self.builder.names)
         self.signature.store(self.opened.model)
         self.builder.forget()
         self.nodes = []

@@ -115,7 +115,7 @@ def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
 def _cut(d: Derivation, seeds: list[Var]) -> Split:
     """The two halves of the derived graph of `d`."""
     graph, made = d.graph, d.signature
-    finish(graph, [v for n, v in graph.initializers.items() if n in d.opened.training], d.builder.names)
+    d.opened.finish(d.builder.names)
     results = {*made.gradients.values(), *made.output_tangents.values()}
     starts = {s.value for s in seeds}
     moving = dependents(graph, starts)

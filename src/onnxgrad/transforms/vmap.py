@@ -15,7 +15,6 @@ from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.batching.operator_rules import SIZES, batching_rule
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import dependents, named_values, reads, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
@@ -90,8 +89,7 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
     graph.sort()
     for name, value in ends.items():
         graph.outputs.append(_output(b, name, found[value], value) if value in found else value)
-    kept = [graph.initializers[n] for n in opened.training if n in graph.initializers]
-    finish(graph, kept, b.names)
+    opened.finish(b.names)
     return opened.close()
 
 
