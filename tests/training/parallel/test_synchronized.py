@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import helper
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, PassWarning
 from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime.kernels import KERNELS
 from onnxgrad.training import Loss, Trainer, attach, compile_step
+from onnxgrad.training.parallel import stages as stage_module
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.stages import stages
 from onnxgrad.training.step.accumulate import Accumulating, split_step
 from tests.distributed.simulated import World
+from tests.runtime.kernels.twins import needs_kernels
 from tests.training.nets import mlp, model_of
 from tests.training.parallel.test_machine import check_replicas, part_of
 
@@ -102,6 +107,26 @@ def test_a_mean_far_from_zero_costs_no_digits():
     state = stepped(split_step(model, synchronized=True), 4, data)[0][0]
     np.testing.assert_allclose(state["m"], x.astype(np.float64).mean(0), rtol=1e-6)
     np.testing.assert_allclose(state["v"], x.astype(np.float64).var(0), rtol=1e-4)
+
+
+@needs_kernels
+def test_kernels_that_the_runtime_refuses_are_left_out(monkeypatch):
+    """Stages have them before they are cut, so that no session of a stage can do without."""
+    split = split_step(attach(convolutional(), loss="cross_entropy", accumulate=True), synchronized=True)
+    data = list(batches(8, 2))
+    want = stepped(split, 2, data)
+
+    def apply(model, setting):
+        places = KERNELS.apply(model, setting)
+        next(n for n in model.graph if n.domain == "onnxgrad.native").op_type = "NoSuchKernel"
+        return places
+
+    monkeypatch.setattr(stage_module, "KERNELS", replace(KERNELS, apply=apply))
+    with pytest.warns(PassWarning, match="(?s)'kernels' failed .*NoSuchKernel") as told:
+        found = stepped(split, 2, data)
+    assert len(told) == 2  # one of each rank
+    for name, array in found[0][0].items():
+        np.testing.assert_allclose(array, want[0][0][name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_a_step_has_a_stage_for_each_sum_in_a_row():

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.distributed import Collective
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.passes import warn_of
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.denormals import flushing
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
+from onnxgrad.runtime.kernels import KERNELS
 from onnxgrad.runtime.protocol import Slot
 from onnxgrad.runtime.resident import Owner, check_state
 from onnxgrad.runtime.session import aligned, create, ort_value
-from onnxgrad.training.parallel.stages import last_readers, stages, with_own_kernels
+from onnxgrad.training.parallel.stages import Stage, last_readers, stages, with_own_kernels
 from onnxgrad.training.step.step import Step
 
 
@@ -50,9 +54,12 @@ class Staged:
         self.now = {n: np.array(s.first) for n, s in self.slots.items()}
         self.reads, self._owners = {n: t.numpy() for n, t in step.reads.items()}, dict[str, Owner]()
         model = with_own_kernels(step.model, options)
-        found = stages(model)
-        with self._flushing or nullcontext():
-            self._sessions = [create(stage.model, options, self._flushing is not None) for stage in found]
+        try:
+            found = self._open(model, options)
+        except BadInput as error:
+            model = with_own_kernels(step.model, replace(options, without=(*options.without, KERNELS.name)))
+            found = self._open(model, options)  # raises if the step itself is refused
+            warn_of({KERNELS.name: str(error)})
         self._last = last_readers(found)
         values = named_values(model.graph)
         self._sums = [np.zeros(0)] * len(found)
@@ -65,6 +72,13 @@ class Staged:
             self._sums[number] = aligned((ends[-1],), np.dtype(np.float64))
             for (given, got), low, high in zip(stage.summed.items(), ends, ends[1:]):
                 self._at[given] = self._at[got] = ort_value(self._sums[number][low:high])
+
+    def _open(self, model: ir.Model, options: Options) -> list[Stage]:
+        """The stages of `model`, each with a session."""
+        found = stages(model)
+        with self._flushing or nullcontext():
+            self._sessions = [create(stage.model, options, self._flushing is not None) for stage in found]
+        return found
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Take one step. Returns the results by name.
