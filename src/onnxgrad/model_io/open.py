@@ -15,7 +15,7 @@ from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.names import Names
-from onnxgrad.model_io.checks.declared_sizes import check_calls
+from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT, check_calls
 from onnxgrad.model_io.checks.nodes import check_nodes
 from onnxgrad.model_io.inline import inline_functions
 from onnxgrad.model_io.local_functions import Functions, Identifier, drop_unused, fill_defaults, rename_overloads
@@ -30,7 +30,7 @@ from onnxgrad.model_io.read import (
     read_proto,
     training_info,
 )
-from onnxgrad.model_io.save import PROTOBUF_LIMIT, gathered, to_proto, weight_bytes
+from onnxgrad.model_io.save import gathered, to_proto, weight_bytes
 from onnxgrad.model_io.signature import KEY
 from onnxgrad.model_io.symbolic_dims import settle_dims
 from onnxgrad.model_io.upgrade import LOWEST_RULES, raise_opset, raised_functions

@@ -18,13 +18,13 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import check_ordinary, flush, scratch
 from onnxgrad.ir.graph import scopes
 from onnxgrad.model_io import stream
+from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.read import external_tensors, in_memory, training_info
 from onnxgrad.model_io.serialize import serialize
 from onnxgrad.model_io.zeros import written
 
-#: Weights of more bytes than this are written to external data. A protobuf ends at 2 GiB.
+#: Weights of more bytes than this are written to external data.
 EXTERNAL_FROM = 1_500_000_000
-PROTOBUF_LIMIT = 2**31 - 2**20
 
 
 def weight_bytes(model: ir.Model) -> int:

@@ -14,11 +14,9 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import zeros
+from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.read import training_info
 from onnxgrad.model_io.serialize import serialize, varint
-
-#: A single file that holds more cannot be read.
-_MOST = 2**31 - 2**20
 
 _NOTHING = ir.tensor([0.0])
 
@@ -39,7 +37,7 @@ def write(model: ir.Model, file: BinaryIO, moments: Mapping[str, ir.TensorProtoc
     """
     pieces = list(_model(model, moments))
     size = _size(pieces)
-    if size > _MOST:
+    if size > PROTOBUF_LIMIT:
         raise BadInput(f"the model and its moments take {size / 1e9:.1f} GB, more than one file can hold")
     for piece in pieces:
         file.write(piece if isinstance(piece, bytes) else piece.tobytes())

@@ -19,8 +19,9 @@ import onnx_ir as ir
 
 from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput, OnnxGradError, OperandMisfit
+from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.read import external_tensors, parse
-from onnxgrad.model_io.save import PROTOBUF_LIMIT, to_proto, weight_bytes
+from onnxgrad.model_io.save import to_proto, weight_bytes
 
 #: Seconds that the check of a model may take.
 PATIENCE = 60

@@ -149,7 +149,7 @@ def test_a_model_written_tensor_by_tensor_reads_back_the_same(tmp_path, monkeypa
 
 def test_a_file_that_nobody_could_read_is_not_written(tmp_path, monkeypatch):
     trainer = Trainer(classifier(), loss="cross_entropy", optimizer="adam")
-    monkeypatch.setattr(stream, "_MOST", 1000)
+    monkeypatch.setattr(stream, "PROTOBUF_LIMIT", 1000)
     with pytest.raises(BadInput, match="more than one file can hold"):
         trainer.save_training_model(tmp_path / "training.onnx")
     assert not list(tmp_path.iterdir())

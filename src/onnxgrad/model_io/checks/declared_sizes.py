@@ -18,8 +18,8 @@ from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-un
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.infer.limits import MOST_AXES
 
-#: Bytes of a sparse weight that is written out: as many as one message can hold.
-MOST_DENSE = 2**31 - 2**20
+#: Bytes of one message, and so of a file without external data. A protobuf ends at 2 GiB.
+PROTOBUF_LIMIT = 2**31 - 2**20
 #: Nodes after all functions are inlined: at most the one, and at most the others, with the nodes that are written.
 MOST_NODES, FREE_NODES, MOST_PER_NODE = 5_000_000, 20_000, 500
 #: Bytes of everything in a message that is no tensor and no structure: notes and documentation.
@@ -227,7 +227,7 @@ def _sparse_complaint(sparse: onnx.SparseTensorProto) -> str:
     if len(held) != 1 or at not in ([held[0]], [held[0], len(dims)]):
         return f"has values of shape {held} and indices of shape {at}"
     size = math.prod(dims) * ir.DataType(sparse.values.data_type).bitwidth // 8
-    if size > MOST_DENSE:
+    if size > PROTOBUF_LIMIT:
         return f"declares {dims}, which are {size / 1e9:.1f} GB written out"
     indices = onnx.numpy_helper.to_array(sparse.indices)
     bounds = dims if indices.ndim == 2 else [math.prod(dims)]
