@@ -1,8 +1,7 @@
 """A model as a Python function of arrays, with its derivatives as functions of the same kind.
 
 ``f = Function(model)`` runs on ONNX Runtime; ``f.grad(wrt="x")`` is a `Function` again, so derivatives compose.
-A session is made when it is first needed and kept, and so is every derived function; all of it may be used from any
-number of threads.
+Sessions and derived functions are built on first use and cached; several threads may use them at once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Runs of other programs (Python, pip), isolated from the files of the working directory.
 
-A Python that is started with ``-c`` or ``-m`` looks for modules in the directory in which it stands, before all others:
-an ``onnx.py`` beside a model of a stranger would be executed. So each program stands in an empty folder of its own, and
-a Python is told to leave even that out (``-P``). Relative folders in ``PATH`` are passed over. ``PYTHONPATH``, which is
-the user's choice, holds as it does here.
+A Python process started with ``-c`` or ``-m`` searches its working directory for modules first: an ``onnx.py`` beside
+an untrusted model would be executed. So each program runs in an empty folder of its own, and Python excludes even that
+(``-P``). Relative folders in ``PATH`` are skipped. ``PYTHONPATH``, which is the user's choice, is kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Control flow that differs between directions: every branch runs, and a mask selects the results of each direction.
 
-That is what a Where does, and its price is not only the work. What a direction discards must not fail, and its
-derivative must be finite: 0·∞ is NaN, and would reach what the direction kept. So this is for operators that are total;
-with others, a Scan over the directions takes each its own way.
+This costs the work of all branches, and requires more: a branch whose result is discarded must not fail, and its
+derivative must be finite, since 0·∞ is NaN and would reach the selected results. So masks are used for total operators.
+Other operators run in a Scan over the directions, in which each direction takes its own branch.
 """
 
 from __future__ import annotations

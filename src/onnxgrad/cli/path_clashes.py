@@ -1,8 +1,8 @@
 """The files of a command, held against each other before anything is written: nothing is destroyed by a slip.
 
-What a command writes must be neither what it reads nor what it writes elsewhere, whichever way a path leads there: over
-links, by another name, from outside of a folder of data into it. Only the model that a command was given may be
-replaced by what it makes of it, and only if that is asked for.
+The outputs of a command must differ from its inputs and from each other, for any spelling of a path: through links, by
+another name, or from outside of a data folder into it. Only the given model may be replaced by the new one, and only on
+request.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``--config run.toml``: flags of ``onnxgrad train`` from a file, and the file that repeats a run.
 
-The keys are the names of the flags without ``--``. Flags on the command line come before those in the file.
+The keys are the names of the flags without ``--``. Flags on the command line take precedence over the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """If: only the branch that was taken computes its derivative.
 
-The derivative of an If is an If with the same condition, whose branches hold a copy of the primal branch
-and its derivative, found by the engine inside the branch. Values that a branch captures are its operands.
-A branch returns zeros for what it does not depend on, since both branches must have the same outputs.
+The derivative of an If is an If with the same condition, whose branches contain a copy of the primal branch and its
+derivative, built by the engine inside the branch. Captured values of a branch are its operands. A branch returns zeros
+for results that it does not depend on, since both branches must have the same outputs.
 """
 
 from __future__ import annotations

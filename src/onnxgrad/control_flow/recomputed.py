@@ -1,8 +1,8 @@
 """Scans whose forward run is redundant: the backward Scan computes their results on its way.
 
-The way back of a Scan of rows (see `row_blocks`) computes each block anew. Where it reads nothing that depends on what
-the Scan gives, as with a loss that is summed over rows, it may as well give the results: the Scan before it goes, and
-with it a whole computation of what is in it.
+The backward Scan over row blocks (see `row_blocks`) recomputes each block. If it reads nothing that depends on the
+results of the forward Scan, as for a loss summed over rows, it can return these results as well. Then the forward Scan
+is removed, which saves one of two computations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Row blocks: a function of rows computed block by block, so that intermediate values exist for one block only.
 
-The rows become the steps of a Scan. Reverse mode keeps nothing of a step but the rows that it read, and computes the
-rest anew. What the function reads beside the rows (a matrix that multiplies them) is read where it lies; its cotangent
-is summed from step to step. So a product of N rows with a matrix of V columns, and what follows it row by row, takes
-the memory of one block of rows, forward and backward, for one more computation of the product.
+The rows become the steps of a Scan. Reverse mode saves only the rows of a step and recomputes the rest. Shared operands
+(a matrix that multiplies the rows) are captured; their cotangents are summed over the steps. So a product of N rows
+with a matrix of V columns, followed by row-wise nodes, uses the memory of one block, forward and backward, at the cost
+of one more computation of the product.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The states at the start of each step of an iteration, saved for the backward pass.
 
-The primal iteration stacks states of fixed shape. A state of a Loop whose shape may change from step to step goes into
-a sequence, which a second Loop fills; so do the elements of sequences and optionals.
+The primal iteration stacks states of fixed shape. States of a Loop whose shape may change between steps go into a
+sequence, which a second Loop fills; so do the elements of sequences and optionals.
 """
 
 from __future__ import annotations

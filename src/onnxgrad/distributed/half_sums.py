@@ -1,10 +1,10 @@
 """Sums over ranks that are sent as 16-bit numbers, with error feedback: half the bytes of an all-reduce.
 
-Each rank sends block r of its array to rank r, which adds the blocks up in full precision and sends the sum to all.
-Both ways a block travels as float16 times a power of two, which it brings along: nothing overflows. What is lost by
-rounding is kept where it was lost, and added to what is sent next time, so that over many steps nothing is lost (Seide
-et al. 2014; Karimireddy et al. 2019, arXiv 1901.09847). Both ways have their own memory, as in DoubleSqueeze (Tang et
-al. 2019, arXiv 1905.05957).
+Each rank sends block r of its array to rank r, which adds the blocks in full precision and sends the sum to all. In
+both directions a block is sent as float16 times a power of two, so that nothing overflows. Rounding losses are stored
+on the rank where they occur and added to its next message, so that no loss accumulates over many steps (Seide et al.
+2014; Karimireddy et al. 2019, arXiv 1901.09847). Each direction has its own losses, as in DoubleSqueeze (Tang et al.
+2019, arXiv 1905.05957).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ranks by MPI: mpi4py over the memory of arrays, as ``mpiexec`` (or Slurm's ``srun``) starts them.
 
-When a process dies, the launcher ends the others and says which one it was.
+When a process dies, the launcher ends the others and reports the one that died.
 """
 
 from __future__ import annotations

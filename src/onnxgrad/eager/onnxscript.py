@@ -7,7 +7,7 @@
     f = on_tape(my_onnxscript_function)  # takes and returns arrays, and is differentiated like any function
     grad(lambda x: np.sum(f(x)))(x)
 
-onnxscript runs its functions as Python and hands every operator to an evaluator; this one runs and records it.
+onnxscript runs its functions as Python and passes every operator to an evaluator; this one runs and records it.
 """
 
 from __future__ import annotations

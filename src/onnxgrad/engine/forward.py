@@ -1,8 +1,8 @@
 """Forward mode: one walk forward over the nodes, pushing tangents through the same rules.
 
-A rule whose class does not say how a tangent goes through has its VJP pulled back once more, for this
-node alone: J·t is the transpose of u ↦ Jᵀu, applied to t, for any u (the trick is from
-Townsend 2017, "A new trick for calculating Jacobian vector products"). So both modes have one source.
+If the class of a rule has no form for tangents, the VJP of this one node is pulled back once more: J·t is the transpose
+of u ↦ Jᵀu, applied to t, for any u (the trick is from Townsend 2017, "A new trick for calculating Jacobian vector
+products"). So both modes have one source.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Partial evaluation: split a derived graph into values known beforehand and the rest.
 
-What is known is computed by the primal; what is left, the linear part, reads seeds (cotangents or tangents) and, of the
-known values, the *residuals*. Which values count as known is the caller's choice:
+The primal computes the known values. The rest, the linear part, reads seeds (cotangents or tangents) and some of the
+known values, the *residuals*. The caller chooses the known values:
 
 =================================  ==============================================================================
 caller                             known
@@ -12,8 +12,8 @@ Loop and Scan                      what a step of the primal computes and can st
 programs of eager functions        what the tape holds
 =================================  ==============================================================================
 
-A step for parts of a batch is cut at values that are named, its gradients: nothing is to be found there, and only the
-slices of `onnxgrad.ir.graph` are shared. So it is where a user names the borders of a sub-graph.
+A step for parts of a batch is cut at named values, its gradients: no residuals have to be found, so that only the
+slices of `onnxgrad.ir.graph` are shared. The same is true for a sub-graph whose borders a user names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reverse mode: one walk back over the nodes, adding up cotangents (Griewank & Walther 2008, ch. 3).
 
-The engine knows no operator. It asks each node's rule for the cotangents of the inputs that need one,
-checks what comes back, and accumulates.
+It asks the rule of each node for the cotangents of the inputs that need one, checks their dtypes and shapes, and
+accumulates them.
 """
 
 from __future__ import annotations

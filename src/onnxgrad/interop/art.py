@@ -1,8 +1,8 @@
 """An ``.onnx`` classifier for gradient attacks of the Adversarial Robustness Toolbox.
 
-ART's own estimators want the framework that a model came from. What its gradient attacks (FGSM, PGD, Carlini & Wagner,
-DeepFool, AutoAttack, …) need are scores, the gradient of the loss and that of single classes, all with respect to the
-input: those of `onnxgrad.Function`.
+ART's own estimators need the framework of the original model. Its gradient attacks (FGSM, PGD, Carlini & Wagner,
+DeepFool, AutoAttack, …) need scores, the gradient of the loss, and the gradient of single classes with respect to the
+input: all of these come from `onnxgrad.Function`.
 """
 
 from __future__ import annotations

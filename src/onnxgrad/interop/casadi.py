@@ -1,12 +1,12 @@
 """The derivative files that CasADi looks for beside a model, for exact Jacobians and Hessians.
 
-CasADi 3.8 reads ``f.onnx`` with ``GraphBuilder("f.onnx").create("f")``. Where it needs a derivative it opens a model in
-the same folder: ``fwd_f.onnx`` (forward), ``adj_f.onnx`` (reverse), and ``fwd_adj_f.onnx`` (forward over reverse, for
-Hessians). Each has the inputs and outputs of the model that it is the derivative of, then a seed per input or output,
-and gives a sensitivity for each of the others.
+CasADi 3.8 reads ``f.onnx`` with ``GraphBuilder("f.onnx").create("f")``. For a derivative it opens a model in the same
+folder: ``fwd_f.onnx`` (forward), ``adj_f.onnx`` (reverse), or ``fwd_adj_f.onnx`` (forward over reverse, for Hessians).
+Each has the inputs and outputs of the differentiated model, then a seed per input or output, and returns a sensitivity
+for each of the others.
 
-CasADi reads a tensor as a matrix: of rank 2 as it is, every other as one column of its elements. Seeds of several
-directions lie side by side in one matrix: n of a value of r × c are r × (n·c).
+CasADi reads a tensor as a matrix: a matrix unchanged, any other tensor as one column of its elements. Seeds of several
+directions are the columns of one matrix: n seeds of a value of r × c are r × (n·c).
 """
 
 from __future__ import annotations

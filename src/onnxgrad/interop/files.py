@@ -6,8 +6,8 @@
 | ``vjp_f.onnx`` | ``{y}_cotangent`` | ``{x}_grad`` |
 | ``jvp_f.onnx`` | ``{x}_tangent`` | ``{y}_tangent`` |
 
-``manifest.json`` lists the files, and of each its inputs and outputs in order: name, dtype, shape, role, and what it
-is the derivative of or belongs to.
+``manifest.json`` lists the files, with their inputs and outputs in order: name, dtype, shape, role, and the value that
+each is the derivative of or belongs to.
 """
 
 from __future__ import annotations

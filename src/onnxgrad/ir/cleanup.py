@@ -8,9 +8,9 @@ to name none.
 Its fusion of MatMul with a Transpose on the left forgets the transposition where the right operand is a vector (1.31
 and 1.32, level "extended"): so a vector becomes a matrix of one column there.
 
-Where the strides of a window with ``auto_pad="SAME_…"`` leave gaps, its padding comes out negative: ONNX Runtime skips
-the first rows then (and refuses a MaxPool), where TensorFlow, whose rule it is, pads with nothing. So these pads are
-written out.
+If the strides of a window with ``auto_pad="SAME_…"`` leave gaps, its padding is negative by the formula. ONNX Runtime
+then skips the first rows (and refuses a MaxPool), whereas TensorFlow, the origin of the rule, pads with nothing. So
+these pads are made explicit.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Named groups of nodes (composites): values that are a known function of others.
 
-A derived graph says everything with standard operators. Where an emitter also names what these amount to
-(``builder.named("Adam", outputs, of=inputs, beta=0.999)``), a runtime that has a kernel of that name may put it in
-their place. The name is a note on the nodes that give the outputs: the graph is the same with and without it, notes
-follow nodes into copies, and go with them where nodes are pruned. They are in memory only, unless `spell_notes` has
-them go into the file, among the metadata of the nodes.
+A derived graph has standard operators only. An emitter may also name a group of them (``builder.named("Adam", outputs,
+of=inputs, beta=0.999)``); a runtime with a kernel of that name may replace the group. The name is a note on the nodes
+that produce the outputs. The graph is the same with and without notes; notes are copied and pruned with their nodes.
+They exist in memory only, unless `spell_notes` stores them in the metadata of the nodes.
 
-What a note says was true when it was written. Passes rewire graphs later, so it also holds a digest of the
-expression of each output over the inputs, and `Part.holds` tells whether a graph still says the same.
+A note is true when it is written. Passes rewire graphs later, so a note also has a digest of the expression of each
+output over the inputs, and `Part.holds` checks that the graph still has the same expressions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lower a model to an opset that runtimes load, where all of its nodes mean the same there.
 
-An operator of a newer opset is often one that is written out in older ones; and a new version of an operator often
-only allows more types than the one before.
+An operator of a newer opset can often be expanded into older ones; and a new version of an operator often only allows
+more types.
 """
 
 from __future__ import annotations

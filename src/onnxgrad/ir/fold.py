@@ -1,10 +1,10 @@
 """Constant folding: nodes whose results no input can change become constants.
 
-`fold_constants` works on derived graphs. What it folds moves data, compares, or is one operation of IEEE 754 that every
-runtime rounds alike (+, −, ·, /), so the graph gives the same bits. Functions that runtimes approximate, each in its
-own way (Exp, Tanh, Sqrt on some), stay nodes: ONNX Runtime folds these itself when it loads a model, by its own
-kernels. Only small tensors are folded (at most `MOST_ELEMENTS`), so no graph grows. Only `Constant` nodes and what
-rules wrote down count as constants: an initializer is a parameter that a user may exchange.
+`fold_constants` works on derived graphs. It folds nodes that move data, compare, or are one operation of IEEE 754 that
+every runtime rounds alike (+, −, ·, /), so the results have the same bits. Functions that runtimes approximate
+differently (Exp, Tanh, Sqrt on some) stay nodes: ONNX Runtime folds these with its own kernels when it loads a model.
+Only small tensors are folded (at most `MOST_ELEMENTS`), so no graph grows. Only `Constant` nodes and constants of rules
+are folded: an initializer is a parameter that a user may exchange.
 
 `infer_and_fold` works on models that are opened or measured, and folds their shape arithmetic. Exporters write out how
 they found a shape: a dozen nodes compute the integer 3 from two constants. As long as such a value is not known,

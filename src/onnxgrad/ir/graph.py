@@ -1,7 +1,7 @@
 """Walks through graphs: operands of nodes (captured values included), slices, cuts, dead-code elimination.
 
-A *slice* is what leads from some values (`dependents`) or to some values (`ancestors`); a *cut* is what crosses the
-border between two parts of a graph.
+A *slice* is the set of nodes that depend on some values (`dependents`) or that some values depend on (`ancestors`); a
+*cut* is the set of values that cross the border between two parts of a graph.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Branches that are always taken: an If whose condition is a constant is the nodes of its branch.
 
-Exporters leave such nodes behind (a model for two sampling rates, of which one was fixed). ONNX Runtime takes them
-apart as well, but looks at the types of the branch that is never taken first, and refuses models where these do not
-fit; and it crashes on some where a branch holds operators of others.
+Exporters leave such nodes behind (a model for two sampling rates, one of which was fixed). ONNX Runtime inlines them
+too, but checks the types of the dead branch first, and refuses models in which these do not fit; it crashes on some
+whose branches contain operators of other domains.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Variants: choices of a rule among several ways to write one derivative, each with a name to disable it.
 
-Which way is fast is a matter of the runtime and the processor; that both are right is not. A rule says where the
-choice is that it takes the faster one; ``python -m benchmarks.lowerings`` measures each of them by its switch, and the
-tests derive the same numbers on both sides of it.
+Which variant is fast depends on the runtime and the processor; all are correct. The default is the faster one, as
+measured by ``python -m benchmarks.lowerings`` with each switch. The tests compare the derivatives of both settings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Notes that a node or a value has, read without making room for them.
 
-``onnx_ir`` makes an empty store wherever `meta` or `metadata_props` is asked for. Few nodes have notes, and all are
-asked: what stays empty would be half of the objects of a derived graph.
+``onnx_ir`` allocates an empty store whenever `meta` or `metadata_props` is read. Few nodes have notes, but all are
+asked: empty stores would be half of the objects of a derived graph.
 """
 
 from __future__ import annotations

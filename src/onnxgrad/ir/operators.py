@@ -1,8 +1,8 @@
 """Traits of operators: properties of their computation that are true for all nodes.
 
 An operator is registered once. The decorators of `onnxgrad.rules` declare its traits with its derivative, most of them
-by the class of the rule. Operators whose traits are read below the rules (here, in `remat` and in `runtime`, which runs
-without them) are declared at the end of this file: those that move elements, products, and what is folded or costly.
+through the class of the rule. Operators whose traits are read without the rules (here, in `remat` and in `runtime`) are
+declared at the end of this file: those that move elements, products, and those that are folded or costly.
 """
 
 from __future__ import annotations

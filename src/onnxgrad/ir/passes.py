@@ -1,7 +1,7 @@
 """Passes over a graph: optimizations that may fail without harm.
 
-A pass changes how results are computed, not which. So a pass that raises, or that leaves an invalid graph, is left out
-with a warning. The passes run on a copy, which is checked once, after all of them. Only where that check fails, they
+A pass does not change results, only their computation. So a pass that raises, or that leaves an invalid graph, is
+skipped with a warning. The passes run on a copy, which is checked once, after all of them. If that check fails, they
 run again with a check after each, and then without the one that failed.
 """
 

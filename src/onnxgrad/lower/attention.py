@@ -1,8 +1,8 @@
 """Attention as softmax(scale·Q·Kᵀ + bias)·V in a dozen nodes.
 
-The specification's own function body says the same in sixty, in float32 only, and a row of which every key
-is masked turns its gradient into NaN. Such a row gets probabilities 0 here: its bias is taken away before the
-softmax, which is then discarded, so that nothing infinite meets a cotangent.
+The specification's own function body needs sixty nodes, works in float32 only, and a fully masked row turns its
+gradient into NaN. Here such a row gets probabilities of 0: its bias is removed before the softmax, whose result is then
+discarded, so that no infinite number meets a cotangent.
 
 Query heads that share a head of keys are rows of one matrix (head h uses keys h // group), so keys and
 values are never repeated.

@@ -1,8 +1,8 @@
 """Registration of ONNX Runtime's own operators (domain ``com.microsoft``), which its tools write into files.
 
-No package specifies them, so three things follow here from the one function that writes an operator out: its
-derivative, as that of any lowering; the types and shapes of its results, which are those of what it writes; and its row
-in the table of operators, the inputs being the parameters of the function.
+No specification package has them, so three things are derived from the one function of a lowering: the derivative; the
+types and shapes of the results, by inference on the written nodes; and the row in the table of operators, whose inputs
+are the parameters of the function.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ Writer = Callable[..., Sequence[Var | None]]
 formals: dict[tuple[str, str], list[tuple[str, bool]]] = {}
 
 
-def contrib(*names: str, domain: str = MICROSOFT, whole: Collection[str] = ()) -> Callable[[Writer], Writer]:
+def contrib(
+    *names: str, domain: str = MICROSOFT, whole: Collection[str] = (), operands: type | None = None
+) -> Callable[[Writer], Writer]:
     """Register ``f(b, node, *operands)`` as the lowering of operators; missing operands are None.
 
-    The parameters bear the names of the inputs; those named in `whole` are never floats.
+    The parameters bear the names of the inputs; those named in `whole` are never floats. Of an operator with many
+    inputs, ``f(b, node, x)`` takes an instance of the dataclass `operands`, whose fields bear these names.
     """
 
     def register(writer: Writer) -> Writer:
-        parameters = list(inspect.signature(writer).parameters.values())[2:]
+        parameters = list(inspect.signature(writer if operands is None else operands).parameters.values())
+        parameters = parameters[2:] if operands is None else parameters
         inputs = [p.name for p in parameters]
         spread = parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL
         required = [p.annotation == "Var" for p in parameters]
@@ -50,7 +54,7 @@ def contrib(*names: str, domain: str = MICROSOFT, whole: Collection[str] = ()) -
             for x, name, must in zip(given, inputs, required):
                 if must:
                     needed(x, name)
-            return writer(b, node, *given)
+            return writer(b, node, *given) if operands is None else writer(b, node, operands(*given))
 
         lowering(*names, domain=domain)(lower)
         for name in names:

@@ -1,13 +1,14 @@
 """The attentions of ONNX Runtime: with the projection in front, of many heads, of heads that share keys; rotation.
 
-A mask of theirs is a finite number added to the scores (-10000 unless the node says otherwise), what lies in the
-future has the least number of the type added, and both enter the softmax: so that rows of which every key is masked are
-as the runtime has them. Only the keys that a GroupQueryAttention does not see have no probability at all.
+A mask of theirs is a finite number added to the scores (-10000 unless the node has another one). For future keys, the
+least number of the type is added. Both enter the softmax, so that fully masked rows give the numbers of the runtime.
+Only the keys that a GroupQueryAttention does not see have probability 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -220,35 +221,37 @@ def _rotate(b: Builder, x: Var, places: Var, cos: Var, sin: Var, paired: bool, w
 # --- heads that share keys -------------------------------------------------------------------------
 
 
-@contrib("GroupQueryAttention", whole=("seqlens_k", "total_sequence_length", "position_ids"))
-def group_query_attention(
-    b: Builder,
-    node: ir.Node,
-    query: Var,
-    key: Var | None,
-    value: Var | None,
-    past_key: Var | None,
-    past_value: Var | None,
-    seqlens_k: Var,
-    total_sequence_length: Var,
-    cos_cache: Var | None,
-    sin_cache: Var | None,
-    position_ids: Var | None,
-    attention_bias: Var | None,
-    head_sink: Var | None,
-    k_scale: Var | None,
-    v_scale: Var | None,
-    q_norm_weight: Var | None,
-    k_norm_weight: Var | None,
-) -> Sequence[Var | None]:
+@dataclass(frozen=True)
+class _GroupQuery:
+    """The operands of GroupQueryAttention."""
+
+    query: Var
+    key: Var | None
+    value: Var | None
+    past_key: Var | None
+    past_value: Var | None
+    seqlens_k: Var
+    total_sequence_length: Var
+    cos_cache: Var | None
+    sin_cache: Var | None
+    position_ids: Var | None
+    attention_bias: Var | None
+    head_sink: Var | None
+    k_scale: Var | None
+    v_scale: Var | None
+    q_norm_weight: Var | None
+    k_norm_weight: Var | None
+
+
+@contrib("GroupQueryAttention", whole=("seqlens_k", "total_sequence_length", "position_ids"), operands=_GroupQuery)
+def group_query_attention(b: Builder, node: ir.Node, x: _GroupQuery) -> Sequence[Var | None]:
     """Y = P·V with P = softmax(s·Q·Kᵀ + bias) over the keys that each token sees, heads sharing keys"""
-    for x, name in zip(
-        (k_scale, v_scale, q_norm_weight, k_norm_weight), ("k_scale", "v_scale", "q_norm_weight", "k_norm_weight")
-    ):
-        refuse_operand(x, name)
+    for name in ("k_scale", "v_scale", "q_norm_weight", "k_norm_weight"):
+        refuse_operand(getattr(x, name), name)
     refuse(node, "sliding_window_cache", 0)
     refuse(node, "k_quant_type", "NONE", b"NONE")
     refuse(node, "v_quant_type", "NONE", b"NONE")
+    query, key, value = x.query, x.key, x.value
     heads, shared = attribute(node, "num_heads", 0), attribute(node, "kv_num_heads", 0)
     if key is None:  # packed
         size = b.Div(b.shape_of(query, 2, 3), b.const([heads + 2 * shared]))
@@ -256,27 +259,27 @@ def group_query_attention(
         query, key, value = b.Split(query, b.join(b.Mul(size, b.const([heads])), wide, wide), axis=2, outputs=3)
     q, k, v = split_heads(b, query, heads), split_heads(b, key, shared), split_heads(b, needed(value, "value"), shared)
     length = b.shape_of(q, 2, 3)
-    total = b.Reshape(b.Cast(total_sequence_length, to=INT64), [1])
+    total = b.Reshape(b.Cast(x.total_sequence_length, to=INT64), [1])
     prompt = b.Equal(total, length)
     # how many tokens of each sequence are past: [B, 1]
-    ends = b.Reshape(b.Add(b.Cast(seqlens_k, to=INT64), b.const(1)), [-1, 1])
+    ends = b.Reshape(b.Add(b.Cast(x.seqlens_k, to=INT64), b.const(1)), [-1, 1])
     before = b.Where(prompt, b.const(0), b.Sub(ends, length))
     places = b.Add(b.places_along(q, 2), before)
     if attribute(node, "do_rotary", 0):
         at = places
-        if position_ids is not None:
-            first = b.Slice(b.Reshape(position_ids, [-1]), [0], [1], [0])
-            at = b.Where(prompt, b.Add(b.places_along(q, 2), first), position_ids)
-        caches = needed(cos_cache, "cos_cache"), needed(sin_cache, "sin_cache")
-        q, k = (_rotate(b, x, at, *caches, bool(attribute(node, "rotary_interleaved", 0))) for x in (q, k))
-    k, v = (_cached(b, past, x, before, total) for past, x in ((past_key, k), (past_value, v)))
-    sink = head_sink
+        if x.position_ids is not None:
+            first = b.Slice(b.Reshape(x.position_ids, [-1]), [0], [1], [0])
+            at = b.Where(prompt, b.Add(b.places_along(q, 2), first), x.position_ids)
+        caches = needed(x.cos_cache, "cos_cache"), needed(x.sin_cache, "sin_cache")
+        q, k = (_rotate(b, y, at, *caches, bool(attribute(node, "rotary_interleaved", 0))) for y in (q, k))
+    k, v = (_cached(b, past, new, before, total) for past, new in ((x.past_key, k), (x.past_value, v)))
+    sink = x.head_sink
     if attribute(node, "smooth_softmax", -1) == 1 and sink is None:
         sink = b.const(np.zeros(heads), q.dtype)
     seen = _visible_keys(b, node, k, places, ends)
     hidden = b.Where(seen, b.const(0, q.dtype), b.const(-np.inf, q.dtype))
     cap = float(attribute(node, "softcap", 0.0))
-    result = attend(b, q, k, v, _scale(node), [attention_bias, hidden], cap, sink=sink)
+    result = attend(b, q, k, v, _scale(node), [x.attention_bias, hidden], cap, sink=sink)
     shown = b.Where(seen, result.scores, b.const(0, q.dtype)) if attribute(node, "qk_output", 0) == 1 else result.p
     return [join_heads(b, result.y), k, v, shown]
 

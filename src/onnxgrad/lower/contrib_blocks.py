@@ -1,7 +1,7 @@
 """Lowerings of ONNX Runtime's fused blocks: biased activations, normalization with a residual, embeddings.
 
-Sources: docs/ContribOperators.md of ONNX Runtime; what it leaves open (the widths in which it computes, the order in
-which it adds) is as its kernels for the CPU have it.
+Source: docs/ContribOperators.md of ONNX Runtime. Details that it leaves open (the precision of intermediate results,
+the order of sums) follow the kernels for the CPU.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Operators of ONNX Runtime on quantized numbers: dequantize, compute in floats, quantize.
 
-What rounds is a QuantizeLinear of what they are written out as, so that they have straight-through derivatives while
-``straight_through`` names that operator, and none with respect to quantized numbers otherwise. Weights are whole
-numbers; their scales have derivatives where the result is a float. A kernel that computes in whole numbers may round
-the other way at a tie.
+Rounding is a QuantizeLinear in the lowered graph. So it has a straight-through derivative while ``straight_through``
+names that operator, and otherwise none with respect to quantized numbers. Weights are integers; their scales have
+derivatives if the result is a float. An integer kernel may round ties the other way.
 
-The kernels of DynamicQuantizeLSTM round what goes through them to eight bits on the way; that is left out here.
+The kernels of DynamicQuantizeLSTM round intermediate values to eight bits; the lowering does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -285,26 +285,29 @@ def qattention(
     return projected(b, node, whole, mask_index, past, None)
 
 
-@contrib("DynamicQuantizeLSTM", whole=("W", "R", "sequence_lens", "W_zero_point", "R_zero_point"))
-def dynamic_quantize_lstm(
-    b: Builder,
-    node: ir.Node,
-    X: Var,
-    W: Var,
-    R: Var,
-    B: Var | None,
-    sequence_lens: Var | None,
-    initial_h: Var | None,
-    initial_c: Var | None,
-    P: Var | None,
-    W_scale: Var,
-    W_zero_point: Var,
-    R_scale: Var,
-    R_zero_point: Var,
-) -> Sequence[Var | None]:
+@dataclass(frozen=True)
+class _Recurrence:
+    """The operands of DynamicQuantizeLSTM."""
+
+    X: Var
+    W: Var
+    R: Var
+    B: Var | None
+    sequence_lens: Var | None
+    initial_h: Var | None
+    initial_c: Var | None
+    P: Var | None
+    W_scale: Var
+    W_zero_point: Var
+    R_scale: Var
+    R_zero_point: Var
+
+
+@contrib("DynamicQuantizeLSTM", whole=("W", "R", "sequence_lens", "W_zero_point", "R_zero_point"), operands=_Recurrence)
+def dynamic_quantize_lstm(b: Builder, node: ir.Node, x: _Recurrence) -> Sequence[Var | None]:
     """The long short-term memory with weights that are dequantized"""
-    weights = [_gates(b, *w) for w in ((W, W_scale, W_zero_point), (R, R_scale, R_zero_point))]
-    operands = [X, *weights, B, sequence_lens, initial_h, initial_c, P]
+    weights = [_gates(b, *w) for w in ((x.W, x.W_scale, x.W_zero_point), (x.R, x.R_scale, x.R_zero_point))]
+    operands = [x.X, *weights, x.B, x.sequence_lens, x.initial_h, x.initial_c, x.P]
     inputs = [None if v is None else v.value for v in operands]
     lstm = lowering_for("LSTM")
     assert lstm is not None

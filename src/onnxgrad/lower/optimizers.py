@@ -1,9 +1,9 @@
 """The optimizers of ai.onnx.preview.training: the one place where their formulas are written.
 
-Three things come from here: the operators of a training step, the derivative of a step, and the function bodies that
-other runtimes execute. An operator updates n tensors at once: operands R, T, X₁ … Xₙ, G₁ … Gₙ and so many of each
-state; outputs X₁ … Xₙ and so many of each state. Each tensor gets the shortest chain of threaded elementwise
-operators; what all tensors share (rates, bias corrections) is computed once, on scalars and in double precision.
+This module serves three purposes: the operators of a training step, the derivative of a step, and the function bodies
+for other runtimes. An operator updates n tensors at once: operands R, T, X₁ … Xₙ, G₁ … Gₙ and n of each state; outputs
+X₁ … Xₙ and n of each state. Each tensor gets the shortest chain of threaded elementwise operators. Values that all
+tensors share (rates, bias corrections) are computed once, on scalars in double precision.
 
 A coefficient is a number or, in a function body, a double variable. Terms whose coefficient is the number 0 are not
 written. A training step takes numbers at their shortest decimal: to it the float32 attribute 0.999 means 0.999, whose

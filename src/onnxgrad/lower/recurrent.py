@@ -1,8 +1,8 @@
 """RNN, GRU and LSTM as a Scan over time with the weights as operands.
 
-Only what is recurrent is in the step: the input's part of all gates is one MatMul over all steps, before.
-Lengths per sequence become a mask that holds the state still, and clears the output, after the end. The
-specification does not say what the last state of an empty sequence is; here, as in ONNX Runtime, it is zero.
+The step contains only the recurrent part: the input's part of all gates is one MatMul over all steps, before it.
+Lengths per sequence become a mask that freezes the state, and clears the output, after the end. The specification
+leaves the last state of an empty sequence open; here, as in ONNX Runtime, it is zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pooling over regions of interest, written out: RoiAlign between the elements, MaxRoiPool of whole elements.
 
-How many points or elements a bin holds differs from region to region; all get as many as the largest, and
-those that are too many do not count.
+The number of points or elements of a bin differs between regions; all regions get the largest number, and a mask
+excludes the surplus.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The registry of handwritten lowerings: operators written in others, with every weight an operand.
 
-A lowering is a function of a builder and the node that returns what the outputs of the node become
-(``None`` for one that is not there). What it writes takes the place of the node in its graph.
+A lowering is a function of a builder and the node that returns the new outputs of the node (``None`` for a missing
+one). Its nodes replace the node in the graph.
 """
 
 from __future__ import annotations

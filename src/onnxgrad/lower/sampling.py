@@ -1,8 +1,8 @@
 """Interpolation at computed points, shared by the lowerings of GridSample, RoiAlign and DeformConv.
 
-Along each axis a point takes part in a few taps: rows of the tensor and their weights, polynomials in the
-fraction of its coordinate. Elements are Gathered as whole rows of channels, so that the derivative adds
-rows; that with respect to the points comes from the weights. At the edges it is PyTorch's.
+Along each axis a point reads a few taps: rows of the tensor with weights that are polynomials in the fraction of its
+coordinate. Elements are gathered as whole rows of channels, so that the derivative adds rows; the derivative with
+respect to the points comes from the weights. At the edges it equals PyTorch's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lowerings of other transformer operators: rotary embedding, gated activation, causal convolution.
 
-The specification's function bodies say the same, but round what goes through them to float32, are three
-times as long, or use a Swish that ONNX Runtime has no kernel for.
+The specification's function bodies round intermediate values to float32, are three times as long, or use a Swish that
+ONNX Runtime has no kernel for.
 """
 
 from __future__ import annotations

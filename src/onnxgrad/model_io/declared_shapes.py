@@ -1,8 +1,8 @@
 """Inference without a model's declarations of results, to find those that contradict its operators.
 
-What a model says about the shapes of results is believed where inference cannot tell, and only a derivation shows that
-it cannot be so: a rule then gives a cotangent of another shape. If the same derivation succeeds without the
-declarations, they are wrong, and the rule is not.
+Declared shapes of results are trusted where inference finds none. Only a derivation can show that one is wrong: a rule
+then returns a cotangent of another shape. If the same derivation succeeds without the declarations, they are wrong, and
+not the rule.
 """
 
 from __future__ import annotations

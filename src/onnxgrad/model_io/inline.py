@@ -1,8 +1,8 @@
 """Inline local functions: replace calls by the bodies.
 
-``onnx_ir`` does the work. Around it: a function may be written for another opset than the model
-(its nodes carry theirs, and are raised later), may hand an input through as an output (which would
-rename the caller's value), and may bring nested graphs whose names an outer scope has too.
+``onnx_ir`` inlines. This module handles three special cases: a function written for another opset than the model (its
+nodes have their own opset, and are raised later), a function that returns an input as output (which would rename the
+caller's value), and nested graphs with names that an outer scope has too.
 """
 
 from __future__ import annotations

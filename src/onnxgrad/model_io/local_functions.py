@@ -3,11 +3,11 @@
 A function is kept where calls of it share much (`worth_keeping`); the rest, among them the tiny functions that
 exporters write by the hundred, is inlined, which gives the smallest derivatives.
 
-A function of ONNX is generic: it takes operands of any type and rank, and attributes. What is differentiated is its
-body for one kind of call, in which the attributes are filled in, small whole-number constants (axes, shapes) stand in
-the place of their formals, and every formal has a type and a shape. Sizes that have names outside have names inside,
-the same where they are the same. So calls that look alike, as those of the layers of a network do, share one body,
-and a body knows as much as if it had been inlined.
+A function of ONNX is generic: it accepts operands of any type and rank, and attributes. The derivative is that of its
+body for one kind of call: attributes are filled in, small constants of whole numbers (axes, shapes) replace their
+formals, and every formal has a type and a shape. Symbolic sizes of the caller are symbols inside, equal ones by the
+same symbol. So similar calls, like those of the layers of a network, share one body, and inference knows as much of a
+body as if it were inlined.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Maps at the ends of a model: wrappers that converters of classical models add around tensors.
 
-skl2onnx ends classifiers in a ZipMap, which makes of each row of probabilities a dictionary by class. Its output
-becomes the tensor that it reads, under its name: what the same converter writes with ``zipmap=False``. Its keys
-are kept in the model's metadata, as the names of the classes. A map that comes in (CastMap, DictVectorizer) has no
-tensor to stand for it, and is refused.
+skl2onnx ends classifiers in a ZipMap, which turns each row of probabilities into a dictionary by class. Its output
+becomes the tensor that it reads, under its name, as the converter writes with ``zipmap=False``. Its keys are stored in
+the model's metadata as the names of the classes. A map as an input (CastMap, DictVectorizer) has no equivalent tensor,
+and is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Streaming writer of a model: memory has one weight at a time besides the model itself.
 
-A message of the package protobuf holds a copy of all of them, and what it is serialized to another one. Here the
-message is made without them, and they are written behind its other fields (the encoding lets fields come in any order).
+A protobuf message has a copy of all weights, and its serialized bytes another one. Here the message is built without
+weights, which are written after its other fields (the encoding allows any order of fields).
 """
 
 from __future__ import annotations

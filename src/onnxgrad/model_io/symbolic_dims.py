@@ -1,9 +1,8 @@
 """Symbolic dimensions: drop those without information, and rename those that are not identifiers.
 
-A name is a promise: dimensions that share it are equal, and rules rely on it. Some exporters write the same
-"?" or "None", or a size of -1, wherever they do not know a dimension; those promise nothing and become
-unknown. Other names must read as an expression (``N``, ``N/2``, ``input.1_dim_0``); those that do not (``batch
-size``) are renamed, everywhere alike.
+Dimensions with the same name are equal, and rules rely on that. Some exporters write the same "?" or "None", or a size
+of -1, for every dimension that they do not know; those become unknown. Other names must be expressions (``N``, ``N/2``,
+``input.1_dim_0``); those that are not (``batch size``) are renamed consistently.
 """
 
 from __future__ import annotations

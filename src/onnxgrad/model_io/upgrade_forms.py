@@ -1,6 +1,6 @@
 """Old forms of operators that the onnx package's version converter gets wrong, each with its replacement.
 
-A fix takes an `UpgradedNode`: the node, and ways to write nodes in its place.
+A fix receives an `UpgradedNode`: the node, and helpers to write its replacement.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Failures over models that are not valid are reported as errors of the model.
 
-Rules and inference trust that the operands of a node fit its operator. If one fails, the onnx package checks the
-model, and ONNX Runtime, if it is installed, loads and runs it. Their objection is the error. Without one, the failure
-is a bug of this library, and is raised as it is.
+Rules and inference rely on valid operands. If a derivation fails, the onnx package checks the model, and ONNX Runtime,
+if it is installed, loads and runs it. Their message becomes the error. If they accept the model, the failure is a bug
+of this library, and is raised unchanged.
 """
 
 from __future__ import annotations

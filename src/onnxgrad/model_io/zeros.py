@@ -1,7 +1,7 @@
 """Large zeros in training information (initial moments), declared in memory and written only to files.
 
-Inside, a tensor of a message that declares elements and has none is zeros. In a message from elsewhere it is refused
-(`declared_sizes`), and in one that is handed out or saved they are written (`written`).
+Internally, a tensor message with declared elements but without data means zeros. In a message from outside it is
+refused (`declared_sizes`); before a message is returned or saved, the zeros are written (`written`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Choose the values of a schedule to save and to recompute under a memory budget.
 
-A schedule has a turn, from the way forward to the way back. A value that is dropped takes memory until the way forward
-has read it for the last time, and again from where the way back first reads it: there it is computed anew, from the
-nearest values before it that are kept. (Where the turn is not known, it is where most bytes lie idle.)
+A schedule has a turning point between the forward and the backward pass. A dropped value uses memory until its last use
+in the forward pass, and again from its first use in the backward pass: there it is recomputed from the nearest earlier
+values that are saved. (If the turning point is not known, it is where most bytes are idle.)
 
-Candidates are made in the manner of Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"
-(arXiv:1604.06174): values are dropped until they add up to a bound; there everything that crosses the schedule at its
-narrowest place is kept, and so on. This is done for many bounds, both for all operators and for the cheap ones only,
-where what matrix products and convolutions give is kept. The candidate with the least work that meets the budget is
-taken, and as much of it kept after all as there is room for, dearest first.
+Candidates are made as by Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv:1604.06174): values
+are dropped until they add up to a bound; then all values that cross the schedule at its narrowest place are saved, and
+so on. This is repeated for many bounds, for all operators and for cheap ones only (saving results of matrix products
+and convolutions). The candidate with the least work that meets the budget is chosen; remaining room is used to save the
+values that are most costly to recompute.
 """
 
 from __future__ import annotations

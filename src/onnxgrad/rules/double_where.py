@@ -1,8 +1,8 @@
 """Safe derivatives behind a Where that may discard the result of an operator.
 
-Where(x > 0, log x, 0) has the derivative 0 at x = 0, and the Where gives log the cotangent 0 there; but 0/x is NaN.
-So where a Where reads a result, the rule of a singular operator has 0·∞ and 0·NaN come to 0. Elsewhere the rules
-spare themselves the nodes: who reads a result is known while the graph is written.
+Where(x > 0, log x, 0) has the derivative 0 at x = 0, and the Where gives log the cotangent 0 there; but 0/x is NaN. So
+if a Where reads a result, the rule of a singular operator replaces 0·∞ and 0·NaN by 0. Otherwise the rules omit these
+nodes: the readers of a result are known while the graph is written.
 """
 
 from __future__ import annotations

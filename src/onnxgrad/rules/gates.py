@@ -1,7 +1,7 @@
 """Combine both cotangents of x in y = x·σ(x), g·σ and g·x·σ·(1 - σ), into g·(σ + y·(1 - σ)).
 
-SiLU is written as two nodes, each with a rule of its own. The sum of what they give has two products more over the
-whole tensor than the derivative of the pair. Nothing cancels that did not, and σ and 1 - σ are at most 1.
+SiLU is written as two nodes, each with a rule of its own. The sum of their cotangents has two products more over the
+whole tensor than the derivative of the pair. The combined form cancels no more digits: σ and 1 - σ are at most 1.
 """
 
 from __future__ import annotations

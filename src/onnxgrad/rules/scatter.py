@@ -1,9 +1,9 @@
 """Operators that write elements into a copy of a tensor: ScatterElements and ScatterND.
 
-Both read as y[i] = x[i] ∘ u, for each update u at its index i; `_Places` reads and writes there. Where
-an index repeats, `reduction` says what happens; without one the specification leaves the winner
-undefined, and every update that shares the place gets its cotangent. Writes that may meet are left to
-ScatterElements: ScatterND with a reduction races on repeated indices in ONNX Runtime.
+Both compute y[i] = x[i] ∘ u, for each update u at its index i; `_Places` reads and writes there. For repeated indices,
+`reduction` is the operation; without one the specification leaves the result undefined, and every update at the same
+place gets its cotangent. Writes with possible collisions use ScatterElements: ScatterND with a reduction races on
+repeated indices in ONNX Runtime.
 """
 
 from __future__ import annotations

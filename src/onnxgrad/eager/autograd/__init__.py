@@ -1,7 +1,7 @@
 """The interface of HIPS/autograd on `onnxgrad.eager`: its names, its `argnum`, its conventions.
 
-Write ``from onnxgrad.eager.autograd import grad, numpy as np``, or keep a program as it is and begin it with
-``import onnxgrad.eager.as_autograd``. docs/from-autograd.md says what differs.
+Write ``from onnxgrad.eager.autograd import grad, numpy as np``, or begin an unchanged program with ``import
+onnxgrad.eager.as_autograd``. docs/from-autograd.md lists the differences.
 """
 
 from __future__ import annotations

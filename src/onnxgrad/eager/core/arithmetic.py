@@ -1,8 +1,8 @@
 """Graphs of elementwise arithmetic, run by numpy in a few buffers that stay in the processor's cache.
 
-A session of ONNX Runtime gives each result memory of its own. Where a graph has nothing but + − · / on arrays that fit
-into the cache, the time goes into fetching that memory: numpy writes into the place of an operand that is read for the
-last time. The results have the same bits, as IEEE 754 defines these operations.
+A session of ONNX Runtime allocates memory for each result. If a graph has only + − · / on arrays that fit into the
+cache, that allocation dominates the time: numpy writes into the memory of an operand after its last use. The results
+have the same bits, as IEEE 754 defines these operations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Custom derivatives: functions whose VJP is a Python function.
 
-On the tape, a call of one is an opaque node. The backward pass stops there, calls the Python function and goes on. What
-that function computes is recorded on the tapes of the enclosing transforms, so derivatives nest.
+On the tape, a call is an opaque node. The backward pass calls the Python function there and continues with its result.
+The operations of that function are recorded on the tapes of the enclosing transforms, so derivatives nest.
 """
 
 from __future__ import annotations

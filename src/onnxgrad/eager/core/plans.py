@@ -1,8 +1,8 @@
 """Derivatives of programs as graphs: built once per structure by the rules, and run on the recorded values.
 
-The nodes of a program are written into a graph, the engine differentiates it, and then it is cut wherever the
-derivative reads a value that the tape holds: that becomes an input, and what led to it is gone. What the tape does not
-hold (the inside of an expression, of a derivative that is differentiated again) is computed again.
+The nodes of a program are written into a graph, and the engine differentiates it. Then the graph is cut where the
+derivative reads a value that the tape stores: the value becomes an input, and its producers are removed. Values that
+the tape does not store (inside an expression, or inside a derivative that is differentiated again) are recomputed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class GraphCall(Primitive):
             attributes = {a.name: rewired(a, now, b.names) for a in node.attributes.values()}
             count = len(node.outputs)
             if CONSTANT in node.metadata_props:
-                there[node.outputs[0]] = STOP.write(b, given)
+                there[node.outputs[0]] = STOP.write(b, [x for x in given if x is not None])
                 continue
             made = b.emit(node.op_type, *given, domain=node.domain, outputs=count, **attributes)
             for v, x in zip(node.outputs, made if count > 1 else (made,)):

@@ -17,6 +17,7 @@ from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.manipulation import Axis, axes_of, concat, expand_dims, stack, unstack
+from onnxgrad.errors import BadInput
 
 __all__ = ["all", "any", "cumulative_prod", "cumulative_sum", "diff", "max", "mean", "min", "prod", "std", "sum", "var"]
 
@@ -44,14 +45,39 @@ def _widen(x: Any, dtype: Any) -> Array:
     return cast(x, np.sum(x._data[..., :0]).dtype if dtype is None and x.ndim else dtype or np.sum(x._data).dtype)
 
 
-def sum(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
-    """The sum of the elements along `axis`."""
-    return _reduced("ReduceSum", np.sum, _widen(x, dtype), axis, keepdims)
+def fill_unselected(x: Array, where: Any, instead: Any, name: str) -> Array:
+    """`x` with `instead` in the place of elements where `where` is false.
+
+    Raises:
+        BadInput: elements are left out, and no number stands for them.
+    """
+    if where is None or where is True:
+        return x
+    if instead is None:
+        raise BadInput(f"{name} with 'where' needs 'initial', the result for no elements")
+    return e.where(where, x, np.asarray(instead, x.dtype))
 
 
-def prod(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
-    """The product of the elements along `axis`."""
-    return _reduced("ReduceProd", np.prod, _widen(x, dtype), axis, keepdims)
+def _from(f: Any, initial: Any, y: Array) -> Array:
+    return y if initial is None else f(y, np.asarray(initial, y.dtype) if np.isscalar(initial) else initial)
+
+
+def sum(
+    x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False,
+    initial: Any = None, where: Any = None,
+) -> Array:  # fmt: skip
+    """The sum of the elements along `axis` where `where` is true, and of `initial`."""
+    y = _reduced("ReduceSum", np.sum, fill_unselected(_widen(x, dtype), where, 0, "sum"), axis, keepdims)
+    return _from(e.add, initial, y)
+
+
+def prod(
+    x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False,
+    initial: Any = None, where: Any = None,
+) -> Array:  # fmt: skip
+    """The product of the elements along `axis` where `where` is true, and of `initial`."""
+    y = _reduced("ReduceProd", np.prod, fill_unselected(_widen(x, dtype), where, 1, "prod"), axis, keepdims)
+    return _from(e.multiply, initial, y)
 
 
 def mean(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
@@ -60,14 +86,20 @@ def mean(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keep
     return _reduced("ReduceMean", np.mean, x if x.dtype.kind in "fc" else cast(x, np.float64), axis, keepdims)
 
 
-def max(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
-    """The maximum along `axis`; ties share the derivative."""
-    return _reduced("ReduceMax", np.max, as_array(x), axis, keepdims)
+def max(
+    x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False, initial: Any = None, where: Any = None
+) -> Array:
+    """The maximum along `axis` where `where` is true, and of `initial`; ties share the derivative."""
+    y = _reduced("ReduceMax", np.max, fill_unselected(as_array(x), where, initial, "max"), axis, keepdims)
+    return _from(e.maximum, initial, y)
 
 
-def min(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
-    """The minimum along `axis`; ties share the derivative."""
-    return _reduced("ReduceMin", np.min, as_array(x), axis, keepdims)
+def min(
+    x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False, initial: Any = None, where: Any = None
+) -> Array:
+    """The minimum along `axis` where `where` is true, and of `initial`; ties share the derivative."""
+    y = _reduced("ReduceMin", np.min, fill_unselected(as_array(x), where, initial, "min"), axis, keepdims)
+    return _from(e.minimum, initial, y)
 
 
 def var(

@@ -1,4 +1,4 @@
-"""Methods of numpy's ufuncs, ``add.reduce``, ``add.accumulate`` and ``add.outer``, for functions of the namespace."""
+"""Methods of numpy's ufuncs for functions of the namespace: ``add.reduce``, ``accumulate``, ``reduceat``, ``outer``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from onnxgrad.eager.core.array import Array, as_array
+import numpy as np
+
+from onnxgrad.eager.core.array import Array, as_array, values_of
 from onnxgrad.eager.xp import reductions as r
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.manipulation import expand_dims, moveaxis, reshape, stack
@@ -25,16 +27,41 @@ _REDUCED: dict[str, Function] = {
 _ACCUMULATED: dict[str, Function] = {"add": r.cumulative_sum, "multiply": r.cumulative_prod}
 
 
-def reduce(f: Function, x: Any, axis: Any = 0, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
-    """The elements of `x` along `axis` combined by `f`, from the first on."""
+def reduce(
+    f: Function, x: Any, axis: Any = 0, dtype: Any = None, out: None = None, keepdims: bool = False,
+    initial: Any = None, where: Any = None,
+) -> Array:  # fmt: skip
+    """`initial` and the elements of `x` along `axis` where `where` is true, combined by `f` from the first on."""
     x = as_array(x) if dtype is None else as_array(x).astype(dtype)
     known = _REDUCED.get(f.__name__)
+    if known is not None and not f.__name__.startswith("logical"):
+        return known(x, axis=axis, keepdims=keepdims, initial=initial, where=where)
+    identity = getattr(np, f.__name__).identity
+    x = r.fill_unselected(x, where, initial if identity is None else identity, f"{f.__name__}.reduce")
     if known is not None:
-        return known(x, axis=axis, keepdims=keepdims)
+        y = known(x, axis=axis, keepdims=keepdims)
+        return y if initial is None else f(y, initial)
     if not isinstance(axis, int):
         raise BadInput(f"{f.__name__}.reduce goes along one axis, not {axis!r}")
-    y = functools.reduce(f, _slices(x, axis, f))
+    first = [] if initial is None else [as_array(initial)]
+    y = functools.reduce(f, [*first, *_slices(x, axis, f)])
     return expand_dims(y, axis=axis) if keepdims else y
+
+
+def reduceat(f: Function, x: Any, indices: Any, axis: int = 0, dtype: Any = None, out: None = None) -> Array:
+    """The results of `reduce` from each of `indices` to the next, the last one to the end.
+
+    An index that is not below the next one gives its element alone, as in numpy.
+    """
+    x = as_array(x) if dtype is None else as_array(x).astype(dtype)
+    front = moveaxis(x, axis, 0)
+    size = front.shape[0]
+    starts = np.asarray(values_of("reduceat", as_array(indices))).tolist()
+    if any(not 0 <= i < size for i in starts):
+        raise IndexError(f"indices of reduceat are from 0 to {size - 1}, not {starts}")
+    ends = [*starts[1:], size]
+    parts = [reduce(f, getitem(front, slice(i, end))) if i < end else getitem(front, i) for i, end in zip(starts, ends)]
+    return moveaxis(stack(parts, axis=0), 0, axis)
 
 
 def accumulate(f: Function, x: Any, axis: int = 0, dtype: Any = None, out: None = None) -> Array:
@@ -66,5 +93,5 @@ def attach(namespace: dict[str, Any]) -> None:
     """Attach numpy's ufunc methods to the functions of `namespace`."""
     for name in NAMES:
         f = namespace[name]
-        for method in (reduce, accumulate, outer):
+        for method in (reduce, accumulate, reduceat, outer):
             setattr(f, method.__name__, functools.partial(method, f))

@@ -1,10 +1,9 @@
 """Types and shapes of Loop and Scan, by induction over the steps; of If, by the intersection of its branches.
 
-A state has the shape of its initial value at every step if the body, given that shape, returns it again.
-Dimensions for which that cannot be shown are unknown inside the body and after it. The library takes the
-body's word for the shape after the last step, and the trip count for the number of steps, whatever the
-condition says; and of an If with one branch of unknown shape it takes that of the other. A gradient that
-trusted any of these could be silently wrong.
+A state has the shape of its initial value at every step if the body, given that shape, returns it again. Dimensions for
+which that cannot be shown are unknown inside the body and after it. The library trusts more: the body's shape after the
+last step, the trip count as the number of steps even with a condition, and for an If with one branch of unknown shape,
+the shape of the other. A gradient that trusted any of these could be silently wrong.
 """
 
 from __future__ import annotations

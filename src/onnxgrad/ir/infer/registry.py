@@ -1,6 +1,6 @@
 """The functions that infer types and shapes: those of ``onnx-shape-inference``, and one table of corrections to them.
 
-The registry of the library itself, and its classes, stay as they are for its other users.
+The library's own registry, and its classes, are unchanged for its other users.
 """
 
 from __future__ import annotations

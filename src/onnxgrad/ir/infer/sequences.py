@@ -1,7 +1,7 @@
 """Shapes of sequences, which the library does not follow: the shape of a sequence is that of its elements.
 
-It holds the numbers that all elements share. A symbol would say that they share that dimension, too, which
-nothing tells apart from a name that was given to an unknown one.
+The note has the numbers that all elements share. A symbol would claim that they share that dimension too, which cannot
+be told from a name that was given to an unknown one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Declared sizes of tensors are checked against their data before anything is allocated.
 
 A file of a hundred bytes can declare a weight of a terabyte, a reference to a file elsewhere, or a thousand million
-calls of functions in functions. Here it is refused by what it is, which takes no memory.
+nested calls of functions. These checks refuse it by its declarations, before memory is allocated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Checks of nodes against their schemas, and of errors that neither inference nor a runtime reports.
 
-Shape inference refuses operands that do not fit each other, and ONNX Runtime refuses the rest when it loads or runs the
-model or its derivative. A check is here only where a derivative would otherwise be computed of a model that cannot run,
-or would fail with a message about something else. Only what is known to be wrong is refused: an unknown size may fit,
-and so may sizes in a branch or a body, which need not run.
+Shape inference refuses operands that do not fit each other, and ONNX Runtime refuses other errors when it loads or runs
+the model or its derivative. The checks here cover the rest: a model that cannot run, but would get a derivative, or
+whose derivation would fail with a misleading message. Only certain errors are refused: an unknown size may fit, and so
+may sizes in a branch or a body, which need not run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Does a node match its operator's schema: number of operands and results, attributes, equal types?
 
-`attributes` and `nodes` check what a schema does not say. All return a text that describes the error, or nothing.
+`attributes` and `nodes` check the rules that a schema does not express. All checks return the error as a text, empty
+without one.
 """
 
 from __future__ import annotations

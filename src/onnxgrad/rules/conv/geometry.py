@@ -4,8 +4,8 @@ Along one axis a *big* side of h rows and a *small* side of o rows are related b
 ``head + h + tail = (o - 1)·stride + (k - 1)·dilation + 1``. `tail` is negative where rows at the end
 are reached by no window. In Conv the big side is the input, in ConvTranspose the output.
 
-Symbolic sizes leave `tail` known only up to the stride (`loose`); what is computed from it is then cut
-to the size of the operand it belongs to, at run time.
+Symbolic sizes determine `tail` only up to the stride (`loose`); results computed from it are then cropped to the size
+of their operand at run time.
 """
 
 from __future__ import annotations

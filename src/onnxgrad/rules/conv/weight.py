@@ -17,8 +17,8 @@ on ONNX Runtime 1.31 (two cores, batch 16 to 32, 32 to 64 channels, 16² to 32²
   which a 0/1 mask picks the diagonals. 2.7 and 4.8 ms where `_exchanged` takes 6.9 and 15.
 * `_exchanged` — batch and channels exchanged in an ordinary convolution: needs no size at all.
 
-Of an empty batch all are sums of nothing, 0. A convolution over no channels never ends on ONNX Runtime, or leaves the
-result as it found the memory; so where the batch may be empty, `_filled` stops the run first.
+For an empty batch all sums are empty, so 0. A convolution over no channels never ends on ONNX Runtime, or returns
+uninitialized memory; so if the batch may be empty, `_filled` stops the run first.
 """
 
 from __future__ import annotations

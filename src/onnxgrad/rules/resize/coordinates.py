@@ -1,8 +1,8 @@
 """Interpolation coordinates of Resize as functions of its region of interest and its scales.
 
-Along each axis, element i of the result is read at a place cᵢ: y is x times a matrix of weights K(cᵢ - j). So
-∂y/∂cᵢ is x times the slopes K'(cᵢ - j), and beyond the edge, where the last element goes on or another value
-stands, it is 0. At an element, where linear weights have a kink, the slope is that to the right of it.
+Along each axis, element i of the result is read at a coordinate cᵢ: y is x times a matrix of weights K(cᵢ - j). So
+∂y/∂cᵢ is x times the slopes K'(cᵢ - j). It is 0 beyond the edge, where the last element or another constant continues.
+At an element, where linear weights have a kink, the slope is the one to its right.
 """
 
 from __future__ import annotations

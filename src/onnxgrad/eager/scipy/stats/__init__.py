@@ -1,7 +1,7 @@
 """Probability distributions: densities, and distribution functions where their derivative is known.
 
-One table gives the logarithm of each density, for a location of 0 and a scale of 1. What a distribution does not define
-here (``rvs``, ``mean``, …) is SciPy's, and takes numbers without a derivative.
+One table has the logarithm of each density, for a location of 0 and a scale of 1. Other methods of a distribution
+(``rvs``, ``mean``, …) are SciPy's, and accept only numbers without a derivative.
 """
 
 from __future__ import annotations
