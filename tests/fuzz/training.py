@@ -351,7 +351,7 @@ def main() -> int:
     keep = args.keep or Path(tempfile.mkdtemp(prefix="onnxgrad-fuzz-"))
     keep.mkdir(parents=True, exist_ok=True)
     begin, last, counts = time.time(), seed + args.count, Counter[str]()
-    print(f"seed {seed}", flush=True)
+    print(f"seed {seed}, target {Options().resolve_target().target}", flush=True)
     while seed < last and time.time() < begin + args.seconds:
         command = [sys.executable, "-m", "tests.fuzz.training", "--child", str(begin + args.seconds)]
         command += ["--seed", str(seed), "--count", str(last)]
