@@ -89,6 +89,9 @@ FUNCTIONS = {
         np.apply_along_axis(lambda v: v[:2] * v.sum(), 1, x)[:, 0] * np.apply_along_axis(lambda v: v.max(), 1, x)
     ),
     "vectorize": lambda np, x: np.vectorize(lambda a, b: a * b**2)(x, x[0]),
+    "vectorize with a signature": lambda np, x: np.vectorize(
+        lambda a, b: np.sum(a * b**2) * a, signature="(n),(n)->(n)"
+    )(x, x[0]),
     "geomspace": lambda np, x: np.geomspace(x[0, 0] ** 2 + 1, x[0, 1] ** 2 + 5, 7) ** 2,
     "polymul": lambda np, x: np.polymul(x[0], x[1, :3]) * 2 + np.polyadd(x[2], np.polymul(x[0, :3], x[1])),
     "polyder": lambda np, x: np.polyder(x[0], 2) * np.polyint(x[1, :1], 1, 3.0) - np.polysub(x[0, :1], x[2, 2:]),
@@ -111,6 +114,24 @@ FUNCTIONS = {
     "methods of ufuncs": lambda np, x: (
         np.add.reduce(x, axis=1, keepdims=True) * np.multiply.accumulate(x, axis=1) + np.subtract.outer(x[0], x[1])[:3]
     ),
+    "methods of ufuncs with options": lambda np, x: (
+        np.add.reduce(x, axis=1, initial=2.0, where=S > 4) * np.multiply.reduce(x, axis=1, where=S > 4)
+        + np.maximum.reduce(x, axis=1, initial=0.1, where=S > 8) * np.sum(x, axis=1, where=S > 4, initial=1.0)
+    ),
+    "parts of ufuncs": lambda np, x: (
+        np.add.reduceat(x, onp.array([0, 3, 1]), axis=1) ** 2 * np.multiply.reduceat(x[0], onp.array([0, 2, 3]))
+    ),
+    "nanquantile by methods": lambda np, x: (
+        np.nanquantile(np.where(S > 9, onp.nan, x), 0.35, axis=1, method="lower")
+        * np.nanquantile(np.where(S > 9, onp.nan, x), 0.35, axis=1, method="higher")
+        * np.nanpercentile(np.where(S > 9, onp.nan, x), 35.0, axis=1, method="midpoint")
+    ),
+    "pad by odd reflections": lambda np, x: (
+        np.pad(x, ((1, 2), (3, 0)), "reflect", reflect_type="odd")
+        * np.pad(x, ((1, 2), (3, 0)), "symmetric", reflect_type="odd")
+    ),
+    "pad with anything": lambda np, x: np.pad(x, 1, "empty")[1:-1, 1:-1] ** 2,
+    "divmod of Python": lambda np, x: divmod(x, x[0] ** 2 + 0.3)[1] * divmod(2.5, x**2 + 0.3)[1],
     "pad": lambda np, x: np.pad(x, ((1, 0), (0, 2)), mode="reflect") ** 2,
     "complex functions": lambda np, x: np.abs(np.sin(x + 1j * x[::-1]) * np.log(x + 2j) * np.sqrt(x * 1j + 3.0)),
     "norms": lambda np, x: np.linalg.norm(x) * np.linalg.norm(x, axis=1) * np.linalg.norm(x, "nuc"),

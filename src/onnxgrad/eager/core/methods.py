@@ -36,6 +36,8 @@ def attach(namespace: Any) -> None:
         setattr(Array, name, getattr(namespace, name))
     for name, function in (_BINARY | _COMPARISONS).items():
         _define(name, getattr(namespace, function))
+    Array.__divmod__ = lambda self, other: namespace.divmod(self, other)  # type: ignore[attr-defined]
+    Array.__rdivmod__ = lambda self, other: namespace.divmod(other, self)  # type: ignore[attr-defined]
 
 
 def _define(name: str, function: Callable[[Any, Any], Array]) -> None:

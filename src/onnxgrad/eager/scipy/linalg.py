@@ -181,6 +181,12 @@ def lu(a: Any, permute_l: bool = False) -> Any:
     return (p @ factor, upper) if permute_l else (wrapped(p), factor, upper)
 
 
+def lu_factor(a: Any) -> tuple[Array, Array]:
+    """L below the diagonal and U on and above it, in one matrix, and the rows that were exchanged; see `lu`."""
+    _, factor, upper = lu(a)
+    return np.tril(factor, -1) + upper, wrapped(_scipy.lu_factor(as_array(a)._data)[1])
+
+
 def block_diag(*arrays: Any) -> Array:
     """The matrices on the diagonal of one, with zeros elsewhere; a vector is a row."""
     parts = [np.atleast_2d(x) for x in arrays]

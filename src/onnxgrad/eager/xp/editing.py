@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.eager.xp.indexing import getitem, take
-from onnxgrad.eager.xp.manipulation import axes_of, broadcast_arrays, broadcast_to, concat, moveaxis, reshape, stack
+from onnxgrad.eager.xp.manipulation import axes_of, broadcast_to, concat, moveaxis, reshape, stack
 from onnxgrad.eager.xp.numpy_extras import diag
 from onnxgrad.errors import BadInput
 
@@ -100,25 +102,49 @@ def apply_along_axis(f: Function, axis: int, x: Any, *args: Any, **kwargs: Any) 
 
 
 def vectorize(f: Function, otypes: Any = None, doc: str | None = None, **options: Any) -> Function:
-    """`f`, a function of numbers, as a function of broadcast arrays; `f` is called for each element.
+    """`f`, a function of numbers, as a function of arrays that are broadcast; it is called for each element.
+
+    With ``signature="(n),(n)->()"``, `f` takes and gives arrays of as many axes as it names, and the axes before them
+    are broadcast.
 
     Raises:
-        BadInput: an option of numpy's that is not supported: ``excluded``, ``signature``.
+        BadInput: an option of numpy's that is not supported: ``excluded``.
     """
+    signature = options.pop("signature", None)
     unknown = {k for k, v in options.items() if v} - {"cache"}
     if unknown:
         raise BadInput(f"vectorize takes no {min(unknown)!r} here")
+    ranks = None if signature is None else _ranks(signature)
 
     def applied(*arrays: Any) -> Any:
-        operands = broadcast_arrays(*map(as_array, arrays))
-        shape = operands[0].shape
-        flat = [reshape(x, (-1,)) for x in operands]
-        found = [f(*(getitem(x, i) for x in flat)) for i in range(flat[0].shape[0])]
+        operands, inner = [as_array(x) for x in arrays], ranks or [0] * len(arrays)
+        if len(operands) != len(inner) or any(x.ndim < r for x, r in zip(operands, inner)):
+            shapes = ", ".join(str(x.shape) for x in operands)
+            raise BadInput(f"a function of signature {signature!r} does not take arrays of shapes {shapes}")
+        cuts = [x.ndim - r for x, r in zip(operands, inner)]
+        shape = np.broadcast_shapes(*(x.shape[:cut] for x, cut in zip(operands, cuts)))
+        flat = [
+            reshape(broadcast_to(x, shape + x.shape[cut:]), (math.prod(shape), *x.shape[cut:]))
+            for x, cut in zip(operands, cuts)
+        ]
+        found = [f(*(getitem(x, i) for x in flat)) for i in range(math.prod(shape))]
         if not found:
             raise BadInput("vectorize needs at least one element")
-        if isinstance(found[0], tuple):
-            return tuple(reshape(stack(list(map(as_array, part)), axis=0), shape) for part in zip(*found))
-        return reshape(stack(list(map(as_array, found)), axis=0), shape)
+
+        def joined(parts: Any) -> Array:
+            y = stack(list(map(as_array, parts)), axis=0)
+            return reshape(y, (*shape, *y.shape[1:]))
+
+        return tuple(map(joined, zip(*found))) if isinstance(found[0], tuple) else joined(found)
 
     applied.__doc__ = doc or f.__doc__
     return applied
+
+
+def _ranks(signature: str) -> list[int]:
+    """The numbers of axes of the operands that a signature as "(m,n),(n)->(m)" names."""
+    operands, arrow, _ = signature.partition("->")
+    found = re.findall(r"\(([^()]*)\)", operands)
+    if not arrow or not found:
+        raise BadInput(f"a signature is of the form '(m,n),(n)->(m)', not {signature!r}")
+    return [len([name for name in axes.split(",") if name.strip()]) for axes in found]

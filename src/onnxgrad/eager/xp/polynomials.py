@@ -16,7 +16,7 @@ from onnxgrad.eager.xp.linalg import lstsq
 from onnxgrad.eager.xp.manipulation import Axis, concat, expand_dims, reshape
 from onnxgrad.eager.xp.products import matmul
 from onnxgrad.eager.xp.searching import take_along_axis
-from onnxgrad.eager.xp.statistics import convolve, sorted_for_quantiles, vander
+from onnxgrad.eager.xp.statistics import convolve, place_of, sorted_for_quantiles, vander
 from onnxgrad.errors import BadInput
 
 __all__ = [
@@ -140,11 +140,21 @@ def histogram(
 # --- quantiles -------------------------------------------------------------------------------------
 
 
-def nanquantile(x: Any, /, q: Any, axis: Axis = None, keepdims: bool = False) -> Array:
-    """The `q`-quantiles along `axis` of the elements that are not NaN, `q` in [0, 1] and constant."""
+def nanquantile(
+    x: Any,
+    /,
+    q: Any,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Array:
+    """The `q`-quantiles along `axis` of the elements that are not NaN; the rest is as of `quantile`."""
+    between = place_of(method)
     flat, q, kept = sorted_for_quantiles(x, q, axis)
     numbers = np.sum(~np.isnan(values_of("nanquantile", flat)), axis=0)
-    at = np.maximum(q.reshape(-1, *(1,) * (flat.ndim - 1)) * (numbers - 1.0), 0)
+    at = between(np.maximum(q.reshape(-1, *(1,) * (flat.ndim - 1)) * (numbers - 1.0), 0))
     low = np.floor(at).astype(int)
     high = np.minimum(low + 1, np.maximum(numbers - 1, 0))
     below, above = take_along_axis(flat, low, axis=0), take_along_axis(flat, high, axis=0)
@@ -152,13 +162,13 @@ def nanquantile(x: Any, /, q: Any, axis: Axis = None, keepdims: bool = False) ->
     return reshape(y, (*q.shape, *kept) if keepdims else (*q.shape, *flat.shape[1:]))
 
 
-def nanpercentile(x: Any, /, q: Any, axis: Axis = None, keepdims: bool = False) -> Array:
-    """The `q`-percentiles along `axis` of the elements that are not NaN, `q` in [0, 100]."""
-    return nanquantile(x, np.true_divide(q, 100), axis, keepdims)
+def nanpercentile(x: Any, /, q: Any, axis: Axis = None, *how: Any, **options: Any) -> Array:
+    """The `q`-percentiles along `axis` of the elements that are not NaN, `q` in [0, 100]: see `nanquantile`."""
+    return nanquantile(x, np.true_divide(q, 100), axis, *how, **options)
 
 
 def nanmedian(
     x: Any, /, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Array:
     """The median along `axis` of the elements that are not NaN."""
-    return nanquantile(x, 0.5, axis, keepdims)
+    return nanquantile(x, 0.5, axis, keepdims=keepdims)

@@ -58,6 +58,13 @@ def sorted_for_quantiles(x: Any, q: Any, axis: Axis) -> tuple[Array, np.ndarray,
     return sort(reshape(permute_dims(x, (*axes, *rest)), (-1, *(x.shape[a] for a in rest))), axis=0), q, kept
 
 
+def place_of(method: str) -> Callable[[np.ndarray], np.ndarray]:
+    """The function that moves fractional places as `method` says."""
+    if method not in _METHODS:
+        raise BadInput(f"method is one of {', '.join(_METHODS)}, not {method!r}")
+    return _METHODS[method]
+
+
 def quantile(
     x: Any,
     /,
@@ -73,11 +80,10 @@ def quantile(
     The methods are "linear", "lower", "higher", "nearest" and "midpoint". Where there is a NaN, the result is NaN.
     The derivative flows to the elements it lies between; `q` is constant.
     """
-    if method not in _METHODS:
-        raise BadInput(f"method is one of {', '.join(_METHODS)}, not {method!r}")
+    between = place_of(method)
     flat, q, kept = sorted_for_quantiles(x, q, axis)
     count = flat.shape[0]
-    at = _METHODS[method](q * (count - 1))
+    at = between(q * (count - 1))
     low = np.minimum(np.floor(at).astype(int), count - 1)
     share = (at - low).reshape(q.shape + (1,) * (flat.ndim - 1)).astype(flat.dtype)
     below, above = take(flat, low, 0), take(flat, np.minimum(low + 1, count - 1), 0)
