@@ -104,3 +104,21 @@ def test_integers_that_jax_does_not_hold_are_refused():
     np.testing.assert_array_equal(f(jnp.array([0])), [2147483647])
     with pytest.raises(Exception, match="numbers beyond int32"):
         f(jnp.array([1])).block_until_ready()
+
+
+@pytest.mark.usefixtures("without_x64")
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (np.array([1 << 40]), "'i' holds numbers beyond int32"),
+        ([-(1 << 33)], "'i' holds numbers beyond int32"),
+        (np.array([1.5]), "'i' takes int32, not float64"),
+        (jnp.array([1.0]), "'i' takes int32, not float32"),
+    ],
+)
+def test_ids_that_a_conversion_would_change_are_refused(ids, says):
+    f = function(model("y = Gather(x, i)", "float[N] x, int64[M] i", "float[M] y"))
+    np.testing.assert_array_equal(f(X, [1]), X[[1]])
+    np.testing.assert_array_equal(f(X, np.array([1], np.uint8)), X[[1]])
+    with pytest.raises(BadInput, match=says):
+        f(X, ids)

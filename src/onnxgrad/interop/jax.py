@@ -53,7 +53,7 @@ def _wrapped(call: Call, mode: str) -> Callable[..., Any]:
             raise BadInput(
                 f"the model takes {len(call.inputs)} arguments ({', '.join(call.inputs)}), not {len(arguments)}"
             )
-        found = raw(*(jax.numpy.asarray(a, _dtype(call, n)) for a, n in zip(arguments, call.inputs)))
+        found = raw(*(_argument(a, _dtype(call, n), n) for a, n in zip(arguments, call.inputs)))
         return found[0] if len(found) == 1 else found
 
     return called
@@ -73,6 +73,21 @@ def _run(call: Call, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def _dtype(call: Call, name: str) -> np.dtype:
     """The dtype of an argument or result in JAX, which has integers of 32 bits by default."""
     return np.dtype(jax.dtypes.canonicalize_dtype(call.dtype(name)))
+
+
+def _argument(value: Any, dtype: np.dtype, name: str) -> jax.Array:
+    """`value` in the dtype of the input `name`.
+
+    Raises:
+        BadInput: that would be a conversion of another kind, as of fractions to integers, or change integers.
+    """
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    kinds = [np.dtype(int) if d.kind in "iu" else d for d in (array.dtype, dtype) if d.kind in "biufc"]
+    if len(kinds) == 2 and not np.can_cast(*kinds, "same_kind"):
+        raise BadInput(f"{name!r} takes {dtype}, not {array.dtype}\n  hint: convert it: x.astype({str(dtype)!r})")
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and dtype.kind in "iu":
+        array = _narrowed(array, dtype, name)
+    return jax.numpy.asarray(array, dtype)
 
 
 def _narrowed(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
