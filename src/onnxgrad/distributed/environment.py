@@ -122,6 +122,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     if not text:
         return 0
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10
+    if not is_number or (int(text) == 0 and name.endswith(("SIZE", "LOCALNRANKS", "NTASKS", "PORT"))):
         raise BadInput(f"{name} is {text[:40]!r} in the environment, which is no number of a launcher{_HINT}{name}")
     return int(text)
