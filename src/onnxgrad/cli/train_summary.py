@@ -44,7 +44,7 @@ def summary(run: Run, schedule: str) -> list[str]:
 def _classes(trainer: Trained, rows: Data) -> str:
     """The classes of the rows by name or number, with their row counts; empty for other labels."""
     numbers, known = rows.labels, [f.ignored for f in rows.fields if f.indices]
-    if numbers is None or not known:
+    if numbers is None or not (known or rows.classes):
         return ""
     found, counts = np.unique(numbers[~np.isin(numbers, [n for n in known if n is not None])], return_counts=True)
     names = rows.classes or trainer.classes

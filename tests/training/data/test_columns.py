@@ -40,6 +40,14 @@ def test_arrays_meet_inputs_by_name_or_by_role(arrays, expected):
     assert [chosen["image"], chosen["labels"]] == expected
 
 
+def test_labels_that_are_an_input_are_said():
+    like = Field("labels", IMAGE.dtype, IMAGE.shape, label=True)
+    with pytest.raises(BadInput, match=r"\n  hint: labels='image' \(--labels image\) compares with the input"):
+        match({"image": images()}, [IMAGE, like], "d")
+    with pytest.raises(BadInput, match=r"no labels .*\n  hint: pictures in a folder for each class have labels"):
+        match({"images": images()}, [IMAGE, CLASS], "d")
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [

@@ -81,9 +81,7 @@ def test_columns_are_matched_by_name(place):
 def test_a_missing_column_is_refused_by_name(place, inputs):
     fitted().save("m.onnx")
     for call in (evaluate, predict):
-        with pytest.raises(
-            BadInput, match=r"no column 'g', which the model was trained on\n  hint: the columns are 'a'"
-        ):
+        with pytest.raises(BadInput, match=r"no column 'g', .*trained on\n  hint: 'a', .* fed 'X'; --inputs X=… names"):
             call("m.onnx", "less.csv", inputs=inputs)
 
 

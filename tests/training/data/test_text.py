@@ -107,6 +107,9 @@ def test_the_command_reads_lines_of_json(tokenizer, tmp_path):
     assert (tmp_path / "p.csv").read_text().splitlines()[1].endswith(",praise")
     said(tmp_path, "predict PLACE/t.onnx --data PLACE/d.jsonl -o PLACE/q.csv")
     assert (tmp_path / "q.csv").read_text() == (tmp_path / "p.csv").read_text()
+    (tmp_path / "titles.jsonl").write_text("\n".join(json.dumps({"title": t}) for t in TEXTS))
+    other = said(tmp_path, "predict PLACE/t.onnx --data PLACE/titles.jsonl -o PLACE/q.csv", code=2)
+    assert "no column 'review', which the model was trained on\n  hint: 'review' fed 'input_ids'" in other
     two = said(tmp_path, f"evaluate PLACE/m.onnx {data.replace('--input input_ids=review', '')}", code=2)
     assert "2 columns of text: 'review', 'title'\n  hint: --input input_ids=review says which" in two
     bare = said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.jsonl --input input_ids=review -o PLACE/q.csv", code=2)

@@ -31,7 +31,7 @@ from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.sampling import balanced
 from onnxgrad.training.data.sources import open_data
 from onnxgrad.training.data.text import Text, check_tokens, has_text_for_tokens
-from onnxgrad.training.data.wide import check_fed
+from onnxgrad.training.data.wide import check_fed, check_present
 
 #: Batches in a pool from which rows of like lengths are put together; larger pools pad less and shuffle less.
 POOL = 50
@@ -83,6 +83,8 @@ class Data:
         if text is None and trained.tokenizer and has_text_for_tokens(columns, fields):
             text = trained.own_text()
         if text is not None:
+            for f in [f for f in fields if f.name in trained.inputs and f.name not in columns]:
+                check_present(f.name, trained.inputs[f.name], columns)
             columns = text.tokenized(columns, fields, name)
         else:
             check_tokens(columns, fields, name)

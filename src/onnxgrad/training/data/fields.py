@@ -98,7 +98,15 @@ def match(arrays: Collection[str], fields: Sequence[Field], source: str) -> dict
         role = "labels" if field.label else "array"
         if not spare:
             held = ", ".join(map(repr, arrays))
-            raise BadInput(f"{source} has no {role} for the input {field.name!r} ({field.wanted}); it holds {held}")
+            hint = ""
+            same = [f for f in fields if not f.label and (f.dtype, f.shape) == (field.dtype, field.shape)]
+            if field.label and same:
+                hint = f"\n  hint: labels={same[0].name!r} (--labels {same[0].name}) compares with the input itself"
+            elif field.label and [*arrays] == ["images"]:
+                hint = "\n  hint: pictures in a folder for each class have labels"
+            raise BadInput(
+                f"{source} has no {role} for the input {field.name!r} ({field.wanted}); it holds {held}{hint}"
+            )
         hint = str(UnknownName(field.name, spare, "array")).partition("; ")[2]
         raise BadInput(f"{source} has no {role} named {field.name!r} ({field.wanted}); {hint}{_wide(field, spare)}")
     return chosen

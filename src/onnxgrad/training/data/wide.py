@@ -52,7 +52,7 @@ def join_columns(
     if not isinstance(inputs, Mapping):
         raise BadInput(f'inputs are written as {{"X": "f0..f63"}}, from an input to its columns, not {inputs!r}')
     trained = trained or {}
-    wanted = {name: _ordered(text, trained.get(name), columns) for name, text in inputs.items()}
+    wanted = {name: _ordered(name, text, trained.get(name), columns) for name, text in inputs.items()}
     wanted |= {n: f for n, f in trained.items() if n not in inputs and n not in columns and _apply(n, f, columns)}
     left, made = dict(columns), {}
     for name, features in wanted.items():
@@ -66,10 +66,10 @@ def join_columns(
     return {**left, **made}
 
 
-def _ordered(text: str, trained: Features | None, columns: Mapping[str, Column]) -> Features:
+def _ordered(name: str, text: str, trained: Features | None, columns: Mapping[str, Column]) -> Features:
     """The columns that `text` names; those of the model's training come in their order there."""
     if trained is not None and text == trained.written:
-        _check_present(trained, columns)
+        check_present(name, trained, columns)
         return trained
     chosen = tuple(_select_columns(text, list(columns)))
     if trained is not None and set(chosen) == set(trained.names):
@@ -81,17 +81,19 @@ def _apply(name: str, features: Features, columns: Mapping[str, Column]) -> bool
     """True if `columns` have all columns that fed the input `name`. Raises BadInput if some are missing."""
     present = [called for called in features.names if called in columns]
     if present:
-        _check_present(features, columns)
+        check_present(name, features, columns)
     return bool(present)
 
 
-def _check_present(features: Features, columns: Mapping[str, Column]) -> None:
+def check_present(name: str, features: Features, columns: Mapping[str, Column]) -> None:
+    """Raise BadInput if a column is missing that fed the input `name` in training."""
     missing = [called for called in features.names if called not in columns]
     if missing:
         others = "" if len(missing) == 1 else f" and {len(missing) - 1} more"
         raise BadInput(
             f"the data have no column {missing[0]!r}{others}, which the model was trained on\n"
-            f"  hint: the columns are {', '.join(map(repr, features.names[:8]))}{', …' if features.names[8:] else ''}"
+            f"  hint: {', '.join(map(repr, features.names[:8]))}{', …' if features.names[8:] else ''} fed {name!r}; "
+            f"--inputs {name}=… names other columns"
         )
 
 
