@@ -72,7 +72,7 @@ class _Compiled:
 
 
 def _closed_model(body: Body) -> ir.Model:
-    """The graph of a body: its parameters are inputs, and so are the captured arrays on the tape; others are constants."""
+    """The graph of a body. Its inputs are its parameters and the captured arrays on the tape; others are constants."""
     operands = [np.asarray(s.value if hasattr(s, "value") else s) for s in body.sources]
     count = body.count
 

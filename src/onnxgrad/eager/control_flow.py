@@ -81,10 +81,10 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
 
     def step(value: Any) -> Any:
         after = body_fun(value)
+        _check_alike(init_val, after, "init_val and the result of body_fun")
         return as_array(cond_fun(after)), after
 
     body = trace(step, (init_val,), [x._data for x in leaves])
-    _check_alike(init_val, body.output[1], "init_val and the result of body_fun")
     if first.size != 1 or body.results[0].size != 1:
         raise BadInput(f"cond_fun returns one boolean; this has the shape {body.results[0].shape}")
 
@@ -159,7 +159,7 @@ def scan(f: Function, init: Any, xs: Any = None, length: int | None = None, reve
     lengths = {x.shape[0] for x in scanned} | ({length} if length is not None else set())
     if len(lengths) != 1:
         raise BadInput(
-            f"scan runs over one number of slices; there are {', '.join(map(str, sorted(lengths)))}"
+            f"scan runs over one number of slices; there are {', '.join(str(n) for n in sorted(lengths))}"
             if lengths
             else "scan without xs needs `length`"
         )

@@ -13,6 +13,7 @@ from onnxgrad.ir.graph import prune
 from onnxgrad.ir.known_branches import known_branches, take_known_branches
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.constant_transposes import CONSTANT_TRANSPOSES
+from onnxgrad.runtime.double_erf import has_double_erf, write_double_erf
 from onnxgrad.runtime.kernels import (
     ATTENTION,
     CONVOLUTIONS,
@@ -136,6 +137,15 @@ PREPARATION: Sequence[Pass[Setting]] = (
         "operators in bfloat16 that the CPU provider has no kernel for",
         lambda model, _: has_bfloat16(model),
         lambda model, _: widen(model),
+        lambda setting: "" if setting.on_cpu else "the CPU provider is not the first one",
+    ),
+    Pass(
+        "double_erf",
+        "preparation",
+        "a rational approximation, exact to 5e-16",
+        "Erf of float64, which the CPU provider has no kernel for",
+        lambda model, _: has_double_erf(model),
+        lambda model, _: write_double_erf(model),
         lambda setting: "" if setting.on_cpu else "the CPU provider is not the first one",
     ),
 )

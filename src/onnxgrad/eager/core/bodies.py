@@ -45,7 +45,7 @@ class Body:
     @property
     def captured(self) -> list[Array]:
         """The arrays from outside that the function reads."""
-        return [Array(s.value, s) if isinstance(s, Node) else Array(s) for s in self.sources[self.count :]]  # type: ignore[arg-type]
+        return [Array(s.value, s) if isinstance(s, Node) else Array(s) for s in self.sources[self.count :]]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -92,12 +92,14 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
         exporting.reset(tokens[0])
         compiling.reset(tokens[1])
     results = [as_array(y) for _, y in trees.leaves(output, f"the result of {name}")]
+    if not results:
+        raise BadInput(f"{name} returned no array")
     ends = [y._node for y in results if y._node is not None]
     nodes = history(ends, parameters, discrete=True)
     for node in nodes:
         if node.op.opaque:
             raise BadInput(f"{name} calls a function whose derivative is written in Python, which ONNX cannot hold")
-    p = program(ends, parameters, nodes, values=True)
+    p = program(ends, parameters, nodes, stopped=True)
     sources, places, found = list(p.sources), [], iter(p.key[1])
     for y in results:
         place = None if y._node is None else next(found)

@@ -134,11 +134,11 @@ class Program:
 
 
 def program(
-    results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Node] | None = None, values: bool = False
+    results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Node] | None = None, stopped: bool = False
 ) -> Program:
     """The program of those of `nodes` (default: the history of `results`) that depend on `leaves`.
 
-    With `values`, all values of the results follow from the program, and not only their derivatives: it contains
+    With `stopped`, all values of the results follow from the program, and not only their derivatives: it contains
     what `stop_gradient` returns.
     """
     place: dict[Any, int] = {node: ~k for k, node in enumerate(leaves)}
@@ -151,7 +151,7 @@ def program(
     tracked = any(node.inputs for node in leaves)
     for node in history(results, leaves) if nodes is None else nodes:
         parents = [p for p in node.inputs if type(p) is Node]
-        if (node.op is STOP and not values) or moving.isdisjoint(parents):
+        if (node.op is STOP and not stopped) or moving.isdisjoint(parents):
             if all(p in free or not carries_derivative(p.value) for p in parents):
                 free.add(node)
             continue

@@ -1,0 +1,170 @@
+"""Compiled gradients of Python functions beside HIPS autograd and ``jax.jit``: ``python -m benchmarks.compiled --page PAGE``.
+
+Each function is written once, for a namespace; loops are Python's, or those of the library (`scan`). All gradients are
+compared before they are timed. Rounds are interleaved. Needs jax and autograd (``tests/oracle-packages.txt``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+import onnxgrad.eager as og
+import onnxgrad.eager.numpy as onp
+from onnxgrad.eager.scipy import special as og_special
+
+COLUMNS = ("eager", "eager.jit", "autograd", "jax.jit")
+
+
+def processor() -> str:
+    """The name of the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor"
+    )
+
+
+def loop(np: Any) -> Callable[..., Any]:
+    """A hundred steps on a number."""
+
+    def f(x: Any) -> Any:
+        for _ in range(100):
+            x = np.sin(x) + 0.1 * x
+        return x
+
+    return f
+
+
+def recurrence(np: Any, scan: Any = None) -> Callable[..., Any]:
+    """A recurrent network of fifty steps."""
+
+    def step(h: Any, x: Any, w: Any, u: Any) -> Any:
+        return np.tanh(h @ w + x @ u)
+
+    def f(w: Any, u: Any, xs: Any) -> Any:
+        h = np.zeros((8, 16))
+        if scan is not None:
+            h, _ = scan(lambda h, x: (step(h, x, w, u), ()), h, xs)
+        else:
+            for t in range(50):
+                h = step(h, xs[t], w, u)
+        return np.sum(h * h)
+
+    return f
+
+
+def black_scholes(np: Any, erf: Any) -> Callable[..., Any]:
+    """The value of ten thousand call options."""
+
+    def normal(x: Any) -> Any:
+        return 0.5 * (1 + erf(x / 1.4142135623730951))
+
+    def f(spot: Any, strike: Any, t: Any, rate: Any, v: Any) -> Any:
+        d1 = (np.log(spot / strike) + (rate + v * v / 2) * t) / (v * np.sqrt(t))
+        d2 = d1 - v * np.sqrt(t)
+        return np.sum(spot * normal(d1) - strike * np.exp(-rate * t) * normal(d2))
+
+    return f
+
+
+def matrix(np: Any) -> Callable[..., Any]:
+    """A function of a matrix of 50 by 50."""
+
+    def f(a: Any) -> Any:
+        b = a
+        for _ in range(5):
+            b = b @ a / 10 + np.tanh(b)
+        return np.sum(b * b)
+
+    return f
+
+
+def cases() -> dict[str, tuple[tuple[Any, ...], list[Callable[..., Any]]]]:
+    """Arguments and the four gradients of each function."""
+    import autograd
+    import autograd.numpy as anp
+    import jax
+    import jax.numpy as jnp
+    from autograd.scipy import special as autograd_special
+
+    jax.config.update("jax_enable_x64", True)
+    rng = numpy.random.default_rng(0)
+
+    def four(ours: Any, theirs: Any, jaxs: Any) -> list[Callable[..., Any]]:
+        return [og.grad(ours), og.jit(og.grad(ours)), autograd.grad(theirs), jax.jit(jax.grad(jaxs))]
+
+    weights = rng.standard_normal((16, 16)) * 0.2, rng.standard_normal((4, 16)), rng.standard_normal((50, 8, 4))
+    spot, strike, t, v = (rng.uniform(0.5, 1.5, 10_000) for _ in range(4))
+    erfs = og_special.erf, autograd_special.erf, jax.scipy.special.erf
+    plain = recurrence(anp)
+    return {
+        "100 steps on a number": ((0.5,), four(loop(onp), loop(anp), loop(jnp))),
+        "recurrent network, 50 steps": (weights, four(recurrence(onp), plain, recurrence(jnp))),
+        "the same by `scan`": (weights, four(recurrence(onp, og.scan), plain, recurrence(jnp, jax.lax.scan))),
+        "Black-Scholes, 10,000 options": (
+            (spot, strike, t, 0.05, v),
+            four(*(black_scholes(np, erf) for np, erf in zip((onp, anp, jnp), erfs, strict=True))),
+        ),
+        "matrix of 50 × 50": ((rng.standard_normal((50, 50)) * 0.3,), four(matrix(onp), matrix(anp), matrix(jnp))),
+    }
+
+
+def measured(rounds: int) -> list[tuple[str, list[float], list[float]]]:
+    """For each function the milliseconds of a call, and of the first one."""
+    found = []
+    for name, (args, functions) in cases().items():
+        first, results, times = [], [], [[] for _ in functions]
+        for f in functions:
+            start = time.perf_counter()
+            results.append(numpy.asarray(f(*args)))
+            first.append(1e3 * (time.perf_counter() - start))
+        for result in results:
+            numpy.testing.assert_allclose(result, results[2], rtol=1e-6)
+        for _ in range(rounds):
+            for spent, f in zip(times, functions, strict=True):
+                start = time.perf_counter()
+                for _ in range(5):
+                    result = f(*args)
+                numpy.asarray(result)
+                spent.append(1e3 * (time.perf_counter() - start) / 5)
+        found.append((name, [float(numpy.median(t)) for t in times], first))
+    return found
+
+
+def page(rows: list[tuple[str, list[float], list[float]]], rounds: int) -> str:
+    """The table as a page."""
+    lines = [
+        "# Benchmark: compiled Python functions",
+        "",
+        "Written by `python -m benchmarks.compiled --page docs/eager-compiled-benchmark.md`: milliseconds of a gradient call (forward",
+        "and backward pass, float64) of `onnxgrad.eager`, of `onnxgrad.eager.jit`, of HIPS autograd and of `jax.jit`, interleaved in one",
+        f"process; medians of {rounds} rounds of five calls, on two threads of an {processor()}. In brackets: the first call.",
+        "",
+        "| function | " + " | ".join(COLUMNS) + " | eager.jit ÷ jax.jit | eager.jit ÷ autograd |",
+        "|---|" + "---|" * (len(COLUMNS) + 2),
+    ]
+    for name, times, first in rows:
+        cells = [f"{t:.3f} ({f:.0f})" for t, f in zip(times, first, strict=True)]
+        ratios = f"{times[1] / times[3]:.2f} | {times[1] / times[2]:.2f}"
+        lines.append(f"| {name} | {' | '.join(cells)} | {ratios} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="compiled gradients beside autograd and jax.jit")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--page", type=Path)
+    asked = parser.parse_args()
+    text = page(measured(asked.rounds), asked.rounds)
+    print(text)
+    if asked.page:
+        asked.page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Erf of float64, for which ONNX Runtime's CPU provider has no kernel, in elementary operators.
+
+Rational approximations of Cody (1969, "Rational Chebyshev approximations for the error function"): one of erf for
+|x| < 0.46875, one of erfc(|x|)·exp(x²) beyond. The largest error is 5e-16 of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.match import is_op
+from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value
+
+#: Coefficients of numerator and denominator, the highest power first. The first denominator begins with 1.
+_ERF = (
+    (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
+    (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),
+)
+_ERFC = (
+    (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1, 2.98635138197400131e2,
+     8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3),
+    (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
+     3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3),
+)  # fmt: skip
+_SMALL, _ONE = 0.46875, 6.0  # from the second on, erf is ±1
+
+
+def _erfs(graph: ir.Graph | ir.Function) -> list[ir.Node]:
+    return [n for n in graph if is_op(n, "Erf") and n.inputs[0] is not None and n.inputs[0].dtype == ir.DataType.DOUBLE]
+
+
+def has_double_erf(model: ir.Model) -> bool:
+    """True if a node of the model is an Erf of float64."""
+    return any(_erfs(graph) for graph in model.graphs())
+
+
+def write_double_erf(model: ir.Model) -> int:
+    """Replace each Erf of float64. Returns their number."""
+    count = 0
+    for graph in model.graphs():
+        found = _erfs(graph)
+        if not found:
+            continue
+        writer = Writer(graph, "double_erf")
+        for node in found:
+            writer.at = node
+            x = node.inputs[0]
+            assert x is not None
+            replace_value(_erf(writer, x), node.outputs[0])
+        prune(graph)
+        count += len(found)
+    return count
+
+
+def _erf(w: Writer, x: ir.Value) -> ir.Value:
+    def number(value: float) -> ir.Value:
+        return w.constant(np.array(value, np.float64))
+
+    def ratio(of: ir.Value, coefficients: tuple[Sequence[float], Sequence[float]]) -> ir.Value:
+        sums = []
+        for first, second, *rest in coefficients:
+            leading = of if first == 1.0 else w.emit("Mul", of, number(first))
+            total = w.emit("Add", leading, number(second))
+            for c in rest:
+                total = w.emit("Add", w.emit("Mul", total, of), number(c))
+            sums.append(total)
+        return w.emit("Div", *sums)
+
+    size = w.emit("Abs", x)
+    capped = w.emit("Min", size, number(_ONE))
+    square = w.emit("Mul", capped, capped)
+    small = w.emit("Mul", x, ratio(square, _ERF))
+    tail = w.emit("Mul", w.emit("Exp", w.emit("Neg", square)), ratio(capped, _ERFC))
+    large = w.emit("Mul", w.emit("Sign", x), w.emit("Sub", number(1.0), tail))
+    return w.emit("Where", w.emit("Less", size, number(_SMALL)), small, large)

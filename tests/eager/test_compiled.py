@@ -1,0 +1,144 @@
+"""Compiled functions against the same functions as they are, alone and with transforms inside and around."""
+
+import numpy
+import pytest
+
+import onnxgrad.eager as og
+import onnxgrad.eager.numpy as np
+from onnxgrad.errors import BadInput, NotDifferentiable
+
+RNG = numpy.random.default_rng(0)
+W, X = RNG.standard_normal((3, 4)), RNG.standard_normal((5, 3))
+
+
+def close(found, expected, rtol=1e-10):
+    numpy.testing.assert_allclose(numpy.asarray(found), numpy.asarray(expected), rtol=rtol, atol=1e-12)
+
+
+def loss(w, x):
+    h = np.tanh(x @ w)
+    return np.mean(np.where(h > 0, h**2, np.exp(h))) + np.sum(np.sort(h, axis=0)[0])
+
+
+TRANSFORMS = {
+    "value": lambda f: f,
+    "grad": og.grad,
+    "hessian": og.hessian,
+    "grad of both": lambda f: og.grad(f, argnums=(0, 1)),
+    "hvp": lambda f: lambda w, x: og.hvp(f)(w, x, W),
+    "jvp": lambda f: lambda w, x: og.jvp(lambda w: f(w, x), (w,), (W,))[1],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_inside_and_around_transforms(name):
+    t = TRANSFORMS[name]
+    expected = t(loss)(W, X)
+    for f in (og.jit(t(loss)), t(og.jit(loss)), og.jit(t(og.jit(loss)))):
+        for _ in range(2):
+            found = f(W, X)
+            pairs = zip(found, expected) if isinstance(expected, tuple) else [(found, expected)]
+            for a, b in pairs:
+                close(a, b)
+
+
+def test_python_runs_once_for_a_structure():
+    calls = []
+
+    @og.jit
+    def f(tree, k):
+        calls.append(k.shape)
+        return {"y": tree["a"] * k, "name": tree["name"]}
+
+    for k in (2.0, 3.0, 4.0):
+        found = f({"a": X, "name": "n"}, k)
+        close(found["y"], X * k)
+        assert found["name"] == "n"
+    assert len(calls) == 1
+    f({"a": X[:2], "name": "n"}, 2.0)
+    f({"a": X, "name": "another"}, 2.0)
+    f({"a": X.astype(numpy.float32), "name": "n"}, 2.0)
+    assert len(calls) == 4
+
+
+def test_static_arguments_are_constants():
+    f = og.jit(lambda x, n, power=1: sum(x**power for _ in range(n)), static_argnums=1)
+    close(f(2.0, 3), 6)
+    close(f(2.0, 4, power=3), 32)
+    with pytest.raises(BadInput, match="must be hashable"):
+        f(2.0, 3, power=[1])
+
+
+def test_variables_of_an_enclosing_transform_that_it_reads():
+    def outer(w):
+        inner = og.jit(lambda x: np.sum(np.sin(x @ w)))
+        return inner(X) + 2 * inner(2 * X)
+
+    plain = lambda w: np.sum(np.sin(X @ w)) + 2 * np.sum(np.sin(2 * X @ w))  # noqa: E731
+    close(og.grad(outer)(W), og.grad(plain)(W))
+    kept = {}
+    inner = og.jit(lambda x: np.sum(x * kept["w"]))
+
+    def each(w):
+        kept["w"] = w
+        return inner(np.ones(3))
+
+    for _ in range(2):  # the variable of the first call is not kept for the second
+        close(og.grad(each)(RNG.standard_normal(3)), numpy.ones(3))
+
+
+def test_stop_gradient_stops_in_a_graph():
+    f = lambda x: np.sum(og.stop_gradient(x**2) * x)  # noqa: E731
+    for g in (og.grad(og.jit(f)), og.jit(og.grad(f)), og.jit(og.grad(og.jit(f)))):
+        close(g(X), X**2)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x if x > 0 else -x,
+        lambda x: float(x) * x,
+        lambda x: float(og.stop_gradient(x)) * x,
+        lambda x: x * (x > 0).item(),
+        lambda x: numpy.asarray(x > 0) * x,
+    ],
+)
+def test_values_cannot_be_read(read):
+    with pytest.raises(NotDifferentiable, match=r"the function is compiled|would be a constant"):
+        og.jit(read)(1.0)
+
+
+def test_what_onnx_cannot_hold_is_refused():
+    with pytest.raises(BadInput, match="no complex numbers"):
+        og.jit(lambda z: z * z)(1j)
+    with pytest.raises(BadInput, match="no array"):
+        og.jit(lambda x: None)(1.0)
+
+
+AXES = [(0, 0), (1, 0), (-1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(("a", "out"), AXES)
+def test_vmap_is_the_loop_over_rows(a, out):
+    f = lambda x, w: np.tanh(x @ w) * np.max(x)  # noqa: E731
+    x = numpy.moveaxis(X, 0, a)
+    expected = numpy.stack([numpy.asarray(f(np.asarray(row), np.asarray(W))) for row in X], axis=out)
+    close(og.vmap(f, in_axes=(a, None), out_axes=out)(x, W), expected)
+    close(og.jit(og.vmap(f, in_axes=(a, None), out_axes=out))(x, W), expected)
+
+
+def test_gradients_of_each_row():
+    each = numpy.stack([numpy.asarray(og.grad(loss)(W, row[None])) for row in X])
+    rows = og.vmap(og.grad(lambda w, x: loss(w, x[None])), in_axes=(None, 0))
+    close(rows(W, X), each)
+    total = lambda w: np.sum(rows(w, X) ** 2)  # noqa: E731
+    close(og.grad(total)(W), og.grad(lambda w: sum(np.sum(og.grad(loss)(w, r[None]) ** 2) for r in X))(W))
+
+
+def test_vmap_refuses_rows_that_differ():
+    with pytest.raises(BadInput, match="2, 3 rows"):
+        og.vmap(lambda a, b: a + b)(numpy.ones(2), numpy.ones(3))
+    with pytest.raises(BadInput, match="no argument has a batch axis"):
+        og.vmap(lambda a: a, in_axes=None)(numpy.ones(2))
+    with pytest.raises(BadInput, match="axis 1"):
+        og.vmap(lambda a: a, in_axes=1)(numpy.ones(2))

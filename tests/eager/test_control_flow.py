@@ -1,0 +1,154 @@
+"""cond, scan and the loops against the same steps in Python: values and derivatives, compiled and not."""
+
+import numpy
+import pytest
+
+import onnxgrad.eager as og
+import onnxgrad.eager.numpy as np
+from onnxgrad.errors import BadInput
+
+RNG = numpy.random.default_rng(0)
+A, XS = RNG.uniform(0.5, 1.5, 3), RNG.standard_normal((4, 3))
+
+
+def close(found, expected):
+    numpy.testing.assert_allclose(numpy.asarray(found), numpy.asarray(expected), rtol=1e-10, atol=1e-12)
+
+
+def agree(f, plain, *args):
+    """Value, gradient, second derivative and tangent, compiled and not."""
+    ones = tuple(np.ones_like(np.asarray(a)) for a in args)
+
+    def second(h):
+        return og.grad(lambda *a: np.sum(og.grad(h)(*a) ** 2))
+
+    def tangent(*a):
+        return og.jvp(f, a, ones)[1]
+
+    for wrap in (lambda h: h, og.jit):
+        close(wrap(f)(*args), plain(*args))
+        close(wrap(og.grad(f))(*args), og.grad(plain)(*args))
+        close(og.grad(wrap(f))(*args), og.grad(plain)(*args))
+        close(wrap(second(f))(*args), second(plain)(*args))
+        close(wrap(tangent)(*args), og.jvp(plain, args, ones)[1])
+
+
+def test_fori_loop():
+    def plain(a):
+        v = np.ones(3)
+        for i in range(2, 6):
+            v = np.sin(v * a) + i * a
+        return np.sum(v)
+
+    agree(lambda a: np.sum(og.fori_loop(2, 6, lambda i, v: np.sin(v * a) + i * a, np.ones(3))), plain, A)
+
+
+def test_bounds_may_be_arrays_and_no_step_may_run():
+    f = og.jit(lambda n, v: og.fori_loop(0, n, lambda i, v: v * 2.0, v))
+    for n, expected in ((3, 8.0), (0, 1.0), (-4, 1.0)):
+        close(f(n, 1.0), expected)
+
+
+def test_while_loop():
+    def plain(a):
+        v, count = a, 0
+        while np.sum(v) < 50:
+            v, count = v * a + 1, count + 1
+        return np.sum(v) + count
+
+    def f(a):
+        v, count = og.while_loop(lambda s: np.sum(s[0]) < 50, lambda s: (s[0] * a + 1, s[1] + 1), (a, 0))
+        return np.sum(v) + count
+
+    agree(f, plain, A)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan(reverse):
+    def plain(a):
+        h, ys = np.zeros(3), []
+        for x in XS[::-1] if reverse else XS:
+            h = np.tanh(h * a + x)
+            ys.append(h * x)
+        ys = ys[::-1] if reverse else ys
+        return np.sum(h) + np.sum(np.stack(ys) * np.arange(4.0)[:, None])
+
+    def f(a):
+        def step(h, x):
+            h = np.tanh(h * a + x)
+            return h, h * x
+
+        h, ys = og.scan(step, np.zeros(3), XS, reverse=reverse)
+        return np.sum(h) + np.sum(ys * np.arange(4.0)[:, None])
+
+    agree(f, plain, A)
+
+
+def test_gradient_of_what_is_scanned():
+    f = lambda xs: og.scan(lambda c, x: (c * np.sum(x) + x[0], ()), 1.0, xs)[0]  # noqa: E731
+
+    def plain(xs):
+        c = 1.0
+        for i in range(4):
+            c = c * np.sum(xs[i]) + xs[i, 0]
+        return c
+
+    agree(f, plain, XS)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_over_nothing_but_a_length(reverse):
+    carry, ys = og.scan(lambda c, _: (c * 2, {"c": c}), 1.0, length=4, reverse=reverse)
+    close(carry, 16)
+    close(ys["c"], [8, 4, 2, 1] if reverse else [1, 2, 4, 8])
+
+
+def test_scan_over_no_slices():
+    carry, ys = og.scan(lambda c, x: (c + x, c), 1.0, numpy.zeros(0))
+    close(carry, 1.0)
+    assert ys.shape == (0,)
+
+
+def test_map_and_nested_loops():
+    rows = lambda xs: og.map(lambda x: og.fori_loop(0, 3, lambda i, v: v * np.sum(x) + i, 1.0), xs)  # noqa: E731
+
+    def plain(xs):
+        found = []
+        for k in range(4):
+            v = 1.0
+            for i in range(3):
+                v = v * np.sum(xs[k]) + i
+            found.append(v)
+        return np.stack(found)
+
+    agree(lambda xs: np.sum(rows(xs) ** 2), lambda xs: np.sum(plain(xs) ** 2), XS)
+
+
+@pytest.mark.parametrize("value", [2.0, -2.0])
+def test_cond(value):
+    seen = []
+    f = lambda x: og.cond(x > 0, lambda x: np.sin(x) * x, lambda x: -3 * x * x, x)  # noqa: E731
+    agree(f, lambda x: np.sin(x) * x if x > 0 else -3 * x * x, value)
+    og.cond(value > 0, lambda: seen.append("yes") or np.ones(1), lambda: seen.append("no") or np.ones(1))
+    assert seen == (["yes"] if value > 0 else ["no"])
+
+
+def test_state_keeps_its_structure():
+    with pytest.raises(BadInput, match=r"init and the carry .* differ: float64 of shape \(\) and"):
+        og.scan(lambda c, x: (c + x, c), 0.0, XS)
+    with pytest.raises(BadInput, match=r"int64 .* and float64"):
+        og.fori_loop(0, 3, lambda i, v: v * 0.5, 1)
+    with pytest.raises(BadInput, match="differ in their containers"):
+        og.while_loop(lambda v: v["a"] < 3, lambda v: v["a"], {"a": 1.0})
+    with pytest.raises(BadInput, match="results of true_fun and false_fun differ"):
+        og.jit(lambda x: og.cond(x > 0, lambda x: (x, x), lambda x: x, x))(1.0)
+    with pytest.raises(BadInput, match="4, 5"):
+        og.scan(lambda c, x: (c, x), 0.0, (numpy.ones(4), numpy.ones(5)))
+    with pytest.raises(BadInput, match="needs `length`"):
+        og.scan(lambda c, x: (c, x), 0.0)
+    with pytest.raises(BadInput, match="pairs"):
+        og.scan(lambda c, x: c, 0.0, XS)
+    with pytest.raises(BadInput, match="integers"):
+        og.fori_loop(0, 1.5, lambda i, v: v, 1.0)
+    with pytest.raises(BadInput, match="one boolean"):
+        og.cond(XS > 0, lambda: 1.0, lambda: 2.0)
