@@ -1,9 +1,9 @@
 """Products with a transposed constant matrix: one node, for which no second copy of the matrix is made.
 
-ONNX Runtime computes Transpose of a constant when it loads a graph, and keeps the result beside the constant. A step
-that trains factors beside frozen weights reads each weight in both directions, so it would hold every weight twice.
-Of a Transpose that cannot be computed ahead, the runtime makes a FusedMatMul, which reads the matrix as it is. This
-pass writes that node itself.
+ONNX Runtime computes a Transpose of a constant when it loads a graph, and stores the result in addition to the
+constant. A step that trains factors with frozen weights reads each weight in both directions, so it would store every
+weight twice. For a Transpose that cannot be computed ahead, the runtime emits a FusedMatMul, which reads the matrix in
+place. This pass writes that node itself.
 """
 
 from __future__ import annotations

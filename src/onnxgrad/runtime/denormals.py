@@ -1,9 +1,8 @@
 """Flush denormal numbers to zero while a step runs: processors take up to a hundred times as long for them.
 
-They come by themselves: the moments of a weight without gradient decay until they are denormal, and stay so, as
-rounding keeps the smallest ones where they are. ONNX Runtime has its own threads take them for zeros if a session asks
-for it. The thread that calls it computes as well, so it does the same for the time of the call (`Flushing`); else the
-numbers would depend on who computes what.
+Denormals arise in normal training: the moments of a weight without gradient decay until they are denormal, and stay so,
+as rounding keeps the smallest ones. ONNX Runtime can flush them to zero on its own threads. The calling thread computes
+as well, so it flushes for the time of the call too (`Flushing`); otherwise the numbers would depend on the thread.
 """
 
 from __future__ import annotations

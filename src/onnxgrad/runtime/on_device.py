@@ -1,8 +1,8 @@
 """A step graph with state in the memory of a device: two sets of tensors alternate as input and output.
 
-The same machine as `Resident`, for providers with memory of their own. The next state is written into bound outputs,
-so no tensor of state crosses the bus in a step; what crosses are the batch, the rates, and the results that the host
-asks for. A batch may be on the device already: a tensor of another library is taken by DLPack, where it lies.
+The equivalent of `Resident` for providers with memory of their own. The next state is written into bound outputs, so no
+tensor of state crosses the bus in a step, only the batch, the rates, and the requested results. A batch may be on the
+device already: tensors of other libraries are passed by DLPack without a copy.
 
 Experimental: no GPU has run this module. The tests run it on the CPU provider, with the host as the device.
 """

@@ -1,7 +1,7 @@
 """The peak memory of the results of a step, as ONNX Runtime profiles it.
 
-The runtime profiles one step; with every node it notes how many bytes were asked of its arena and not yet given back.
-State, batches and results lie outside of the arena.
+The runtime profiles one step, and records for every node the bytes that its arena has allocated and not freed. State,
+batches and results are outside of the arena.
 """
 
 from __future__ import annotations

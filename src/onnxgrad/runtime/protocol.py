@@ -1,7 +1,7 @@
 """The one protocol: a machine is a pure step function with its state inside.
 
-The step graph is ``(state, batch) → (state', results)``. A `Slot` says which output of the graph is the
-next value of which input; a `Machine` owns the current value of every slot and moves it one step on.
+The step graph is ``(state, batch) → (state', results)``. A `Slot` is the pair of a graph output and the input whose
+next value it is; a `Machine` stores the current value of every slot and advances it by steps.
 """
 
 from __future__ import annotations

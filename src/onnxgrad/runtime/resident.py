@@ -1,16 +1,16 @@
 """A step graph on ONNX Runtime with resident state: two sets of buffers alternate as input and output.
 
-Binding the next value of a parameter onto the memory of its present one is silently wrong: the runtime
-orders nodes as it likes, so a node may read the parameter after the optimizer has overwritten it. Hence
-two sets of buffers for all state, A and B, and two bindings that never change: one reads A and writes B,
-the other reads B and writes A. A step runs one of them and swaps; nothing is copied, nothing is allocated.
-Where a tensor is updated once all who read it have done so (`same_memory`, `kernels.in_place`), A and B are one.
+Binding the next value of a parameter to the memory of its present one is silently wrong: the runtime may order nodes
+arbitrarily, so a node may read the parameter after the optimizer has overwritten it. Hence there are two sets of
+buffers for all state, A and B, and two fixed bindings: one reads A and writes B, the other reads B and writes A. A step
+runs one of them and swaps; nothing is copied or allocated. For a tensor that is updated after all of its readers have
+run (`same_memory`, `kernels.in_place`), A and B are one buffer.
 
 The buffers are private, because some operators write into their inputs (BatchNormalization in training
 mode does so with its running statistics).
 
-Batch arrays are bound where they lie. An array that was already bound is not bound again, so a caller that fills
-the same arrays for every batch pays nothing here.
+Batch arrays are bound in place. An array is not bound again for the next batch, so a caller that fills the same arrays
+for every batch has no overhead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parser of settings on one line: ``0.5*name:key=value,key=value``.
 
 Losses, optimizers, schedules and groups share this spelling. A value is a number, ``true``, ``false``, a word, or
-several of them (``betas=0.9,0.95``: what has no ``=`` belongs to the key before it).
+several of them (``betas=0.9,0.95``: an item without ``=`` belongs to the key before it).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gradient nodes written out by reverse mode.
 
-The graph is written once more, node by node in its own order; a Gradient is replaced when its turn comes, in branches
-and bodies too. So what it emits stands before everything that reads it, a second Gradient can differentiate what the
-first has emitted, and types are known downstream.
+The graph is rewritten node by node in its own order; a Gradient is replaced when its turn comes, in branches and bodies
+too. So its nodes precede all readers, a second Gradient can differentiate the nodes of the first, and types are known
+downstream.
 """
 
 from __future__ import annotations

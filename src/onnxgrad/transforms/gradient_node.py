@@ -1,9 +1,9 @@
 """Reader of Gradient nodes, and the specification's requirements on them.
 
-A Gradient names the tensors that it is about in strings, which nothing updates when a function is inlined
-or a value is renamed. So, before anything else is done with a model, each name is looked up where the node stands
-and the value becomes a further input of the node: its inputs are then the tensors that are fed, those that
-`xs` and `zs` name, and `y`. From there on, no name is read again.
+A Gradient names its tensors in strings, which are not updated when a function is inlined or a value is renamed. So,
+before any other change of a model, each name is resolved in the scope of the node, and the value becomes a further
+input of the node: its inputs are then the tensors that are fed, those named by `xs` and `zs`, and `y`. After that, no
+name is read again.
 """
 
 from __future__ import annotations

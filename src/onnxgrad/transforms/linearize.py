@@ -1,8 +1,8 @@
 """The derivative at a point as a model of its own: the primal runs once, the linear map as often as wanted.
 
-A derived graph is cut where its linear part, which depends on a tangent or cotangent, reads the rest. What crosses
-the cut are the residuals. What depends on weights only (a transposed matrix) stays with the linear part: there it
-is a constant, which a runtime folds.
+A derived graph is cut where its linear part, which depends on a tangent or cotangent, reads the rest: the values that
+cross the cut are the residuals. Values that depend on weights only (a transposed matrix) stay in the linear part: there
+they are constants, which a runtime folds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """vmap as a transform of whole models: a model of one row becomes a model of a batch of rows.
 
-What depends on a mapped input is written for all rows at once (see `onnxgrad.batching`); the rest stays, and runs once.
+Nodes that depend on a mapped input are batched over all rows (see `onnxgrad.batching`); the others run once.
 """
 
 from __future__ import annotations

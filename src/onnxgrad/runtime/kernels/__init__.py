@@ -1,11 +1,11 @@
 """Kernels in C for operators that are slow in standard form, in a library built at install time.
 
-A derived graph holds standard operators, and runs as it is. Where the code that wrote it has also *named* a part
-(`onnxgrad.ir.composites`), a session (but for ``Options(target="portable")``) puts one call of a kernel of that name in
-its place, in a copy of the graph. So the graph, its state and its files are the same for both targets, the operators
-are the oracle of every kernel, and what has no kernel runs as operators.
+A derived graph has standard operators only. If its emitter has *named* a part (`onnxgrad.ir.composites`), a session
+(except with ``Options(target="portable")``) replaces the part by a kernel call of that name, in a copy of the graph. So
+the graph, its state and its files are the same for both targets, the operators are the oracle of every kernel, and
+parts without a kernel run as operators.
 
-How a kernel is added, here and elsewhere:
+To add a kernel, here and elsewhere:
 
 1. **Name the part** where it is emitted, after it was emitted: ``b.named("ReluGrad", [dx], of=[x, dy])``. Everything
    that `dx` is computed from must be in ``of``, a constant, or a shape. Attributes that the kernel needs go by name:

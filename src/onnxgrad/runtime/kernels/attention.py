@@ -1,12 +1,12 @@
 """Attention and its cotangents, found by their operators, to calls of ``source/attention.c``.
 
-No one place emits them: they are what is left of products, a softmax and the cotangents of each. The kernel for the
-cotangent of the softmax, which `substitute` has put in, is where the search begins:
+No single emitter writes them: they result from products, a softmax and their cotangents. The search starts at the
+kernel call for the cotangent of the softmax, which `substitute` has inserted:
 
     P = Softmax(s·Q·Kᵀ + mask), Y = P·V;   dP = dY·Vᵀ, dS = s·SoftmaxGrad(dP, P), dQ = dS·K, dKᵀ = Qᵀ·dS, dV = Pᵀ·dY
 
-Where nothing else reads any of the matrices of scores, both ways become one call each, and none of them is ever
-written. The calls read and write through the Transposes that are around.
+If no other node reads any of the matrices of scores, forward and backward become one call each, and none of the
+matrices is ever written. The calls read and write through the surrounding Transposes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Groups of elementwise operators that are computed together in one pass over memory, and their results.
 
-Every elementwise operator has a *level*: how many other operators (products, reductions, reshapes) lie on the longest
-way to it. Between two elementwise operators of one level there are elementwise operators of that level alone, so the
+Every elementwise operator has a *level*: the number of other operators (products, reductions, reshapes) on the longest
+path to it. Only elementwise operators of the same level are between two elementwise operators of one level. So the
 connected ones of one level and one shape can be computed together, in any graph.
 
-What a later group needs of an earlier one is either a result of that one too, or is computed again: whichever moves
-less through memory. Of a SiLU the backward pass needs the sigmoid, which costs less than to write, keep and read it.
+A later group reads a result of an earlier one, or recomputes it, whichever moves less memory. For a SiLU, the backward
+pass recomputes the sigmoid, which costs less than to write, keep and read it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """State that an update overwrites: new values of an optimizer's kernel in the memory of the old ones.
 
-ONNX Runtime orders nodes as it likes, so this needs certainty that every reader of an old value has run before: each
-reader is an ancestor of the update, or the update takes what the reader gives as one more operand. Moments are read by
-their update alone. Weights are also read by products and lookups; a Transpose or Reshape of them may be looked
-through by an optimization of the graph or share their memory, so what reads that counts as well. What reads in
-a body of a Scan, a Loop or an If has done so when that is done. With any other reader, the state stays in two buffers.
+ONNX Runtime may order nodes arbitrarily, so every reader of an old value must certainly have run before: it is an
+ancestor of the update, or the update gets its result as an additional operand. Moments are read by their update alone.
+Weights are also read by products and lookups. A graph optimization may bypass a Transpose or Reshape of them, or these
+may share their memory, so readers of such a view count too. A reader in a body of a Scan, a Loop or an If is done when
+that node is. With any other reader, the state has two buffers.
 """
 
 from __future__ import annotations

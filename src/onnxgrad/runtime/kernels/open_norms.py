@@ -1,9 +1,9 @@
 """Normalizations that only elementwise operators read: the kernel finds the statistics, and the groups that read it do
 the rest, (x - centre) · gain + shift.
 
-So the backward pass computes normalized values again from x, which is kept for the cotangent of the normalization, and
-they need no memory from the forward to the backward pass. That takes several readers: a Relu after a normalization, and
-the sum of a residual block, need nothing of it later.
+So the backward pass recomputes normalized values from x, which is saved for the cotangent of the normalization anyway,
+and saves none of them. This pays off for several readers only: a Relu after a normalization, and the sum of a residual
+block, need nothing of it later.
 """
 
 from __future__ import annotations

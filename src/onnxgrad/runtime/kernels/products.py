@@ -1,8 +1,8 @@
 """Products of two matrices to calls of ``source/products.c`` (xᵀ·g, the cotangents of weights) and ``source/layers.c``.
 
-They have no name: any Gemm or MatMul in float32 of the right sizes is one. Of xᵀ·g ONNX Runtime's own kernel reads
-the left operand in an order that the processor cannot foresee; of x·W with many rows it is slower than with few
-(`python -m benchmarks.products`). A bias and a ReLU behind a layer are part of the call.
+They need no name: any float32 Gemm or MatMul of the right sizes is one. For xᵀ·g, ONNX Runtime's own kernel reads the
+left operand in an order that the processor cannot prefetch; for x·W it is slower per row with many rows (`python -m
+benchmarks.products`). A bias and a ReLU behind a layer are part of the call.
 """
 
 from __future__ import annotations

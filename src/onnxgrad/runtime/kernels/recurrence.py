@@ -1,6 +1,6 @@
 """Scans to calls of one kernel that makes all their steps, rows by rows: recurrent layers, forwards and backwards.
 
-Nothing is matched by name: any body whose rows do not read each other is a program (`recurrence_programs`).
+No name is needed: any body whose rows do not read each other becomes a program (`recurrence_programs`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sums at the end of a group of elementwise operators: their nodes, operands and axes.
 
-A sum may be a ReduceSum or ReduceMean, or what the derivative writes for a sum over leading axes, ones·X. Between the
-group and the sum there may be operators that give the same numbers in the same order another shape.
+A sum is a ReduceSum or ReduceMean, or the product ones·X that the derivative writes for a sum over leading axes.
+Reshapes that keep the order of elements may be between the group and the sum.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sums over the steps of a Scan in one buffer, as calls of ``source/sums.c``.
 
-To a state of a Scan, ONNX Runtime gives the buffer that it starts from, two that take turns, and one for the result. Of
-the cotangent of a large matrix that steps add up, that is four times the matrix. A sum that starts from zeros, to which
-each step adds something and which nothing else reads, needs one: the steps add to it where it lies, and what they hand
-on as the state is where that is.
+For a state of a Scan, ONNX Runtime uses the initial buffer, two that alternate, and one for the result. For the
+accumulated cotangent of a large matrix, that is four times the matrix. A sum that starts from zeros, to which each step
+adds a term and which no other node reads, needs one buffer: the steps add to it in place, and the state that they pass
+on is its address.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Named parts of a graph to calls of kernels, in a copy; the original stays.
 
-Passes rewire graphs after a part was named. A call only takes its place where the outputs are still the same
-expressions of the inputs (`Part.holds`), and where nothing that the call reads waits for what it gives. What does not
-pass stays as operators.
+Passes rewire graphs after a part was named. A call replaces a part only if the outputs are still the same expressions
+of the inputs (`Part.holds`), and no operand of the call depends on its results. Other parts stay operators.
 """
 
 from __future__ import annotations

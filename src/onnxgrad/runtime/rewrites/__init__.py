@@ -1,7 +1,7 @@
 """A graph as ONNX Runtime's CPU kernels like it best: the same numbers, other operators. The original stays.
 
-Each rewrite is a module that says what it gains and a `Pass` with a name, by which `Options(without=…)` leaves it
-out; ``python -m benchmarks.rewrites`` measures each of them by that switch.
+Each rewrite is a module with the reason for its gain, and a `Pass` with a name, by which `Options(without=…)` disables
+it; ``python -m benchmarks.rewrites`` measures each of them by that switch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Small vectors that are updated alike are updated as one.
 
-An optimizer has about a dozen elementwise operators for each tensor, and on a bias of a hundred numbers each of them
-takes as long as its call. So vectors with the same operators (of any length, with the same scalars) are laid side
-by side, go through them once, and are cut apart: 2 % of the step of a transformer under AdamW, where 200 calls fewer
-are made; with few tensors, or the four operators of momentum, it is not worth it. Only operators that lead to outputs
-of the graph and nowhere else are taken, and only those whose result for an element is the same wherever it lies: the
-numbers are the same to the bit.
+An optimizer has about a dozen elementwise operators per tensor, and on a bias of a hundred numbers each of them takes
+as long as its call. So vectors with the same operators (of any length, with the same scalars) are concatenated, updated
+together, and split again. That saves 2 % of the step of a transformer under AdamW, with 200 calls fewer; for few
+tensors, or the four operators of momentum, it does not pay off. Only operators that lead to outputs of the graph alone
+are moved, and only elementwise ones, so the bits are the same.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Convolutions in the layout that ONNX Runtime's CPU kernels like best, also where their weights change.
 
-ONNX Runtime keeps channels in blocks of 16 or 8, innermost (domain ``com.microsoft.nchwc``), and then convolves
+ONNX Runtime stores channels in blocks of 16 or 8, innermost (domain ``com.microsoft.nchwc``), and then convolves
 directly, without copying windows: 1.3 to 2 times as fast for 3×3, 3 to 5 times for depthwise, reordering included.
-Pictures of a few channels are read as they are, and only the result is in blocks (1.0 to 1.5 times).
-It does so by itself where the weights are constants, which in a step they are not. Here the same operators
-are written for weights that are computed: these are reordered in the graph.
+Images of a few channels are read unblocked, and only the result is blocked (1.0 to 1.5 times). ONNX Runtime does so
+only for constant weights, which the weights of a step are not. Here the same operators are emitted for computed
+weights, which are reordered in the graph.
 
-How large a block is depends on the processor, and the domain is none that ONNX Runtime promises to keep: so both
-are tried once per process, and only what gives the right numbers is used (`block_size`).
+The size of a block depends on the processor, and ONNX Runtime does not guarantee the domain. So both are tried once per
+process, and used only if the results are correct (`block_size`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The cotangent of depthwise weights: match the operators of a derived graph, and replace them.
 
-It is written as products of rows with rows, of which a 0/1 mask picks the diagonals (`rules/conv/weight.py`): the
-quickest among standard operators. Where channels lie in blocks there is something quicker, which needs to know
-the convolution; so here it is read off the operators, and written as one depthwise convolution.
+It is written as products of rows with rows, whose diagonals a 0/1 mask selects (`rules/conv/weight.py`): the fastest
+form in standard operators. In the blocked layout a faster form exists, which needs the parameters of the convolution.
+So these are read off the operators, and the cotangent is written as one depthwise convolution.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Cotangents of slices that cover a tensor: one Concat in place of a Pad for each and their sum.
 
-What a tensor gets back from its slices is each cotangent with zeros around it, added up. Where the slices lie side
-by side, as when queries, keys and values are cut from one product, that is the cotangents side by side: one
-pass over memory that runs on all threads, in place of five (2 % of the step of a transformer on one thread). Of a scan
-that was unrolled, there are as many slices as steps, and each Pad is as large as all of them.
+The cotangent of a sliced tensor is the sum of the slices' cotangents, each padded with zeros. For adjacent slices, as
+when queries, keys and values are cut from one product, it is their concatenation: one pass over memory on all threads,
+in place of five (2 % of the step of a transformer on one thread). An unrolled scan has as many slices as steps, and
+each Pad is as large as all of them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Rows added to a table at places that are known: gathered by place, and added up as products with ones.
 
-ScatterElements looks up the index of each number. Where the indices are constants (the edges of a graph, the pairs of
-an interaction) and the same along a row, it is known how many rows meet at each place. Rows are picked so that
-those of all places with equally many lie together, [count, places · width]: a row of ones times that is their sum.
-The sums, and a row of zeros for places that nothing comes to, are then picked in the order of the table. That is an
-eighth of the time. Nothing is multiplied by anything but 1, so that infinities stay where they are.
+ScatterElements looks up the index of each number. For constant indices (the edges of a graph, the pairs of an
+interaction) that are equal along a row, the number of rows per place is known. Rows are gathered so that those of all
+places with equally many are adjacent, [count, places · width]: a row of ones times that is their sum. The sums, and a
+row of zeros for empty places, are then gathered in the order of the table. That takes an eighth of the time. Products
+are with ones only, so that infinities stay in their rows.
 """
 
 from __future__ import annotations

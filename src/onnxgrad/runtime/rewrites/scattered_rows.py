@@ -1,8 +1,8 @@
 """Rows added to a table (cotangents of an embedding, messages along edges) one number after the other, not row by row.
 
-ScatterElements keeps a counter for every axis and looks up the index of each number; on a tensor of one axis there
-is one counter, and each number takes two thirds of the time. What indexes the rows then indexes the numbers:
-id·width + column, which for an id that counts from the end counts from the end as well.
+ScatterElements increments a counter for every axis and looks up the index of each number. On a tensor of one axis there
+is one counter, and each number takes two thirds of the time. The row indices become element indices, id·width + column,
+also for ids that count from the end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Subsampling of every second pixel, applied in the blocked layout of channels.
 
-A strided Slice of an image (the operand of a strided convolution of one tap, for the cotangent of its weights) goes
-number by number, on one thread. Where a convolution already has the tensor in blocks, a pooling window of one pixel
-moves a block at a time: a fifth of the time, the way back from the blocks included (2 % of the step of a residual
-network). The blocks are kept until then, 3 MB on top of its 35.
+A strided Slice of an image (the operand of a strided convolution of one tap, for the cotangent of its weights) copies
+number by number, on one thread. If the tensor is already blocked for a convolution, a pooling window of one pixel moves
+a block at a time: a fifth of the time, including the conversion back (2 % of the step of a residual network). The
+blocks are kept until then, 3 MB on top of its 35.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """(Aᵀ·G)ᵀ as Gᵀ·A, and G·X + H·X as (G + H)·X.
 
-The cotangent of what was transposed before a product is transposed after it. Written in the other order, the product
-needs no Transpose of its result: 8 % of the step of a wide transformer, whose weights an exporter transposes. What
-was multiplied by its own transpose (the products of all pairs in a click predictor) gets two cotangents, G·X and Gᵀ·X;
-the sum of the small operands is cheaper than a second product.
+The cotangent of an operand that was transposed before a product is transposed after it. In the other order, the product
+needs no Transpose of its result: 8 % of the step of a wide transformer, whose weights an exporter transposes. An
+operand multiplied by its own transpose (the products of all pairs in a click predictor) gets two cotangents, G·X and
+Gᵀ·X; the sum of the small operands is cheaper than a second product.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Remove an Expand before an elementwise operator that broadcasts anyway.
 
-The cotangent of a mean is expanded to the shape of what was averaged (a rule cannot know what comes next), and mostly
-it is then added to another cotangent, or multiplied by a mask, of that shape. Those operators broadcast by themselves
-and on all threads, where Expand is a pass of its own over memory on one.
+The cotangent of a mean is expanded to the shape of its operand (a rule does not know its readers), and mostly it is
+then added to another cotangent, or multiplied by a mask, of that shape. Those operators broadcast on all threads,
+whereas Expand is a separate pass over memory on one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Numbers picked by index, where the index is the same along a row: rows are copied instead.
 
-GatherElements looks up the index of each number; where it repeats a vector along all other axes, that is a Gather of
-rows (a fifth of the time). Gather along the last axis copies number by number; between two Transposes it
-copies rows (a quarter of the time). A Slice that takes everything, as exporters write before a scatter, copies nothing.
+GatherElements looks up the index of each number; with a vector of indices repeated along all other axes, it is a Gather
+of rows (a fifth of the time). Gather along the last axis copies number by number; between two Transposes it copies rows
+(a quarter of the time). A Slice of the whole tensor, as exporters write before a scatter, is removed.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@
 | VeRA | y + ((x·A)∘d)·B∘b |
 | DoRA | z + (g − 1)∘(z − c), with z = y + s·(x·A)·B and g = m/‖W + s·A·B‖; without c: g∘z |
 
-The norm is written once for each weight, and no gradient passes through it. Of a part of a weight, A·B is zero and g is
-one for the other outputs, which stay what they are to the last bit. Each node carries the name of the weight as
-metadata, by which `merge` finds it again: from the last one, the first inputs lead to y. What the node gave keeps its
-name for what the last one gives.
+The norm is computed once per weight, and no gradient passes through it. For a part of a weight, A·B is zero and g is
+one for the other outputs, which stay bit-identical. Each node has the name of the weight as metadata, by which `merge`
+finds it: from the last one, the first inputs lead to y. The last node's output takes the name of the adapted node's
+output.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@
 | ``adapter_model.safetensors``, ``adapter_config.json`` | the same as PEFT has it |
 | ``model.onnx`` | if asked for: the model as it was; what trained are inputs, whose defaults have no effect |
 
-The header of the safetensors file also holds what onnxgrad knows of the adapter, with the fingerprint of its base, the
-names of the classes and the preprocessing of the data. The settings name the file of the base, where it was read from
-one.
+The header of the safetensors file also has onnxgrad's record of the adapter, with the fingerprint of its base, the
+names of the classes and the preprocessing of the data. The settings name the file of the base, if it was read from one.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@
 | ``lora_magnitude_vector`` (DoRA) | [out], of a convolution [1, out, 1, …] |
 | ``vera_lambda_d``, ``vera_lambda_b``; once ``vera_A``, ``vera_B`` | [rank], [out]; [rank, most in], [most out, rank] |
 
-PEFT has one pair of factors for a module. Those of parts of it are blocks of it: A one over the other, B with zeros
-elsewhere; the rank of the module is then the sum. The lengths of other outputs are those of the weight.
-What trains as a whole goes by the name of its parameter.
+PEFT has one pair of factors per module. The factors of parts are blocks of it: A one above the other, B with zeros
+elsewhere; the rank of the module is the sum. The lengths of other outputs are those of the weight. Weights that train
+as a whole are stored under the names of their parameters.
 """
 
 from __future__ import annotations

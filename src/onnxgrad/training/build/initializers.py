@@ -1,11 +1,11 @@
 """The usual ways to initialize weights, written as the initialization graph of a training entry.
 
-Such a graph has no inputs: it draws with RandomNormal and RandomUniform and computes what no operator draws. The
-truncated normal is the inverse of its distribution, by Newton's method on Erf; an orthogonal matrix is a Gaussian
+Such a graph has no inputs: it draws with RandomNormal and RandomUniform and computes other distributions from these.
+The truncated normal is the inverse of its distribution, by Newton's method on Erf; an orthogonal matrix is a Gaussian
 one, orthonormalized row by row (Gram-Schmidt, each row twice), which is uniformly distributed (Stewart 1980).
 
-What a fan is depends on who reads the weight: a convolution has [out, in, kernel…], a MatMul [in, out], a Gemm the
-one or the other, as its transB says.
+The fan depends on the reader of the weight: a convolution has [out, in, kernel…], a MatMul [in, out], a Gemm either
+one, by its transB.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pictures in random variants while training: mirrored, moved, of other contrast, with a hole.
 
-What is drawn for a row is a function of the seed, the epoch and the number of the row alone: batches of any size, in
-any order, by any thread and after any interruption see the same pictures. Draws are those of SplitMix64 (Steele, Lea,
-Flood 2014). But for the zeros that `crop` lets in, nothing depends on how the numbers are scaled.
+The random numbers of a row are a function of the seed, the epoch and the index of the row alone: batches of any size,
+in any order, by any thread and after any interruption have the same images. They come from SplitMix64 (Steele, Lea,
+Flood 2014). Except for the zeros that `crop` adds, variants do not depend on the scale of the numbers.
 """
 
 from __future__ import annotations

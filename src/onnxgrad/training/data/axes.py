@@ -1,8 +1,8 @@
 """Find the inputs with a batch axis; others are fed whole, such as a table or a set of anchors.
 
-ONNX does not say which. An input that shares its first dimension, a name or a number, with an output of the model has a
-batch axis; without such outputs, inputs that share theirs among themselves. Another input is whole if its array has
-another number of rows, and all that the input takes.
+ONNX does not mark batch axes. An input that shares its first dimension, a name or a number, with an output of the model
+has a batch axis; without such outputs, inputs that share theirs among themselves. Any other input is fed whole if its
+array has another number of rows than the data, and fits the input's shape.
 """
 
 from __future__ import annotations

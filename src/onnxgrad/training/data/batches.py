@@ -1,9 +1,9 @@
 """Batches: columns matched to the inputs of a step, checked, converted, padded, and shuffled by a seed.
 
-Arrays in memory are checked and converted once; rows that are read from disk or made on demand are checked batch by
-batch. Rows of several sizes are padded to the largest of the batch: with zeros, labels of classes with the class that
-the loss ignores. An input that no column feeds, but that is called like a padded one, tells where the rows end: a
-name ending in ``mask`` gets ones where there are data, one ending in ``lengths`` gets their number.
+Arrays in memory are checked and converted once; rows read from disk or generated on demand are checked batch by batch.
+Rows of several sizes are padded to the largest of the batch: with zeros, class labels with the class that the loss
+ignores. An input without a column whose name resembles a padded one gets the ends of rows: a name ending in ``mask``
+gets ones where there are data, one ending in ``lengths`` gets their number.
 """
 
 from __future__ import annotations

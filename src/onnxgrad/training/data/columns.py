@@ -1,7 +1,7 @@
 """Columns: named rows, in memory, mapped from a file, or made on demand.
 
-Rows can be taken in any order. Rows of equal size come as one array; rows of different sizes (sentences, strips of
-text) come as a list, which is padded when a batch is made.
+Rows can be read in any order. Rows of equal size are one array; rows of different sizes (sentences, strips of text) are
+a list, which is padded in a batch.
 """
 
 from __future__ import annotations

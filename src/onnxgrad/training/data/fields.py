@@ -1,9 +1,8 @@
 """Fields: the requirements of a step's inputs, the matching of arrays to them, checks and conversions.
 
-An array feeds the input of the same name. Where that leaves exactly one array and one input, they belong
-together; where it leaves several, the names that most files agree on decide (``x``, ``images``, ``inputs``, …
-for what the model reads, ``y``, ``labels``, ``targets``, … for what the loss compares with), if only one
-fits. Anything else is refused, and the message says which array is missing.
+An array feeds the input of the same name. If exactly one array and one input remain, they are matched; if several
+remain, conventional names decide (``x``, ``images``, ``inputs``, … for inputs of the model, ``y``, ``labels``,
+``targets``, … for labels of the loss), provided that only one fits. Otherwise an error names the missing array.
 
 Allowed conversions: those without loss (checked element by element), and those of a wider float to a
 narrower one (float64 to float32), which round. Floats are not truncated to integers; integers do not wrap.

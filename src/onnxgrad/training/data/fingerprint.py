@@ -1,8 +1,8 @@
 """A digest of the data, by which a resumed run recognizes its rows.
 
-All that a step can see is taken in, bit by bit: arrays in memory as they are fed, arrays in files as they lie there,
-pictures as the bytes of their files. A sequence that has a fingerprint of its own (a ``datasets.Dataset``) is believed;
-of any other, all rows are read once.
+The digest covers everything that a step reads, bit by bit: arrays in memory as fed, arrays in files as stored, images
+as the bytes of their files. The fingerprint of a sequence that has one (a ``datasets.Dataset``) is trusted; for any
+other, all rows are read once.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@
 | a sequence of mappings (dicts, a ``datasets.Dataset``) | the entries of its rows, read when a batch needs them |
 | any other iterable of mappings | the same, after reading it to its end once |
 
-Nothing in a file is ever executed.
+No code in a file is ever executed.
 """
 
 from __future__ import annotations

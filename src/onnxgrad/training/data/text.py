@@ -1,9 +1,9 @@
 """Text as tokens: a column of strings becomes the named inputs of a language model.
 
-The tokenizer is the file ``tokenizer.json`` that models of this kind come with (package tokenizers). An input of whole
-numbers whose name contains ``mask`` gets ones where there are tokens, one with ``type`` or ``segment`` the number of
-the segment, and the remaining one the tokens. Text is cut to the length that is asked for, that the model fixes, or
-that the tokenizer itself has; a batch is padded to its longest row, or to what the model fixes.
+The tokenizer is the file ``tokenizer.json`` that models of this kind come with (package tokenizers). An integer input
+whose name contains ``mask`` gets ones where there are tokens, one with ``type`` or ``segment`` the number of the
+segment, and the remaining one the tokens. Text is cut to the given length, that of the model, or that of the tokenizer;
+a batch is padded to its longest row, or to the fixed length of the model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tokenizers in files ``tokenizer.json`` and in metadata of models, which run in processes of their own.
 
-The package tokenizers does not expect files of strangers: some make it allocate without bound, some end the process,
-and its panics are no exceptions of Python's. So a child process with bounds on memory and time parses the text
-and encodes a line. What it survives is parsed here. The texts of the data are encoded by such a process, too: what a
-tokenizer does may depend on the text.
+The package tokenizers is not hardened against untrusted files: some make it allocate without bound, some end the
+process, and its panics are no exceptions of Python. So a child process with limits on memory and time parses the text
+and encodes a line. A file that it survives is parsed here. The texts of the data are encoded by such a process, too:
+the behaviour of a tokenizer may depend on the text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Wide tables: columns with one number per row are joined to one array for an input.
 
-``X=f0..f63`` joins f0, f1, … f63; ``X=age,height`` joins these two in this order; ``X=pixel*`` joins what matches, in
-the order of the table; ``X=images`` lets one array feed an input of another name.
+``X=f0..f63`` joins f0, f1, … f63; ``X=age,height`` joins these two in this order; ``X=pixel*`` joins the matching
+columns in the order of the table; ``X=images`` lets one array feed an input of another name.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Steps as onnxruntime-web runs them: opset 18, no float64, and operators that have a kernel on WebGPU.
 
-What is meant is ``onnxruntime-web/webgpu``, which also runs on the processor alone; the provider of the same name in
-the default build is deprecated, and fails on steps with convolutions.
+The target is ``onnxruntime-web/webgpu``, which also runs on the processor alone; the provider of the same name in the
+default build is deprecated, and fails on steps with convolutions.
 
-Optimizers compute what all tensors share (rates, bias corrections) in float64, of which the build of onnxruntime-web
-with WebGPU has no kernel; here it becomes float32, and 1 - βᵀ, which would cancel, a form that does not. Operators
-without a kernel on WebGPU are written out where the specification says in which others.
+Optimizers compute shared values (rates, bias corrections) in float64, for which the WebGPU build of onnxruntime-web has
+no kernel. Here they become float32, and 1 - βᵀ, which would cancel, a form that does not. Operators without a kernel on
+WebGPU are lowered to their function bodies, if they have one.
 """
 
 from __future__ import annotations

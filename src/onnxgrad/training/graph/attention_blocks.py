@@ -1,8 +1,8 @@
 """Attention by blocks of queries and keys, found where exporters write it out: no matrix of all scores is ever there.
 
-Attention over S tokens has S² scores for each head, and its way back several matrices of that size. Between the two
-products, everything goes element by element but the softmax: what scales, caps or masks the scores, and masks that are
-computed from numbers of queries and of keys. So a block of them can be computed at a time (see `online_softmax`).
+Attention over S tokens has S² scores per head, and its backward pass several matrices of that size. Between the two
+products, all operations are elementwise except the softmax: scaling, capping and masking of scores, and masks computed
+from query and key indices. So the scores can be computed block by block (see `online_softmax`).
 """
 
 from __future__ import annotations

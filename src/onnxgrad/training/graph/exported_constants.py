@@ -1,8 +1,8 @@
 """Sort float initializers into weights and constants that an exporter stored as initializers.
 
-A tensor is what it is used as. The rows of the table below are tried in this order, and the first that holds decides;
-the names that exporters give decide only where use does not. What is left out is told (`Sorted.told`), and
-``trainable=["all"]`` trains it nevertheless.
+The use of a tensor decides. The rows of the table below are tried in this order, and the first match wins; names that
+exporters choose decide only if the use does not. The constants are listed in the notes (`Sorted.describe`), and
+``trainable=["all"]`` trains them nevertheless.
 
 | tensor | is |
 |---|---|

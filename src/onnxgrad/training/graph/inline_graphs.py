@@ -1,8 +1,8 @@
 """Inline foreign graphs: a loss, a teacher or an optimizer that is an ONNX model.
 
-What may be handed in: an ``onnx.ModelProto``, an ``onnx_ir.Model`` or a path; an ``onnx.FunctionProto``; a function
-written with onnxscript. Its nodes are copied behind those that are there, its inputs replaced by what stands
-for them, its initializers become initializers of the graph.
+Accepted graphs: an ``onnx.ModelProto``, an ``onnx_ir.Model`` or a path; an ``onnx.FunctionProto``; an onnxscript
+function. The nodes are copied behind the existing ones, inputs are replaced by their operands, and initializers become
+initializers of the graph.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Weights, wherever an exporter has put them: as initializers of their own, so that bindings can name them.
 
-Three habits of exporters are undone. Weights inside branches and bodies move to the graph around them, which is where
-bindings can name them. Weights in Constant nodes are lifted, unless the model has initializers of
-rank 2 or more: its exporter keeps weights there, and Constants are constants. Tensors that happen to be equal when
-a model is exported are often stored once and handed out by Identity nodes, so that a running mean *is* a
-bias as long as both are zero; trained, they would move together. Such a copy becomes a tensor of its own if
-all its elements are equal (fresh weights: zeros, ones) or if it is a running statistic; others are taken
-to be tied on purpose, like the two ends of a language model, and stay tied.
+Three habits of exporters are undone. Weights inside branches and bodies move to the outer graph, where bindings can
+name them. Weights in Constant nodes become initializers, unless the model has initializers of rank 2 or more: such an
+exporter stores weights there, and its Constants are constants. Tensors that are equal at export time are often stored
+once and distributed by Identity nodes, so that a running mean *is* a bias as long as both are zero; trained, they would
+move together. Such a copy becomes a tensor of its own if all its elements are equal (fresh weights: zeros, ones) or if
+it is a running statistic; other copies are regarded as tied on purpose, like the two ends of a language model, and stay
+tied.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Linear models whose weights are attributes (ai.onnx.ml), written with weights that can train.
 
-What converters make of a logistic or a linear regression is one LinearClassifier or LinearRegressor. Its coefficients
-become initializers, its scores a MatMul and an Add, its transform Softmax or Sigmoid, and its labels those of the
-largest scores. A node stays as it is where nothing specifies what it gives.
+Converters write a logistic or a linear regression as one LinearClassifier or LinearRegressor. Its coefficients become
+initializers, its scores a MatMul and an Add, its transform Softmax or Sigmoid, and its labels those of the largest
+scores. A node whose result is not specified stays unchanged.
 """
 
 from __future__ import annotations

@@ -5,16 +5,17 @@ of queries around a Scan over blocks of keys, which carries the largest score m,
 
     m' = max(m, max S)   E = exp(S - m')   l' = l·exp(m - m') + Σ E   Z' = Z·exp(m - m') + E·V;   Y = Z/l
 
-The way back has Y, m and l, and computes the scores of a block anew, with rows of dY/l in the place of rows of P = E/l:
+The backward pass has Y, m and l, and recomputes the scores of a block, with rows of dY/l in the place of rows of P =
+E/l:
 
-    dS = E∘((dY/l)·Vᵀ - (Σ dY∘Y)/l + dl)   dV = Eᵀ·(dY/l);   Q and K by what makes S of them
+    dS = E∘((dY/l)·Vᵀ - (Σ dY∘Y)/l + dl)   dV = Eᵀ·(dY/l);   Q and K by pulling S back to them
 
 (The papers keep m + log l. Where a mask is a large negative number, and hides all, m is that number, and log l is lost
 in the sum. As Y does not depend on m, where E and l are taken with the same one, it counts as a constant.)
 
-A block that its mask hides is skipped, both ways: |q·k| ≤ ‖q‖‖k‖, so if the largest score that this allows in the block
-is so far below what each query has seen that its exponential is 0, then so are all of them. Of causal attention that is
-half of the work.
+A block that is entirely masked is skipped, forward and backward. By |q·k| ≤ ‖q‖‖k‖, the largest possible score of the
+block is known; if its exponential is 0 beside the scores that each query has seen, so are all others. For causal
+attention that saves half of the work.
 """
 
 from __future__ import annotations

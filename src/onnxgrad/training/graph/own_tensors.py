@@ -1,6 +1,6 @@
 """A model that was opened, as training reads it: every weight is an initializer with a name of its own.
 
-What is trained, adapted, loaded and quantized is the same graph, so that weights have the same names in all of them.
+Training, adapters, loading and quantization use this same graph, so that weights have the same names in all of them.
 """
 
 from __future__ import annotations

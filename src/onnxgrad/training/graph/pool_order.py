@@ -1,8 +1,8 @@
 """MaxPool(Relu(x)) is Relu(MaxPool(x)): the step pools first.
 
-Both are monotone, so nothing changes, ties and kinks included: where the largest element of a window is at most 0,
-neither order lets a cotangent through. But the Relu, its derivative and the mask between them shrink to the
-size of what is pooled: two passes fewer over the larger tensor, which is also not kept for the way back.
+Both are monotone, so results are equal, ties and kinks included: if the largest element of a window is at most 0,
+neither order passes a cotangent. But the Relu, its derivative and the mask shrink to the pooled size: two passes fewer
+over the larger tensor, which is also not saved for the backward pass.
 """
 
 from __future__ import annotations

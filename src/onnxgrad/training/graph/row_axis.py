@@ -1,7 +1,7 @@
 """The axis of rows in a prediction, if it is not the first.
 
-Recurrent networks compute [time, rows, classes] and often return that, while data have one row after the other. Names
-and sizes of dimensions tell the axes apart: the rows lie along the first axis of the inputs.
+Recurrent networks compute [time, rows, classes] and often return that, while data have rows on the first axis. Names
+and sizes of dimensions identify the axis: rows are on the first axis of the inputs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """BatchNormalization in training mode with the statistics of the rows of all ranks.
 
-It is written out around one operator that is not ONNX's: `SumOverRanks`, whose result is on every rank the sum of what
-all of them give. A loss that is the sum of the losses of all ranks depends on what one of them gives by the results of
-all, so the operator is its own transpose, and the backward pass follows. What each rank differentiates must be its part
-of such a sum: its loss times what that was averaged over.
+The statistics are computed by an operator that is not ONNX's: `SumOverRanks`, whose result on every rank is the sum of
+all ranks' operands. The loss, a sum over ranks, depends on each operand through the results of all ranks, so the
+operator is its own transpose, and the backward pass follows. Each rank must differentiate its part of such a sum: its
+loss times the denominator of its mean.
 
 Each rank gives n, n·m and n·(v + m²) of its own rows, with the mean m and the variance v as the kernel finds them.
 These sums are in float64, where taking the mean out of them again costs 2⁻⁵³·mean²/variance. The runtime cannot run a

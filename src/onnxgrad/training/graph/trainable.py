@@ -1,8 +1,8 @@
 """Selection of the weights that train, by names, globs, kinds and depth.
 
-A pattern is the name of a tensor, a glob over the names of weights (``*.bias``), ``type:Conv`` (what nodes of a type
-read), or ``last:2`` / ``first:2``: by depth. A layer begins where the network first reads a weight of rank 2 or more
-(a matrix, a kernel); biases, scales and shifts that follow belong to it.
+A pattern is the name of a tensor, a glob over the names of weights (``*.bias``), ``type:Conv`` (weights read by nodes
+of a type), or ``last:2`` / ``first:2``: by depth. A layer begins where the network first reads a weight of rank 2 or
+more (a matrix, a kernel); biases, scales and shifts that follow belong to it.
 """
 
 from __future__ import annotations

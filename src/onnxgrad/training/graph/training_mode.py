@@ -1,13 +1,13 @@
 """The part of a network that behaves differently in training, copied in training mode.
 
-Exported models have BatchNormalization and Dropout in inference mode, and stay as they are. What depends on
-such a node is copied into the algorithm, where BatchNormalization normalizes with the statistics of the
-batch and moves its running statistics, ``running = momentum·running + (1 - momentum)·batch`` with the
-population variance, as ONNX defines it; and Dropout drops. The copies read the same initializers.
+Exported models have BatchNormalization and Dropout in inference mode, and stay unchanged. Nodes that depend on these
+are copied into the algorithm, where BatchNormalization normalizes with the statistics of the batch and moves its
+running statistics, ``running = momentum·running + (1 - momentum)·batch`` with the population variance, as ONNX defines
+it; and Dropout drops. The copies read the same initializers.
 
-Many exporters leave Dropout out altogether, so it can be put back behind nodes by name or type; and a
-BatchNormalization can be kept in inference mode (frozen). One that an exporter has folded into the weights of the
-layer before it is not there any more: that layer simply has the folded weights.
+Many exporters omit Dropout, so it can be inserted again behind nodes by name or type; and a BatchNormalization can be
+kept in inference mode (frozen). A BatchNormalization that an exporter has folded into the weights of the preceding
+layer cannot be restored: that layer trains with the folded weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Callbacks: early stopping, keeping the best weights, lowering the rate on a plateau, logs.
 
-A callback is called at the start, after every step and epoch, and at the end. Its state goes into the checkpoint, so
-that a resumed run does what an uninterrupted one would have done.
+A callback is called at the start, after every step and epoch, and at the end. Its state is stored in the checkpoint, so
+that a resumed run continues exactly like an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ names these parts, and `Checkpoint.load` joins them. The best states that ``fit(
 format.
 
 A file is written beside its place, flushed to the disk, and renamed. A run killed at any moment leaves the last
-checkpoint whole. The one before is kept beside it: should the disk damage the newest, the message says so.
+checkpoint intact. The previous one is kept beside it; if the disk damages the newest, the message names the previous
+one.
 """
 
 from __future__ import annotations

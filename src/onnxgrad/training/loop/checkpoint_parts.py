@@ -1,9 +1,9 @@
 """Checkpoints of ranks that share out the state of the optimizer: a file for each of them, and an index.
 
-The index is where an ordinary checkpoint would be, and is one but for what is shared out; of that it names the files.
-These are called by a digest of what is in them, so none is ever written over by another. The index takes its place once
-all of them are on the disk; then those that neither it nor the index before it names are removed. A run killed at any
-moment leaves the last checkpoint whole.
+The index is at the place of an ordinary checkpoint, and is one except for sharded tensors, for which it names the part
+files. Their names are digests of their contents, so none is ever overwritten. The index is replaced after all of them
+are on the disk; then those that neither it nor the previous index names are removed. A run killed at any moment leaves
+the last checkpoint intact.
 """
 
 from __future__ import annotations

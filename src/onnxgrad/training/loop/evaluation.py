@@ -1,10 +1,9 @@
 """Evaluation on held-out data: the inference model as saved, followed by the loss.
 
-The algorithm of a training entry is taken apart. Training-mode copies (BatchNormalization, Dropout) are put
-back into inference mode, which makes them equal to the nodes they were copied from; what then remains
-between the inference graph and the loss is the *tail*: a small graph of its own, whose inputs are values of
-the inference graph and the labels. The same tail measures the weights in memory after every epoch and the
-file that was saved, and neither measurement sees anything of training.
+The algorithm of a training entry is split. Training-mode copies (BatchNormalization, Dropout) are put back into
+inference mode, which makes them equal to their originals. The remaining nodes between the inference graph and the loss
+are the *tail*: a small graph whose inputs are values of the inference graph and the labels. The same tail measures the
+weights in memory after every epoch and the saved file, and neither measurement depends on training.
 """
 
 from __future__ import annotations

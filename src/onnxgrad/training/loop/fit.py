@@ -1,7 +1,7 @@
 """The loop around a step: epochs, learning rates, validation, checkpoints and callbacks.
 
-Everything that decides what a step sees is a function of the seed and the epoch, so a run that goes on
-from a checkpoint takes the same steps, bit for bit, as one that was never interrupted.
+Everything that decides the inputs of a step is a function of the seed and the epoch, so a run resumed from a checkpoint
+takes the same steps, bit for bit, as one that was never interrupted.
 """
 
 from __future__ import annotations

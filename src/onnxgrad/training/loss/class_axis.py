@@ -1,8 +1,8 @@
 """The class axis of scores, if the caller names none: that of [N, C], of [N, C, …] or of [N, …, C].
 
-Scores of tokens come as [N, T, C] and those of pixels as [N, C, H, W]. What the model is tells them apart: the axis of
-the Softmax that it ends in; a matrix product at its end, which gives classes last; sizes, as the number of classes is
-known before any data are, and the number of tokens often is not.
+Scores of tokens are [N, T, C] and those of pixels [N, C, H, W]. Three properties of the model identify the axis: the
+axis of its final Softmax; a final matrix product, which has classes last; and sizes, as the number of classes is fixed
+in a model and the number of tokens often is not.
 """
 
 from __future__ import annotations

@@ -6,12 +6,11 @@ log-probability of state s at time t,
 
     α_t(s) = e_t(s) + log(exp α_{t-1}(s) + exp α_{t-1}(s-1) + [s may be reached from s-2] exp α_{t-1}(s-2))
 
-(a label may be, unless the label before it is the same; a blank may not), and the result is
--log(exp α_T(2L) + exp α_T(2L-1)). Starting in state 0 *before* the first step spares the first step. The logarithm of
-0 is a large finite number, so no difference of infinities arises. After
-each step α is moved up by a whole number, which keeps its best state near 0, and thereby the precision of differences,
-however long the sequence; whole numbers have no derivative, and their sum is taken off at the end. The derivative is
-that of the Scan: the backward algorithm.
+(labels allow it, unless the label before is the same; blanks do not), and the result is -log(exp α_T(2L) + exp
+α_T(2L-1)). Starting in state 0 *before* the first step saves a special first step. The logarithm of 0 is a large finite
+number, so no difference of infinities arises. After each step α is shifted by a whole number, which keeps its best
+state near 0, and thereby the precision of differences for any length of sequence; whole numbers have no derivative, and
+their sum is subtracted at the end. The derivative is that of the Scan: the backward algorithm.
 """
 
 from __future__ import annotations

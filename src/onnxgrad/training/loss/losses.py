@@ -1,9 +1,9 @@
 """Losses, as operators: scalars of a prediction and its labels.
 
-A loss is a function of a builder, the prediction, its labels and its options; its docstring is its formula. Labels
-have the type and shape of the prediction, or are class numbers (int64) without its class axis, or what `labels` of
-the loss says. Where a model ends in the very activation that a loss contains, the loss is taken of what
-goes into it (see `logits`): the value is the same, and nothing overflows.
+A loss is a function of a builder, the prediction, its labels and its options; its docstring is its formula. Labels have
+the type and shape of the prediction, or are class indices (int64) without its class axis, or have the form that
+`labels` of the loss declares. If a model ends in the activation that a loss contains, the loss reads the operand of
+that activation (see `logits`): the value is the same, and nothing overflows.
 """
 
 from __future__ import annotations

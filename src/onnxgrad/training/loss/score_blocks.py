@@ -1,9 +1,8 @@
 """Scores of very many classes, some rows at a time: logits that are never there for all rows.
 
-The last product of a language model gives a row of logits for each token, one for each word: of 4096 tokens and 128,000
-words 2 GB, and its cotangent as much again, several times over. Where a loss goes row by row, that product becomes a
-part of it: blocks of rows of what is multiplied, each multiplied, measured and forgotten (see `by_row_blocks`). The way
-back multiplies once more.
+The last product of a language model computes a row of logits per token: for 4096 tokens and 128,000 words 2 GB, and its
+cotangent the same again, several times. For a row-wise loss, the product becomes part of the loss: blocks of rows are
+multiplied, compared with labels and discarded (see `by_row_blocks`). The backward pass repeats the product.
 """
 
 from __future__ import annotations

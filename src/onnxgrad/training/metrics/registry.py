@@ -1,6 +1,6 @@
 """Metrics by name: one number for the predictions and the labels of a whole data set, added up over its batches.
 
-Each compares scores with labels. What these are depends on the task:
+Each metric compares scores with labels, whose form depends on the task:
 
 | task | scores | labels |
 |---|---|---|
@@ -10,8 +10,8 @@ Each compares scores with labels. What these are depends on the task:
 | ``numbers`` | numbers [rows, size] | numbers [rows, size] |
 | ``sequences`` | the symbols read, an array for each row | the symbols wanted, likewise |
 
-A mean over classes (macro) is over the classes that occur in the labels: a class that is absent from them is no class
-with a score of zero. Where a metric is not defined (the AUC of a single class), it is NaN.
+A mean over classes (macro) is over the classes that occur in the labels: an absent class does not count as a score of
+zero. An undefined metric (the AUC of a single class) is NaN.
 """
 
 from __future__ import annotations

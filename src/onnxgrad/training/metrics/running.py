@@ -1,8 +1,7 @@
 """Metrics accumulated over batches and ranks, as a few sums wherever these suffice.
 
-`add` takes the scores and the labels of a batch (see `onnxgrad.training.metrics.registry` for what they are), `result`
-says what all of them amount to: NaN where there is nothing to say. What another rank has added up comes as its `sums`,
-and is taken in by `join`.
+`add` reads the scores and the labels of a batch (see `onnxgrad.training.metrics.registry` for their forms), `result` is
+the metric of all batches: NaN without any. The `sums` of another rank are added by `join`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Optimizers as their papers (or PyTorch) write them: one function per optimizer, from X, G and its states to new ones.
 
 A formula is written over `o`: ``o.Sqrt(x)`` emits an operator, ``o.beta1`` is a setting, ``o.rate`` the learning rate
-in the type of the tensor. `o.R` and `o.T` are the rate and the number of steps including this one as doubles: what
-all tensors share is computed from them once, in double precision, and cast by ``o.cast(…)``. State begins as zeros.
+in the type of the tensor. `o.R` and `o.T` are the rate and the number of steps including this one as doubles: values
+that all tensors share are computed from them once, in double precision, and cast by ``o.cast(…)``. State starts as
+zeros.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Check the formula names that a training model stores (see `Builder.named`) against its operators.
 
-Training models keep these names in files, with numbers that kernels take in the place of the operators. A file may say
-other numbers than its operators do; so the formula is written with them, and they only hold where it says what the
-graph of the file says.
+Training models store these names in files, with coefficients for kernels that replace the operators. A file may have
+other coefficients than its operators. So the formula is written again with the stored ones, and a name is used only if
+the result equals the file's graph.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Optimizers by name: settings, state, and the equivalent operator of the training domain, if any.
 
-Where one does (Momentum, Adagrad; Adam with ``convention="onnx"``), a training model states it, and any runtime of the
+If there is one (Momentum, Adagrad; Adam with ``convention="onnx"``), a training model uses it, and any runtime of the
 specification understands it; the others are written out by their formulas. The operator Adam adds ε to √H before the
-correction of bias, PyTorch and optax add it afterwards. It is given the count *including* the present step as its T:
-then its bias correction is the usual one from the first step on (with the count of finished steps, the first would have
-none).
+correction of bias, PyTorch and optax add it afterwards. Its T is the count *including* the present step: then its bias
+correction is the usual one from the first step on (with the count of finished steps, the first would have none).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From gradients to the next weights: groups of parameters, clipping, the optimizer, averages.
 
-Everything that tensors share (rates, corrections, the norm of all gradients) is one scalar for all of them: a builder
-remembers what it has emitted. Parameters of a group and a type that an operator of the training domain updates
-share one node of it.
+Values that tensors share (rates, corrections, the norm of all gradients) are scalars computed once: a builder reuses
+what it has emitted. Parameters of one group and type that an operator of the training domain updates share one node.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Many steps between two exchanges: ranks train on their own, and move on together by the mean of their ways (DiLoCo).
 
-Douillard et al. 2023, arXiv 2311.08105: each rank takes some steps of its own optimizer on its rows. How far the
-weights of all have come in the mean, turned around, is the gradient of an outer step, by gradient descent with
-Nesterov's momentum, from where they had begun. The state of the inner optimizers stays with its rank; it becomes the
-mean of all when a run settles: at the end of an epoch, and before anything is measured.
+Douillard et al. 2023, arXiv 2311.08105: each rank takes some steps of its own optimizer on its rows. The negative mean
+displacement of all ranks' weights is the gradient of an outer step, gradient descent with Nesterov's momentum from the
+common starting point. The state of the inner optimizers stays on its rank; it is averaged when a run settles: at the
+end of an epoch, and before any measurement.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The machine of a rank: gradients of its rows, sums over all ranks, the same update everywhere.
 
-Between the two halves of a step (see `accumulate`) the buckets of all ranks are added where they lie. A second, small
-sum carries what else ranks share: over how much the loss is averaged, the results, running statistics, and whether
-a rank was asked to stop. All of them weigh as their rows do, so a batch means what it does in one process: with ranks
-that have fewer rows, or none, with ignored labels and weighted classes.
+Between the two halves of a step (see `accumulate`) the buckets of all ranks are summed in place. A second, small sum
+carries the other shared numbers: the denominator of the mean loss, the results, running statistics, and stop requests.
+All of them are weighted by rows, so a batch means the same as in one process: with ranks that have fewer rows, or none,
+with ignored labels and weighted classes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The update graph of one rank, cut out of that of all weights: its part of the bucket, its part of the state.
 
-Of a tensor that two ranks have parts of, each updates a vector: all that is computed of it is computed element by
-element. Sums over the elements of gradients (see `Units`) come from another graph and are inputs here, since every rank
-can only compute those of its part.
+Of a tensor that is split between ranks, each rank updates a vector: its update is elementwise. Sums over the elements
+of gradients (see `Units`) come from another graph and are inputs here, since every rank can only compute those of its
+part.
 """
 
 from __future__ import annotations

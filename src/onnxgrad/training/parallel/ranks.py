@@ -1,8 +1,8 @@
 """Process groups: agreement before a run, results of single ranks, and errors of one rank or of all.
 
-Before the first step every rank tells what it is about to do, or why it cannot; a difference, or an error of any of
-them, is raised on all. From then on, an error is either that of all ranks, who find it in the same numbers, or that of
-one of them, which leaves the others and tells them why.
+Before the first step every rank announces its settings, or its error; a difference, or an error of any rank, is raised
+on all. After that, an error is either common to all ranks, which find it in the same numbers, or that of one rank,
+which leaves the others and reports the reason.
 """
 
 from __future__ import annotations

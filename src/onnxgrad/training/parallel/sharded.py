@@ -1,9 +1,9 @@
 """The machine of a rank that stores only its part of the optimizer's state (ZeRO-1): 1/N of the memory.
 
-Rajbhandari et al. 2020, arXiv 1910.02054: gradients are added up so that each rank has the sum of its part of the flat
-bucket (reduce-scatter); it updates that part of the weights with its part of the state; then all tell each other their
-weights (all-gather). Both together send what an all-reduce sends, 2(N-1)/N of the bucket. What is not shared out, the
-count of steps and running statistics, is the same on all ranks as without it.
+Rajbhandari et al. 2020, arXiv 1910.02054: gradients are summed so that each rank has the sum of its part of the flat
+bucket (reduce-scatter); it updates that part of the weights with its part of the state; then all ranks exchange their
+weights (all-gather). Together both send as much as an all-reduce, 2(N-1)/N of the bucket. State that is not sharded,
+the count of steps and running statistics, is the same on all ranks as without it.
 """
 
 from __future__ import annotations

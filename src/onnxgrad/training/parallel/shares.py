@@ -1,12 +1,12 @@
 """Division of the optimizer's state among ranks (ZeRO-1): the part that each rank updates.
 
-Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1. What belongs together is read off the update graph, not off the
-name of an optimizer: a `Unit` is a gradient with all state that is computed from it. Where every unit is updated
-element by element, ranks have equal slices of the flat bucket, which may cut tensors. Else (LAMB, Adafactor, Muon) they
-have whole tensors: the largest that is left goes to the rank that has the least (Graham 1969).
+Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1. Groups are derived from the update graph, not from the name of
+an optimizer: a `Unit` is a gradient with all state that is computed from it. If every unit is updated elementwise,
+ranks have equal slices of the flat bucket, which may cut tensors. Else (LAMB, Adafactor, Muon) they have whole tensors:
+the largest remaining one goes to the rank with the least (Graham 1969).
 
-What updates have in common (the norm of all gradients, whether all are finite) is computed from one sum over the
-elements of each gradient, of squares say, and ranks can add up these.
+Values that updates have in common (the norm of all gradients, whether all are finite) are computed from one sum over
+the elements of each gradient, such as that of squares, and ranks can add these up.
 """
 
 from __future__ import annotations

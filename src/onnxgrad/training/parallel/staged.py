@@ -1,6 +1,6 @@
 """Steps with exchanges of sums in the middle: stages run one after the other, and pass on their results.
 
-Sums lie where the runtime writes what is summed and reads the result. A rank that has no rows gives zeros.
+The runtime writes summands to, and reads results from, the same buffers. A rank without rows contributes zeros.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A graph with sums over ranks in it, cut there: stages that run one after the other, with an exchange between two.
 
-A node is in the first stage in which all that it reads is there, so what needs no sum is computed before one is waited
-for; sums that are ready at the same time are exchanged together.
+A node is in the first stage in which all of its operands are available, so nodes that need no sum run before one is
+awaited; sums that are ready at the same time are exchanged together.
 """
 
 from __future__ import annotations

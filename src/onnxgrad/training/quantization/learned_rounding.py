@@ -1,10 +1,10 @@
 """Learned rounding: weights are rounded up or down by the effect on their layer (AdaRound, Nagel et al. 2020).
 
-The nearest number is best for each weight, and not for what they give together. Over calibration rows x, the error of a
-layer is ‖x·(Ŵ - W)‖², a quadratic form of what rounding changes, with the matrix H = Σ xᵀx (section 3 of the paper).
-Each output has a form of its own. The paper relaxes the choices and descends along gradients; here it is one input
-after the other, for all outputs at once: a weight takes the number below or above it, whichever is better given all
-others, until none moves. So the error never grows, and there is nothing to tune.
+The nearest number is best for each weight, but not for their common effect. Over calibration rows x, the error of a
+layer is ‖x·(Ŵ - W)‖², a quadratic form of the rounding errors, with the matrix H = Σ xᵀx (section 3 of the paper). Each
+output has a form of its own. The paper relaxes the choices and descends along gradients; here it is coordinate descent
+over inputs, for all outputs at once: a weight takes the number below or above it, whichever is better given all others,
+until none changes. So the error never grows, and there is nothing to tune.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Masters: trainable floats in place of stored integers, W → QuantizeLinear → DequantizeLinear.
 
-The graph computes what it did: rounding gives back the integers that were stored. The biases of integer kernels are
-int32 with a step of s_x·s_w, far below that of what they are added to; they are plain floats while they train.
+The graph computes the same: rounding restores the stored integers. The biases of integer kernels are int32 with a step
+of s_x·s_w, far finer than the sums that they are added to; they are plain floats in training.
 """
 
 from __future__ import annotations

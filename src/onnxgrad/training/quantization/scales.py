@@ -1,8 +1,8 @@
 """Learned step size quantization (Esser et al. 2020, arXiv:1902.08153): scales train with the weights.
 
-The gradient of a scale is, by the estimator of QuantizeLinear (equation 3), the sum of q - z - x/s inside the range and
+The gradient of a scale, by the estimator of QuantizeLinear (equation 3), is the sum of q - z - x/s inside the range and
 of q - z outside. It grows with the N elements that share the scale, so it is multiplied by 1/√(N·Qp), where Qp is the
-largest quantized number (section 2.2). Of a weight, N counts its elements; of an activation, those of one row.
+largest quantized number (section 2.2). For a weight, N counts its elements; for an activation, those of one row.
 
 Optimizers whose steps do not follow the size of the gradient (Adam and its kin) undo any such factor. They take the
 scale in units of its first value: a step of 0.001 changes it by a thousandth. No scale falls below a thousandth of its

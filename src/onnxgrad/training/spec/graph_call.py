@@ -1,10 +1,10 @@
 """GraphCall, by which ONNX 1.7 let an algorithm run the inference graph: converted to today's form.
 
-Since 1.8 an algorithm goes on where the inference graph ends, and reads its values by name. In 1.7 it saw only
-the initializers of that graph, and called it like a function: operands bound by position, those that have an
-initializer optional. Such a call becomes a copy of the nodes that it needs, on the tensors that it is given;
-weights that it is not given are the inference graph's own, so they are trained. Names that the algorithm
-shares with the inference graph by accident (it was a scope of its own) get a number; an input of both is one.
+Since 1.8 an algorithm continues where the inference graph ends, and reads its values by name. In 1.7 it saw only the
+initializers of that graph, and called it like a function: operands bound by position, optional if they have an
+initializer. Such a call becomes a copy of the nodes that it needs, on its operands; missing weights are the inference
+graph's own, so they are trained. Names that the algorithm shares with the inference graph by accident (it was a
+separate scope) get a number; an input of both is one tensor.
 """
 
 from __future__ import annotations

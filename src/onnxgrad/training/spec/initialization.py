@@ -1,7 +1,7 @@
 """The initialization of a training entry: a graph without inputs whose outputs replace initializers.
 
-The specification has those of all entries evaluated, in order, when a training process starts. That is when the
-step is compiled: its state then starts from what the graphs give, which may be random.
+By the specification, those of all entries are evaluated, in order, when a training process starts. That is when the
+step is compiled: its state then starts from the outputs of the graphs, which may be random.
 """
 
 from __future__ import annotations

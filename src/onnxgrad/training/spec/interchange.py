@@ -1,7 +1,7 @@
 """Training information through other tools, which rename values without it, or drop it.
 
-A binding, and the strings in a Gradient, are names that no other tool knows of. So renaming is done here for the whole
-model; and what a tool has dropped is carried over from the model that it was given, if it still holds there.
+Bindings, and the strings in a Gradient, are names that other tools do not know. So renaming is done here for the whole
+model; and training information that a tool has dropped is copied from its source, if it is still valid.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Models without operators of the training domain: main graph, branches, functions and training entries.
 
-Entries stay entries. Each algorithm is written behind the inference graph, as the specification has it executed,
-lowered there, and cut off again. What the derivative asks of the inference graph in addition (a further output of a
-node, a function body in place of its node) stays in that graph; its outputs do not change.
+Entries are preserved. Each algorithm is appended to the inference graph, as the specification executes it, lowered
+there, and cut off again. Additions that the derivative needs in the inference graph (a further output of a node, a
+function body in place of its node) stay in that graph; its outputs do not change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Checks of operands: first by schemas, then by types and shapes.
 
-Schemas are asked about each node as it is written. What a tensor is, inference tells; where it does not, nothing
-is held against the node.
+Schemas check each node as written. Types and shapes come from inference; an operand of unknown type passes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Training as the specification words it, slowly: the oracle of the compiled step.
 
-State is a dictionary that all graphs share. A step concatenates the inference graph and the algorithm, evaluates
-that with the state as it is, and assigns what the bindings say; an iteration does so for every entry in order. Nothing
-here knows of step graphs, slots or sessions that keep state.
+State is a dictionary that all graphs share. A step concatenates the inference graph and the algorithm, evaluates the
+result with the current state, and assigns the bound values; an iteration does so for every entry in order. This module
+does not use step graphs, slots or sessions with state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """TrainingInfoProto: its entries, its bindings, and the graph that is executed.
 
-An entry holds an *algorithm*, a graph that goes on where the inference graph ends: the executed graph is
-the concatenation of both. Its *update bindings* say which initializer (of either graph) takes which
-output when the step is over. ``onnx.checker`` looks at none of this: `validation` does.
+An entry has an *algorithm*, a graph that continues where the inference graph ends: the executed graph is the
+concatenation of both. Its *update bindings* map an initializer (of either graph) to the output that replaces it after
+the step. ``onnx.checker`` checks none of this: `validation` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Validate a model's training information against the specification; report every problem, not only the first.
 
-``onnx.checker`` looks at none of it. Bindings, names and operators are checked as they are written, so that one
-mistake does not hide the next; what a Gradient says is checked on the graph that is executed, where there is one.
+``onnx.checker`` checks none of it. Bindings, names and operators are checked as they are written, so that one mistake
+does not hide the next; Gradient nodes are checked on the executed graph, if there is one.
 """
 
 from __future__ import annotations

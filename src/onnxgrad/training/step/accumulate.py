@@ -2,8 +2,8 @@
 
 The step graph is cut at its gradients. The first half computes them for a part of a batch and adds them, times the
 weight of the part, to the bucket; running statistics move with every part. The second half divides by the sum of the
-weights and updates. The weight of a part is what the mean of its loss was taken over (``batch_weight``, see `attach`),
-so the parts add up to the whole batch: with ignored labels and weighted classes, too.
+weights and updates. The weight of a part is the denominator of its mean loss (``batch_weight``, see `attach`), so the
+parts add up to the whole batch, also with ignored labels and weighted classes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The halves of a step as a machine runs them: each gradient is written to its place in the bucket, and read there.
 
 In the graphs of a `SplitStep`, which a host in any language can run, the bucket is one vector: gradients are joined,
-weighed and added to it, divided and cut apart. That is nine passes over it, 6 % of the step of a small transformer.
-Here a gradient is an output of the first half and an input of the second, both bound to its part of the bucket, where
-it lies. What is left to do with the bucket as a whole (weighing it, adding parts up, summing it over ranks, dividing
-it) is done to that vector in place.
+weighted, added to it, divided and split again. That is nine passes over it, 6 % of the step of a small transformer.
+Here a gradient is an output of the first half and an input of the second, both bound to its part of the bucket in
+place. Operations on the bucket as a whole (weighting, adding parts, summing over ranks, dividing) run in place on that
+vector.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Snapshot of a training model: its training information with the present state as initial one.
 
-What a training model says of state is where it starts, so one that starts where another stands goes on with it.
-Initializations are done then and are left out; where the masks of Dropout stand, which no initializer holds, is kept
-as metadata of the model.
+The state in a training model is its starting point, so a model with the present state as initial one continues from it.
+Initializations are done by then and are omitted; the position of the masks of Dropout, which no initializer stores,
+becomes metadata of the model.
 """
 
 from __future__ import annotations

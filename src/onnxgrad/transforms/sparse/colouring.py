@@ -1,9 +1,9 @@
 """Colourings of sparse matrices: columns and rows that share a product with a vector.
 
 Columns that share no row may be one direction (Curtis, Powell & Reid 1974: a colouring of distance 2). For a symmetric
-matrix a star colouring is enough: an entry is read off at its place or at the transposed one (Coleman & Moré 1984;
-Gebremedhin, Manne & Pothen 2005, "What color is your Jacobian?"). A few dense rows among sparse ones are pulled back by
-themselves, and do not count for the columns.
+matrix a star colouring suffices: an entry is read off at its place or at the transposed one (Coleman & Moré 1984;
+Gebremedhin, Manne & Pothen 2005, "What color is your Jacobian?"). A few dense rows among sparse ones are pulled back
+separately, and do not count for the columns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Dependence of result elements on operand elements, by classes of operators.
 
-A rule gives, for each operand, a boolean matrix of (elements of the result, elements of the operand). What only moves
-elements is run on their numbers, by the onnx package's reference evaluator; a product and a reduction follow from
-labels of axes; a window from the places that it sees. An operator without a rule is taken to make every element of
-everything.
+A rule returns, for each operand, a boolean matrix of (elements of the result, elements of the operand). Operators that
+only move elements are run on element numbers, by the onnx package's reference evaluator; products and reductions follow
+from labels of axes; windows from their places. Without a rule, every element of the result is assumed to depend on
+every element of the operands.
 """
 
 from __future__ import annotations

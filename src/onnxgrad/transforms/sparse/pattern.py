@@ -1,7 +1,7 @@
 """Sparsity patterns of derivatives, from the dependences of elements composed along the nodes.
 
-A pattern is what can be nonzero for some input: it holds for every point, and may hold more than there is. It takes
-sizes that are known, and constants where an operator moves elements by numbers.
+A pattern has the entries that can be nonzero for some input: it is valid at every point, and may have more entries than
+necessary. It requires known sizes, and constants where an operator moves elements by indices.
 """
 
 from __future__ import annotations

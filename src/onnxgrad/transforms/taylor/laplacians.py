@@ -1,8 +1,8 @@
 """The forward Laplacian: the sum of the second derivatives by every element, in one walk forward.
 
-Along with a value go its first derivatives by every element, as a stack, and the sum of its second derivatives (Li et
-al. 2023, arXiv:2307.08214). A linear operator takes the sum as it is, so that the matrix products of a network have
-one operand more than those of the Jacobian, where a Hessian has a stack of them.
+With each value, its first derivatives by every element are propagated as a stack, and the sum of its second derivatives
+(Li et al. 2023, arXiv:2307.08214). A linear operator maps the sum directly, so that the matrix products of a network
+have one operand more than those of the Jacobian, where a Hessian has a stack of them.
 """
 
 from __future__ import annotations

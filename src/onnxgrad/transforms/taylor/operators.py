@@ -1,6 +1,6 @@
 """Taylor series of operators: elementary functions by differential equations, products by convolution.
 
-What is linear, or linear in pieces, takes each derivative by itself, through the rule that takes tangents.
+A linear or piecewise linear operator maps each derivative separately, through its rule for tangents.
 """
 
 from __future__ import annotations
