@@ -1,4 +1,4 @@
-"""Compiled gradients of Python functions beside HIPS autograd and ``jax.jit``: ``python -m benchmarks.compiled --page PAGE``.
+"""``python -m benchmarks.compiled --page PAGE``: compiled gradients of functions, beside HIPS autograd and ``jax.jit``.
 
 Each function is written once, for a namespace; loops are Python's, or those of the library (`scan`). All gradients are
 compared before they are timed. Rounds are interleaved. Needs jax and autograd (``tests/oracle-packages.txt``).
@@ -16,17 +16,10 @@ import numpy
 
 import onnxgrad.eager as og
 import onnxgrad.eager.numpy as onp
+from benchmarks.training.__main__ import processor
 from onnxgrad.eager.scipy import special as og_special
 
 COLUMNS = ("eager", "eager.jit", "autograd", "jax.jit")
-
-
-def processor() -> str:
-    """The name of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor"
-    )
 
 
 def loop(np: Any) -> Callable[..., Any]:
@@ -141,9 +134,10 @@ def page(rows: list[tuple[str, list[float], list[float]]], rounds: int) -> str:
     lines = [
         "# Benchmark: compiled Python functions",
         "",
-        "Written by `python -m benchmarks.compiled --page docs/eager-compiled-benchmark.md`: milliseconds of a gradient call (forward",
-        "and backward pass, float64) of `onnxgrad.eager`, of `onnxgrad.eager.jit`, of HIPS autograd and of `jax.jit`, interleaved in one",
-        f"process; medians of {rounds} rounds of five calls, on two threads of an {processor()}. In brackets: the first call.",
+        "Written by `python -m benchmarks.compiled --page docs/eager-compiled-benchmark.md`: milliseconds of a gradient",
+        "call (forward and backward pass, float64) of `onnxgrad.eager`, of `onnxgrad.eager.jit`, of HIPS autograd and of",
+        f"`jax.jit`, interleaved in one process; medians of {rounds} rounds of five calls, on two threads of",
+        f"{processor()}. The first call is in brackets.",
         "",
         "| function | " + " | ".join(COLUMNS) + " | eager.jit ÷ jax.jit | eager.jit ÷ autograd |",
         "|---|" + "---|" * (len(COLUMNS) + 2),
