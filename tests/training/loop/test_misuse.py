@@ -98,6 +98,8 @@ def test_short_names_are_settings_too():
         (lambda: trainer().evaluate(B, batch_size=0), "batch_size must be at least 1, not 0"),
         (lambda: evaluate(C, B, batch_size=0), "batch_size must be at least 1, not 0"),
         (lambda: predict(C, B, batch_size=-1), "batch_size must be at least 1, not -1"),
+        (lambda: predict(C, B, batch_size="8"), "batch_size is a whole number, not '8'"),
+        (lambda: evaluate(C, B, batch_size=2.5), "batch_size is a whole number, not 2.5"),
         (lambda: trainer().fit(B["x"], "labels"), r"labels, not 'labels'\n  hint: Trainer\(…, labels='labels'\)"),
         (lambda: trainer().fit(B, callbacks=[3]), "callbacks are a list of Callback"),
         (lambda: trainer().fit(B, metrics=3), "metrics are names"),

@@ -84,6 +84,27 @@ def test_the_host_imports_nothing_else(tmp_path):
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"labels": np.full(90, 9)}, "train.onnx does not run: "),
+        ({"x": np.zeros((90, 99), np.float32)}, "train.onnx does not run: "),
+        ({"labels": np.zeros(89, np.int64)}, "need the same number of rows"),
+    ],
+    ids=["labels", "columns", "rows"],
+)
+def test_the_host_says_one_line_of_what_fails(tmp_path, change, says):
+    """ONNX Runtime writes no log of its own beside it."""
+    export_step(model(), tmp_path)
+    np.savez(tmp_path / "data.npz", **{**blobs(), **change})
+    line = [sys.executable, "-I", str(tmp_path / "host.py"), str(tmp_path / "data.npz")]
+    found = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert (found.returncode, found.stdout) == (2, "")
+    (said,) = found.stderr.splitlines()
+    assert said.startswith("error: ")
+    assert says in said
+
+
 def test_parts_of_a_batch_add_up(tmp_path):
     export_step(model("sgd"), tmp_path)
     whole, parts = Host(tmp_path, 1), Host(tmp_path, 1)

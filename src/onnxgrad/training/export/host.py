@@ -45,6 +45,7 @@ class Host:
         if model not in self._sessions:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = self._threads
+            options.log_severity_level = 4  # failures are raised, once
             path = str(self.folder / about["file"])
             try:
                 self._sessions[model] = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
