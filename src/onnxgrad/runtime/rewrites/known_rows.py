@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import constant, is_op, producer
-from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, replace_value, rewrite, same_but
+from onnxgrad.runtime.rewrites.rewrite import NodeRule, Writer, match_repeated, rewrite_results, same_but
 
 #: Fewer rows are added up soon enough.
 _FEWEST = 64
@@ -63,18 +63,6 @@ def _constant_ids(indices: ir.Value | None, rank: int, axis: int) -> np.ndarray 
     reshaped = producer(column, "Reshape") or producer(column, "Unsqueeze")
     ids = constant(column if reshaped is None else reshaped.inputs[0])
     return None if ids is None or ids.dtype.kind != "i" else ids.reshape(-1).astype(np.int64)
-
-
-def _write(graph: ir.Graph) -> int:
-    writer = Writer(graph, "known_rows")
-    places = 0
-    for node in list(graph):
-        found = _Known.ending_in(node)
-        if found is not None:
-            writer.at = node
-            replace_value(_sums(writer, found), node.outputs[0])
-            places += 1
-    return places
 
 
 def _sums(writer: Writer, found: _Known) -> ir.Value:
@@ -131,10 +119,9 @@ def _is_zero(table: ir.Value) -> bool:
     return held is not None and not held.any()
 
 
-KNOWN_ROWS = rewrite(
+KNOWN_ROWS = rewrite_results(
     "known_rows",
     "rows are gathered by place and added up as products with ones",
     "ScatterElements(add) with constant indices, the same along a row",
-    lambda graph: any(_Known.ending_in(node) is not None for node in graph),
-    _write,
+    NodeRule(_Known.ending_in, _sums),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -35,6 +36,41 @@ def rewrite(
         return places
 
     return Pass(name, REWRITES_PHASE, what, where, lambda m, _: applies(m.graph), write, Setting.keeps_layout)
+
+
+class NodeRule(NamedTuple):
+    """A rewrite of single results.
+
+    Attributes:
+        match: returns the match that ends in a node, or None.
+        write: emits the operators for a match, and returns the value in place of the node's result.
+    """
+
+    match: Callable[[ir.Node], Any]
+    write: Callable[[Writer, Any], ir.Value]
+
+    def apply(self, graph: ir.Graph, writer: Writer) -> int:
+        """Replace every match in `graph`. Returns their number."""
+        places = 0
+        for node in list(graph):
+            if (found := self.match(node)) is not None:
+                writer.at = node
+                replace_value(self.write(writer, found), node.outputs[0])
+                places += 1
+        return places
+
+
+def rewrite_results(name: str, what: str, where: str, *rules: NodeRule) -> Pass[Setting]:
+    """A pass of `rules`, one after the other over the whole graph."""
+
+    def applies(graph: ir.Graph) -> bool:
+        return any(rule.match(node) is not None for node in graph for rule in rules)
+
+    def apply(graph: ir.Graph) -> int:
+        writer = Writer(graph, name)
+        return sum(rule.apply(graph, writer) for rule in rules)
+
+    return rewrite(name, what, where, applies, apply)
 
 
 class Writer:

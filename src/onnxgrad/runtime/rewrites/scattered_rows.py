@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import is_op, producer
-from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, replace_value, rewrite, same_but
+from onnxgrad.runtime.rewrites.rewrite import NodeRule, Writer, match_repeated, rewrite_results, same_but
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,17 @@ class _Rows:
         return cls(table, ids, rows, dims) if min(dims) > 0 else None
 
 
-def _write(graph: ir.Graph) -> int:
-    writer = Writer(graph, "scattered_rows")
-    places = 0
-    for node in list(graph):
-        found = _Rows.ending_in(node)
-        if found is not None:
-            writer.at = node
-            width = int(np.prod(found.dims))
-            first = writer.emit("Mul", writer.view(found.ids, -1, 1), writer.ints(width))
-            numbers = writer.emit("Add", first, writer.constant(np.arange(width)[None]))
-            flat = [writer.view(v, -1) for v in (found.table, numbers, found.rows)]
-            y = writer.emit("ScatterElements", *flat, axis=0, reduction="add")
-            replace_value(writer.view(y, -1, *found.dims), node.outputs[0])
-            places += 1
-    return places
+def _write(writer: Writer, found: _Rows) -> ir.Value:
+    width = int(np.prod(found.dims))
+    first = writer.emit("Mul", writer.view(found.ids, -1, 1), writer.ints(width))
+    numbers = writer.emit("Add", first, writer.constant(np.arange(width)[None]))
+    flat = [writer.view(v, -1) for v in (found.table, numbers, found.rows)]
+    return writer.view(writer.emit("ScatterElements", *flat, axis=0, reduction="add"), -1, *found.dims)
 
 
-SCATTERED_ROWS = rewrite(
+SCATTERED_ROWS = rewrite_results(
     "scattered_rows",
     "rows are added to a table as numbers to a vector",
     "ScatterElements(add) along axis 0, the same index along a row",
-    lambda graph: any(_Rows.ending_in(node) is not None for node in graph),
-    _write,
+    NodeRule(_Rows.ending_in, _write),
 )

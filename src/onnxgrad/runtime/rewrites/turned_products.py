@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.match import exchanged, is_op, producer
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
+from onnxgrad.runtime.rewrites.rewrite import NodeRule, Writer, rewrite_results
 
 
 def _only(value: ir.Value | None) -> ir.Value | None:
@@ -32,22 +32,11 @@ def _transposed_product(node: ir.Node) -> ir.Node | None:
     return matmul if [exchanged(x) is None for x in matmul.inputs].count(True) == 1 else None
 
 
-def _write_turned(graph: ir.Graph) -> int:
-    writer = Writer(graph, "turned_products")
-    places = 0
-    for node in list(graph):
-        product = _transposed_product(node)
-        if product is None:
-            continue
-        writer.at = node
-        a, b = product.inputs
-        if product.op_type == "Gemm":
-            y = writer.emit("Gemm", b, a, **{name: v.value for name, v in product.attributes.items()})
-        else:
-            y = writer.emit("MatMul", *(exchanged(x) or _transposed(writer, x) for x in (b, a)))
-        replace_value(y, node.outputs[0])
-        places += 1
-    return places
+def _write_turned(writer: Writer, product: ir.Node) -> ir.Value:
+    a, b = product.inputs
+    if product.op_type == "Gemm":
+        return writer.emit("Gemm", b, a, **{name: v.value for name, v in product.attributes.items()})
+    return writer.emit("MatMul", *(exchanged(x) or _transposed(writer, x) for x in (b, a)))
 
 
 def _transposed(writer: Writer, x: ir.Value | None) -> ir.Value:
@@ -73,29 +62,17 @@ def _shared(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     return (g, h, x) if same_dims(g.shape.dims, h.shape.dims) else None
 
 
-def _write_shared(graph: ir.Graph) -> int:
-    writer = Writer(graph, "turned_products.sum")
-    places = 0
-    for node in list(graph):
-        found = _shared(node)
-        if found is not None:
-            writer.at = node
-            g, h, x = found
-            total = writer.emit("Add", g, h)
-            total.type, total.shape = g.type, g.shape
-            replace_value(writer.emit("MatMul", total, x), node.outputs[0])
-            places += 1
-    return places
+def _write_shared(writer: Writer, found: tuple[ir.Value, ir.Value, ir.Value]) -> ir.Value:
+    g, h, x = found
+    total = writer.emit("Add", g, h)
+    total.type, total.shape = g.type, g.shape
+    return writer.emit("MatMul", total, x)
 
 
-def _write(graph: ir.Graph) -> int:
-    return _write_turned(graph) + _write_shared(graph)
-
-
-TURNED_PRODUCTS = rewrite(
+TURNED_PRODUCTS = rewrite_results(
     "turned_products",
     "a product in the other order; one product with the sum of two matrices",
     "a Transpose of a product with a transposed operand; a sum of two products with the same right operand",
-    lambda graph: any(_transposed_product(node) is not None or _shared(node) is not None for node in graph),
-    _write,
+    NodeRule(_transposed_product, _write_turned),
+    NodeRule(_shared, _write_shared),
 )
