@@ -45,11 +45,27 @@ SETTINGS = {
     "train.toml": "seed = 'nonsense'\n",
     "conftest.py": "open('executed by conftest', 'w')",
 }
+#: Notes the files of a folder that a process of Python opens.
+WATCH = """
+import os, sys
+
+def watch(event, args):
+    if event == "open" and isinstance(args[0], (str, bytes)):
+        path = os.path.abspath(os.fsdecode(args[0]))
+        if path.startswith(os.environ["WATCHED"] + os.sep):
+            with open(os.environ["OPENED"], "a") as file:
+                print(path, file=file)
+
+sys.addaudithook(watch)
+"""
+OWN = ("m.onnx", "scan.onnx", "d.npz", "d.csv")
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path_factory):
     """A model, its data, and every trap; a trap that springs writes a file."""
+    tmp_path = tmp_path_factory.mktemp("place") / "traps"
+    tmp_path.mkdir()
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 2] y) { y = MatMul (x, w) }'
     )
@@ -79,8 +95,23 @@ def folder(tmp_path):
     return tmp_path
 
 
-def sprung(folder) -> list[str]:
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("executed by*"))
+def watched(folder) -> dict[str, str]:
+    """The environment in which every process of Python notes what it opens in `folder`."""
+    (folder.parent / "watch").mkdir()
+    (folder.parent / "watch" / "sitecustomize.py").write_text(WATCH)
+    own = {"WATCHED": str(folder), "OPENED": str(folder.parent / "opened"), "PYTHONPATH": str(folder.parent / "watch")}
+    return ENV | own
+
+
+def sprung(folder, traps) -> list[str]:
+    """What traps have written, and which of them were opened."""
+    opened = (folder.parent / "opened").read_text().splitlines() if (folder.parent / "opened").exists() else []
+    written = [str(p.relative_to(folder)) for p in folder.rglob("executed by*")]
+    return sorted({*written, *(t for t in map(str, traps) if t in opened)})
+
+
+def traps_of(folder):
+    return [p for p in folder.rglob("*") if p.is_file() and p.name not in OWN]
 
 
 TRAIN = ("train", "m.onnx", "--data", "d.npz", "--loss", "cross_entropy", "--optimizer", "sgd", "--epochs", "1")
@@ -118,7 +149,7 @@ def test_every_command_meets_the_traps():
 @pytest.mark.parametrize("line", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.complete) for n in LINES])
 def test_no_trap_springs(folder, line):
     """With kernels, as users run it, and a path that a careless user has set."""
-    env = {k: v for k, v in ENV.items() if k != "ONNXGRAD_TARGET"}
+    env, traps = {k: v for k, v in watched(folder).items() if k != "ONNXGRAD_TARGET"}, traps_of(folder)
     env |= {
         "PATH": f".:{env['PATH']}:",
         "ONNXGRAD_CACHE": str(folder.parent / "cache"),
@@ -126,7 +157,7 @@ def test_no_trap_springs(folder, line):
     }
     start = [sys.executable, "-m", "onnxgrad", *LINES[line]]
     done = subprocess.run(start, capture_output=True, text=True, cwd=folder, env=env, timeout=120)
-    assert sprung(folder) == []
+    assert sprung(folder, traps) == []
     assert done.returncode == ENDS.get(line, 0), done.stderr
     assert "Traceback" not in done.stderr
 
@@ -141,8 +172,19 @@ def test_a_figure_of_the_library(folder):
         "trainer.fit('d.npz', epochs=1, plot=Path('p.png'))\n"
         "import matplotlib; assert not matplotlib.rcParams['text.usetex']\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=folder, env=ENV, timeout=120)
+    env, traps = watched(folder), traps_of(folder)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=folder, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert sprung(folder) == []
+    assert sprung(folder, traps) == []
     assert (folder / "p.png").exists()
     assert os.getcwd() != str(folder)
+
+
+def test_a_trap_that_springs_is_seen(folder):
+    """The watch can fail: a program that imports matplotlib itself opens the file in the folder."""
+    pytest.importorskip("matplotlib")
+    env, traps = watched(folder), traps_of(folder)
+    subprocess.run(
+        [sys.executable, "-P", "-c", "import matplotlib"], capture_output=True, cwd=folder, env=env, timeout=120
+    )
+    assert any(t.endswith("matplotlibrc") for t in sprung(folder, traps))
