@@ -82,8 +82,8 @@ def _argument(value: Any, dtype: np.dtype, name: str) -> jax.Array:
         BadInput: that would be a conversion of another kind, as of fractions to integers, or change integers.
     """
     array = value if isinstance(value, jax.Array) else np.asarray(value)
-    kinds = [np.dtype(int) if d.kind in "iu" else d for d in (array.dtype, dtype) if d.kind in "biufc"]
-    if len(kinds) == 2 and not np.can_cast(*kinds, "same_kind"):
+    given, wanted = (np.dtype(int) if d.kind in "iu" else d for d in (array.dtype, dtype))
+    if {given.kind, wanted.kind} <= {*"bifc"} and not np.can_cast(given, wanted, "same_kind"):
         raise BadInput(f"{name!r} takes {dtype}, not {array.dtype}\n  hint: convert it: x.astype({str(dtype)!r})")
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and dtype.kind in "iu":
         array = _narrowed(array, dtype, name)

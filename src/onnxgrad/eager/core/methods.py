@@ -36,8 +36,8 @@ def attach(namespace: Any) -> None:
         setattr(Array, name, getattr(namespace, name))
     for name, function in (_BINARY | _COMPARISONS).items():
         _define(name, getattr(namespace, function))
-    Array.__divmod__ = lambda self, other: namespace.divmod(self, other)  # type: ignore[attr-defined]
-    Array.__rdivmod__ = lambda self, other: namespace.divmod(other, self)  # type: ignore[attr-defined]
+    setattr(Array, "__divmod__", lambda self, other: namespace.divmod(self, other))  # noqa: B010 (a type has its own)
+    setattr(Array, "__rdivmod__", lambda self, other: namespace.divmod(other, self))  # noqa: B010
 
 
 def _define(name: str, function: Callable[[Any, Any], Array]) -> None:
