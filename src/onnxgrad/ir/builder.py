@@ -28,7 +28,7 @@ from onnxgrad.ir.names import Names
 #: Tensor element types that can carry a derivative.
 FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
-#: What `full_like` and `zeros_like` give for a value that is no tensor, by its type: `containers` says it.
+#: The result of `full_like` and `zeros_like` for a value that is no tensor, by its type; see `containers`.
 FULL_LIKE: dict[type, Callable[[Builder, Var, float], Var]] = {}
 ZEROS_LIKE: dict[type, Callable[[Builder, Var], Var]] = {}
 
@@ -178,11 +178,11 @@ class Builder:
         self.names = names or Names.of_graph(graph)
         self.infer = infer or Inference.of(graph)
         self.opset = self.infer.context.opset
-        self._emitted: dict[Any, Any] = {}  # what `emit` returned
+        self._emitted: dict[Any, Any] = {}  # the results of `emit`
         self._literals = Literals(graph, self.names)
         self._attributes: dict[str, tuple[list[ir.Attr], Sequence[Any] | None]] = {}
         self._shapes: dict[tuple[int | ir.SymbolicDim, ...], Var] = {}
-        #: values whose producer was replaced, with the value that now stands for each
+        #: values whose producer was replaced, with their replacements
         self.moved: dict[ir.Value, ir.Value] = {}
         self._recordings: list[list[ir.Node]] = []
         self._own: set[ir.Node] = set()
@@ -322,7 +322,7 @@ class Builder:
             value.name = value.name or self.names.fresh(f"{self.prefix}_{node.op_type}")
         node.name = node.name or node.outputs[0].name
         self._add(node)
-        self.infer.infer_emitted(node)
+        self.infer(node)
         return tuple([Var(self, v) for v in node.outputs])
 
     def _add(self, node: ir.Node) -> None:

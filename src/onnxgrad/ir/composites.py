@@ -28,7 +28,7 @@ _KEY = "onnxgrad.part"
 
 #: An expression of more operators is none that was named.
 _LARGEST = 300
-#: Constants of more elements are told apart by type and shape alone.
+#: Constants of more elements are compared by type and shape only.
 _COMPARED = 4096
 
 
@@ -101,7 +101,7 @@ def spell_notes(graph: ir.Graph) -> None:
                 node.metadata_props[_KEY] = json.dumps(said)
 
 
-#: A part of this name, with these attributes, over inputs of this type, as it is written here; None if it is none.
+#: Writes a part of this name, with these attributes, over inputs of this type; None if it cannot.
 Written = Callable[[str, Mapping[str, float], ir.DataType], Part | None]
 
 
@@ -178,7 +178,7 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
 
 def _of_node(node: ir.Node, known: Mapping[ir.Value, str]) -> str | None:
     operands = ["" if v is None else known[v] for v in node.inputs]
-    if is_op(node, "Pad"):  # `finish` writes its constants anew
+    if is_op(node, "Pad"):  # `finish` rewrites its constants
         operands = operands[:1]
     attributes = []
     for name, a in sorted(node.attributes.items()):

@@ -20,7 +20,7 @@ from onnxgrad.ir.match import constant
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.schemas import schema_of
 
-#: What is computed is a shape or a parameter; larger tensors are data.
+#: Computed constants are shapes or parameters; larger tensors are data.
 MOST_ELEMENTS = 256
 #: Elements of a constant that a rule writes down; a larger one is computed by the graph.
 MOST_WRITTEN = 1 << 20

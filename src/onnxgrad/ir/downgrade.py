@@ -61,7 +61,7 @@ def _is_same(node: ir.Node, opset: int, newest: int) -> bool:
         return False
     if len(node.inputs) > old.max_input or not all(_is_known(a, old, new) for a in node.attributes.values()):
         return False
-    for name, spec in old.attributes.items():  # what is left out has one default
+    for name, spec in old.attributes.items():  # every missing attribute has the same default
         if name not in node.attributes and (
             name not in new.attributes or new.attributes[name].default_value != spec.default_value
         ):

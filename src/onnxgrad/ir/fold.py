@@ -67,7 +67,7 @@ def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> None:
     infer_model(model, calls)
     opset = model.graph.opset_imports[""]
     if sum(_fold(g, lambda node: _whole_value(node, opset)) for g in graphs):  # with values known, more shapes are;
-        for value, shape in declared.items():  # those that the first inference made up go
+        for value, shape in declared.items():  # symbols of the first inference are dropped
             value.shape = shape
         infer_model(model, calls)
 

@@ -16,5 +16,5 @@ _HELD = {"_metadata", "_metadata_props"} <= set(ir.Node.__slots__) & set(ir.Valu
 properties = attrgetter("_metadata_props" if _HELD else "metadata_props")
 #: The `meta` of a node or a value; None or empty if it has none.
 notes = attrgetter("_metadata" if _HELD else "meta")
-#: The note of a factor that counts as 0 beside a cotangent of 0 where it is not finite.
+#: The note of a factor that counts as 0 if it is not finite and the cotangent is 0.
 SETTLED = "onnxgrad.settled"

@@ -127,7 +127,7 @@ def run_passes(
         try:
             attempt.run(passes, each)
         except _Failure as failure:
-            if fault := fault_of(model.graph, None):  # the model is invalid as it is: the runtime decides about it
+            if fault := fault_of(model.graph, None):  # the model is invalid already: the runtime decides about it
                 declined = dict.fromkeys((p.name for p in passes), f"the model itself is out of order: {fault}")
             elif failure.name:
                 failed[failure.name] = failure.reason

@@ -203,7 +203,7 @@ def windows(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     dims: list[int | ir.SymbolicDim] = list(out)
     for i, rows in enumerate(dims[2:]):
         h = big[i] if big is not None else None
-        if not isinstance(rows, int) or not isinstance(h, int):  # symbols do not tell
+        if not isinstance(rows, int) or not isinstance(h, int):  # symbols do not decide
             dims[i + 2] = rows if isinstance(rows, int) else ctx.new_symbolic_dim()
         elif (rows - 1) * strides[i] >= h + heads[i]:
             dims[i + 2] = rows - 1

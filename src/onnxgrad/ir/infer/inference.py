@@ -5,7 +5,6 @@ The work is done by ``onnx-shape-inference``, with the corrections and further o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -168,16 +167,7 @@ class Inference:
             self.infer_node(node)
 
     def __call__(self, node: ir.Node) -> None:
-        """Set type and shape of the outputs of a user's node; unknown ones stay ``None``."""
-        try:
-            self.infer_node(node)
-        except (osi.ShapeInferenceError, osi.OpUsageError):
-            logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
-        if any(v.type is None for v in node.outputs):
-            ask_onnx(node, self.context)
-
-    def infer_emitted(self, node: ir.Node) -> None:
-        """Set type and shape of the outputs of a node that a rule or a transform has written.
+        """Set type and shape of the outputs of a node; unknown ones stay ``None``.
 
         Raises:
             RuleError: there is no such operator, or it does not take these operands and attributes.
@@ -187,7 +177,7 @@ class Inference:
         except (osi.ShapeInferenceError, osi.OpUsageError) as error:
             reason = error.__cause__ or error.message
             if not isinstance(reason, BadInput):  # a bound of `limits`: the operands are too large, the rule is right
-                raise RuleError(f"the emitted {described(node)} is not valid: {reason}") from error
+                raise RuleError(f"{described(node)} is not valid: {reason}") from error
         if any(v.type is None for v in node.outputs):
             self._check_name(node)
             ask_onnx(node, self.context)

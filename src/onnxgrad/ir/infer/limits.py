@@ -76,7 +76,7 @@ def bound_concat(infer: Any) -> Any:
         for length in lengths:
             total = total + length
         if node.attributes.get_int("axis", 0) not in (0, -1):
-            return infer(ctx, node)  # which says what is wrong
+            return infer(ctx, node)  # whose error names the cause
         assert first is not None
         ctx.set_shape_and_dtype(node.outputs[0], ir.Shape([total]), first.dtype)
         return None

@@ -124,7 +124,7 @@ OPEN: dict[str, Dims] = {
     **{f"Reduce{name}": _reduce for name in _REDUCTIONS},
 }
 
-#: Operators whose first operand has the rank of what they give.
+#: Operators whose result has the rank of the first operand.
 _SAME_RANK = ("Tile", "Pad", "Resize", "CenterCropPad", "Transpose", "Concat", "GridSample")
 
 
