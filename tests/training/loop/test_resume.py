@@ -308,3 +308,13 @@ def test_a_callback_whose_state_somebody_made_up(tmp_path, state):
         Trainer(trainable(), options=ONE).fit(
             blobs(), epochs=2, checkpoint=tmp_path, resume=True, callbacks=[Plateau("loss")]
         )
+
+
+def test_a_message_does_not_repeat_all_that_somebody_made_up(tmp_path):
+    Trainer(trainable(), options=ONE).fit(blobs(), epochs=1, checkpoint=tmp_path)
+    found = Checkpoint.load(tmp_path / FILE)
+    found.run["drawing"]["seed"] = "9" * 5000
+    found.save(tmp_path / FILE)
+    with pytest.raises(BadInput, match="was written with") as raised:
+        Trainer(trainable(), options=ONE).fit(blobs(), epochs=2, checkpoint=tmp_path, resume=True)
+    assert len(str(raised.value)) < 1000 + len(str(tmp_path))

@@ -16,6 +16,8 @@ from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.metadata import CONVENTION
 
+#: Characters of a message that are of the checkpoint.
+_MOST = 400
 _ACCEPT = "\n  hint: --accept-changes (in Python accept_changes=True) goes on with what it is told now"
 
 
@@ -67,7 +69,7 @@ def resume(run: Run, accept_changes: bool) -> None:
     found = _loaded(run)
     run.kept = True
     classes = found.run.get("settings", {}).get("classes")
-    if classes and accept_changes:  # what the outputs mean is no matter of choice
+    if classes and accept_changes:  # the meaning of outputs is no choice
         _number(run, classes)
     try:
         moved = _compare(run, found, accept_changes)
@@ -77,7 +79,7 @@ def resume(run: Run, accept_changes: bool) -> None:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"the checkpoint {str(run.checkpoint)!r} does not say where its run stood") from error
-    if moved:  # the rest of an epoch of other batches is none: that epoch begins anew
+    if moved:  # the rest of an epoch with other batches is undefined: that epoch restarts
         run.position.begin_epoch()
 
 
@@ -167,6 +169,7 @@ def _other_adam(run: Run) -> str:
 
 
 def _other(run: Run, what: str) -> BadInput:
+    what = what if len(what) <= _MOST else f"{what[: _MOST - 1]}…"
     return BadInput(
         f"the checkpoint {str(run.checkpoint)!r} was written with {what}; a run that resumes must be told the "
         f"same{_ACCEPT}"
@@ -179,7 +182,7 @@ def _go_on(run: Run, found: Checkpoint, moved: bool) -> None:
             f"the checkpoint {str(run.checkpoint)!r} stands at row {found.run['row']} of an epoch of {run.rows} rows"
         )
     history = History.of_json(found.run["history"])
-    if (target := found.run.get("target")) in ("portable", "native"):  # earlier versions do not tell
+    if (target := found.run.get("target")) in ("portable", "native"):  # earlier versions do not record it
         run.trainer.follow(target)
     run.take_state(found.state)
     run.strategy.load_extras(found.extras)
