@@ -63,6 +63,8 @@ def test_special_functions_refuse_what_they_cannot():
     with pytest.raises(NotDifferentiable, match=r"scipy.special.struve"):
         og.grad(lambda x: special.struve(0.0, x))(1.5)
     onp.testing.assert_allclose(special.struve(0.0, np.asarray(P)), scipy.special.struve(0.0, P))
+    with pytest.raises(NotDifferentiable, match=r"^scipy.special.jv has no derivative"):
+        og.grad(lambda x: np.sum(scipy.special.jv(1, x)))(P)
 
 
 def test_incomplete_gamma_functions_of_their_parameter():
@@ -185,6 +187,7 @@ LINALG = {
     "cho_solve, lower": (lambda s, a, b: s.cho_solve(s.cho_factor(a @ a.T, lower=True), b), (A, B)),
     "toeplitz": (lambda s, c, r: s.toeplitz(c, r) @ s.toeplitz(c), (A[0], B[0])),
     "lu": (lambda s, a: s.lu(a[[2, 0, 1]])[1] @ s.lu(a)[0] + s.lu(a)[2] ** 2 @ s.lu(a, permute_l=True)[0], (A,)),
+    "lu_factor": (lambda s, a: s.lu_factor(a)[0] ** 2 @ s.lu_factor(a[[2, 0, 1]])[0], (A,)),
     "block_diag": (lambda s, a, b: s.block_diag(a, b, a[0]), (A, B[:2])),
 }
 

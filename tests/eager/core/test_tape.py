@@ -166,8 +166,12 @@ def test_numpy_dispatches():
         NotDifferentiable, match=r"(?s)numpy.add with 'where' has no derivative.*hint: use stop_gradient"
     ):
         og.grad(lambda x: onp.sum(onp.add(x, 1.0, where=X > 0)))(X)
-    with pytest.raises(NotDifferentiable, match=r"numpy.add.reduceat has no derivative"):
-        og.grad(lambda x: onp.sum(onp.add.reduceat(x, [0])))(X)
+    with pytest.raises(NotDifferentiable, match=r"numpy.add.at has no derivative"):
+        og.grad(lambda x: onp.add.at(x, [0], 1.0))(X)
+    with pytest.raises(NotDifferentiable, match=r"numpy.add.reduce with 'out' has no derivative"):
+        og.grad(lambda x: onp.add.reduce(x, out=onp.zeros(X.shape[1:])))(X)
+    with pytest.raises(IndexError, match="from 0 to"):
+        onp.add.reduceat(x, [0, 99])
     assert onp.add(x, 1.0, dtype=onp.float32).dtype == onp.float32
 
 

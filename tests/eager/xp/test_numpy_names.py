@@ -110,7 +110,12 @@ def test_the_determinant_of_singular_matrices():
     ("call", "words"),
     [
         (lambda: np.diag(onp.zeros((2, 2, 2))), "a vector or a matrix, not an array of 3"),
-        (lambda: np.pad(X, 1, mode="empty"), "not 'empty'"),
+        (lambda: np.pad(X, 1, mode="reflected"), "not 'reflected'"),
+        (lambda: np.pad(X, 1, mode="reflect", reflect_type="other"), "not 'other'"),
+        (lambda: np.vectorize(abs, signature="n"), "of the form"),
+        (lambda: np.vectorize(np.sum, signature="(m,n)->()")(X[0]), "does not take arrays of shapes"),
+        (lambda: np.max(X, where=X > 0), "needs 'initial'"),
+        (lambda: np.nanquantile(X, 0.5, method="none"), "method is one of"),
         (lambda: np.pad(X * 1j, 1, constant_values=1.0), "padded with zeros"),
         (lambda: np.average(X, axis=0, weights=onp.ones(2)), r"weights of shape \(2,\)"),
         (lambda: np.gradient(X, onp.arange(3.0)), "one number for each axis"),
