@@ -126,7 +126,7 @@ __all__ = [
     "without_lowerings",
 ]
 
-#: Where each name is, which is imported when it is first asked for: most of them take half a second.
+#: The module of each name, which is imported on first use: most of them take half a second.
 _LATER = {
     name: f"onnxgrad.{module}"
     for module, names in {

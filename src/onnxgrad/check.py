@@ -82,7 +82,7 @@ def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None)
     with blamed(model):
         try:
             return _checked(open_lowered(model), wrt, of)
-        except NotDifferentiable as e:  # what a Gradient node is of
+        except NotDifferentiable as e:  # the target of a Gradient node
             named = [[names] if isinstance(names, str) else list(names or ()) for names in (wrt, of)]
             return Report(named[0], named[1], problem=str(e))
 

@@ -70,7 +70,7 @@ def check_external(path: Path) -> None:
                 if data.find(b"location") < 0:  # the key that every reference to a file has
                     return
             proto = onnx.load(file, load_external_data=False)
-    except (OSError, BadInput, DecodeError):  # the runtime tells what is wrong with it
+    except (OSError, BadInput, DecodeError):  # the runtime reports the error
         return
     settle_external(proto, path)
 

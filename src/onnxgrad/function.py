@@ -34,7 +34,7 @@ from onnxgrad.wording import tensor_text
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-#: Names of outputs, by what they are of: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
+#: Names of outputs, by derivative: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
 Results = Mapping[str, Any]
 
 
@@ -231,7 +231,7 @@ class Function:
                 return self._with(model, lambda _: {name: name}), indices, indptr, (indptr.size - 1, size)
 
             f, indices, indptr, shape = self._cached((transform, wrt, at_once, *shapes.items()), make)
-            from scipy.sparse import csr_array  # if it is missing, `transform` has said so
+            from scipy.sparse import csr_array  # if it is missing, `transform` has raised an error
 
             return csr_array((f(**feeds), indices.copy(), indptr.copy()), shape=shape)
 

@@ -13,7 +13,7 @@ from onnxgrad.errors import BadInput, close_to, suggested
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: What other libraries call it.
+#: Names of other libraries.
 _ELSEWHERE = {
     "lr": "learning_rate",
     "rate": "learning_rate",

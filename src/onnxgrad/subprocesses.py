@@ -14,7 +14,7 @@ import sys
 import tempfile
 from typing import Any
 
-#: Python as it is started: the words before ``-c`` or ``-m``.
+#: The Python command: the words before ``-c`` or ``-m``.
 PYTHON = (sys.executable, "-P")
 
 

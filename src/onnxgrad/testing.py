@@ -133,7 +133,7 @@ def node_model(case: Case, feeds: Arrays, *, symbolic: bool = False, dtype: type
         loaded = ir.from_proto(typed)
         infer_types(loaded)
         typed = ir.to_proto(loaded)
-    if case.evaluators and not _typed(typed):  # an operator that no schema describes: as what its evaluator gives
+    if case.evaluators and not _typed(typed):  # an operator without a schema: the results of its evaluator
         given = {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in feeds.items()}
         for out, value in zip(typed.graph.output, reference(model, given, case.evaluators).values()):
             if not out.type.tensor_type.elem_type:

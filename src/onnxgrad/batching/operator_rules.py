@@ -225,7 +225,7 @@ _BY_KIND: dict[Kind, Write] = {
     Kind.ALONG_AXIS: _along_axis,
     Kind.ROWS: rows,
 }
-#: By operator, where the kind does not say it.
+#: Batching rules by operator, for operators that their kind does not describe.
 _BY_NAME: dict[str, Write] = {
     **dict.fromkeys(_ALIKE, _alike),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),

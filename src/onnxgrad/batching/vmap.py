@@ -142,7 +142,7 @@ class Stacking:
                 assert y.shape is None or y.rank == len(value.shape) + 1, f"{value.name}: a stack of shape {y.shape}"
                 y.value.shape = ir.Shape([self.first, *value.shape])
 
-    # --- what is the same in all directions --------------------------------------------------------
+    # --- nodes that are the same in all directions --------------------------------------------------------
 
     def _copy_node(self, node: ir.Node) -> None:
         """The same node once more."""

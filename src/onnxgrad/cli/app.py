@@ -20,7 +20,7 @@ from onnxgrad.keywords import suggested_keyword
 
 BAD_INPUT, BUG, INTERRUPTED = 2, 3, 130
 
-#: The commands, and what ``onnxgrad --help`` says of each: the first sentence of what its own help says.
+#: The commands, with the summary that ``onnxgrad --help`` prints: the first sentence of their own help.
 COMMANDS = {
     "grad": "Write MODEL with its derivative to another file.",
     "check": "Say of every operator between `wrt` and `of` how it is differentiated, or why it cannot be.",

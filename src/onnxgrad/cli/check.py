@@ -76,7 +76,7 @@ def check(
         with registry.straight_through(*straight_through or ()):
             differentiable = _differentiability(out, lower_gradients(opened) if own else opened, wrt, of)
     except BadInput:
-        if not problems:  # which say it better
+        if not problems:  # their messages are better
             raise
         differentiable = False
     finally:

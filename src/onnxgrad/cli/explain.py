@@ -186,7 +186,7 @@ def _draw(file: Any, shown: np.ndarray, found: np.ndarray, title: str) -> None:
             left.imshow(np.squeeze((planes - low) / ((high - low) or 1)), cmap="gray")
             left.axis("off")
             map_ = found
-            if found.ndim == 3:  # channels: what they say together
+            if found.ndim == 3:  # channels: their mean
                 map_ = found.sum(-1 if found.shape[-1] in (1, 3) else 0)
             most = np.abs(map_).max() or 1
             signed = bool((map_ < 0).any())

@@ -24,7 +24,7 @@ from onnxgrad.keywords import suggested_keyword
 REPLAY = "run.toml"
 #: Bytes of a file of flags.
 _LARGEST = 1 << 20
-#: What repeating a run does not repeat.
+#: Flags that are not part of repeating a run.
 _ONCE = {"resume", "restart", "accept_changes", "force", "config", "find_lr", "quiet", "model", "distributed"}
 
 
@@ -54,7 +54,7 @@ def _read(context: typer.Context, path: Path | None) -> Path | None:
             raise BadInput(f"{str(path)!r} has a table {key!r}; flags stand outside of tables")
         defaults[flag.name] = value
     context.default_map = {**(context.default_map or {}), **defaults}
-    for parameter in context.command.params:  # what the file gives need not be given again
+    for parameter in context.command.params:  # the file has it
         if parameter.name in defaults:
             parameter.required = False
     return path

@@ -16,7 +16,7 @@ Every = int | str | None
 #: The states of an iteration that reverse mode saves; None: all residuals.
 _EVERY: ScopedSetting[Every] = ScopedSetting("checkpointing", None)
 
-#: where a node that was written for a policy remembers what to keep
+#: key of a node's save policy, if it was written for one
 _KEPT = "onnxgrad.kept"
 
 

@@ -18,7 +18,7 @@ from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.subgraphs import formal
 
 #: Elementwise operators that stay in the step: a stack of another type, or of zeros and ones (the step function of a
-#: ReLU, see `rules.step_functions`), saves no work, and kernels take these together with what reads them.
+#: ReLU, see `rules.step_functions`), saves no work, and kernels fuse these with their readers.
 _KEPT = frozenset({"Cast", "CastLike", "HardSigmoid"})
 
 

@@ -43,7 +43,7 @@ class Iteration:
     count: int
     ins: list[ScanAxis] = field(default_factory=list)
     outs: list[ScanAxis] = field(default_factory=list)
-    #: of a copy, what its values are copies of
+    #: for a copy: the originals of its values
     originals: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
     @classmethod

@@ -43,7 +43,7 @@ def push(op: Op) -> list[Var | None]:
         end.shape = end.shape if end.shape is not None else like.shape
     used = values_read(body)
     reads = [j for j, s in enumerate(slices) if s in used]
-    reads = reads or [0][: len(slices)]  # a Scan takes its number of steps from what it reads
+    reads = reads or [0][: len(slices)]  # a Scan takes its number of steps from its inputs
     lead = list(body.inputs[: it.lead])
     body.inputs.clear()
     body.inputs.extend([*lead, *(states[i] for i in kept), *(t.value for t in t_states.values())])
@@ -61,7 +61,7 @@ def push(op: Op) -> list[Var | None]:
         pieces += [(Var(o, tangents[it.scanned[j]].value), it.ins[j]) for j in read]
         with o.record() as nodes:
             results = scan(o, body, first, pieces, [it.outs[k] for k in outs])
-        if op.node.name and explain_stop(op.node.name):  # fails where the primal does, and says the same
+        if op.node.name and explain_stop(op.node.name):  # fails like the primal, with the same message
             next(n for n in nodes if n.op_type == "Scan").name = o.names.exactly(f"d_{op.node.name}")
     tangent: list[Var | None] = [None] * len(op.node.outputs)
     for place, t in zip([*carried, *(it.count + k for k in outs)], results[len(kept) :]):

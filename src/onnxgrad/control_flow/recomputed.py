@@ -19,7 +19,7 @@ from onnxgrad.ir.match import is_op
 from onnxgrad.ir.names import Names
 from onnxgrad.ir.shapes import same_dim
 
-#: What a block must have in common with its way back: without one of these, there is little to be saved.
+#: Operators that a block must share with its backward pass; without one, removal saves little.
 _PRODUCTS = frozenset(["MatMul", "Gemm"])
 
 

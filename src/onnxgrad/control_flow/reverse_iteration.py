@@ -102,7 +102,7 @@ class Backwards:
         o = self.op.builder
         it = Iteration.of(self.op.node)
         columns = list(self.columns)
-        if not columns:  # a Scan takes its number of steps from what it reads
+        if not columns:  # a Scan takes its number of steps from its inputs
             unread = formal(self.b, it.body.inputs[0 if it.lead else it.count], "unread").value
             columns = [StepInput(unread, it.scanned[0] if it.scanned else None, (*it.ins, ScanAxis())[0].reverse())]
         certain = not it.lead or _at_least_once(self.op.node)

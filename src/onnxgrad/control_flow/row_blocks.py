@@ -20,7 +20,7 @@ from onnxgrad.ir.subgraphs import empty, give
 
 Dim = int | ir.SymbolicDim
 
-#: Writes what is computed of a block of rows, given the blocks: values that have the rows of the block.
+#: Writes the nodes for a block of rows, given its inputs; the results have the rows of the block.
 Written = Callable[[Builder, Sequence[Var]], Sequence[tuple[Var, int]]]
 
 

@@ -20,7 +20,7 @@ from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.ir.subgraphs import copy_of, give
 from onnxgrad.rules.op import Op
 
-#: Operators besides those that move elements whose results are not stacked, but computed again.
+#: Operators whose results are recomputed instead of stacked, besides those that move elements.
 _CHEAP = frozenset({"Cast", "CastLike", "Shape"})
 
 
@@ -56,7 +56,7 @@ def stack_saved(
     if all(v in originals for v in new):
         body = it.body
         give(op.builder.nested(body), [*body.outputs, *(originals[v] for v in new)])
-    else:  # some are of what was written in the place of a node
+    else:  # some belong to the replacement of a node
         b.graph.outputs.clear()
         b.graph.outputs.extend([*ends, *new])
         inner, body = copy_of(op.builder, b.graph)

@@ -20,7 +20,7 @@ from onnxgrad.ir.match import constant_tensor
 from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give
 from onnxgrad.lower.registry import replace
 
-#: with fewer steps than this there is nothing to be saved
+#: with fewer steps than this, nothing is gained
 FEWEST = 4
 
 

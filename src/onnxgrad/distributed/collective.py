@@ -15,7 +15,7 @@ import numpy as np
 from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.wording import tensor_text
 
-#: What can be summed over ranks.
+#: Types that can be summed over ranks.
 SUMMED = ("float32", "float64", "int32", "int64", "uint8")
 
 

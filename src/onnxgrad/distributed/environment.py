@@ -15,7 +15,7 @@ from onnxgrad.distributed.mpi_engine import MPIEngine
 from onnxgrad.distributed.torch_engine import TorchEngine
 from onnxgrad.errors import BadInput, UnknownName
 
-#: How ranks may be connected, by the name of what connects them.
+#: Engines that can connect ranks, by name.
 ENGINES: dict[str, Callable[[], Collective]] = {"torch": TorchEngine, "mpi": MPIEngine, "none": Alone}
 
 #: Variables of ``torchrun`` without which ranks cannot find each other.

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxgrad.distributed.collective import Collective
 
-#: What an array is spelled under.
+#: The JSON key of an array.
 _ARRAY = "onnxgrad.array"
 
 

@@ -26,7 +26,7 @@ from onnxgrad.errors import BadInput
 
 #: Seconds between signs of life, and after how many without one a rank is taken for gone.
 BEAT, SILENCE = 1.0, 2.5
-#: Seconds after which a rank that waits for others to start says so.
+#: Seconds after which a rank that waits for others to start prints a message.
 QUIET = 5.0
 
 
@@ -152,7 +152,7 @@ class TorchEngine:
         """The memory of `array` as bytes: PyTorch does not know every dtype that numpy does."""
         return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
 
-    # --- who is gone ---------------------------------------------------------------------------
+    # --- missing ranks -------------------------------------------------------------------------
 
     def _beat(self) -> None:
         count = 0
@@ -174,7 +174,7 @@ class TorchEngine:
             return
         except RuntimeError as error:
             failed = str(error).strip().split("\n")[0]
-        works.clear()  # what waits, and what an error remembers of its way here, keeps connections open
+        works.clear()  # waiting operations, and the traceback of an error, keep connections open
         self._disconnect()
         lost = self._who(failed)
         self.close()
@@ -234,7 +234,7 @@ def _meet(joining: float, wait: timedelta) -> tuple[Any, int, int]:
     if rank > 0:  # PyTorch itself prints much while it cannot connect
         while not _is_reachable(host, port):
             waiting.go_on("rank 0, which does not answer")
-    # a world of one: the store is handed out at once, and who has come is counted here
+    # a world of one: the store is available at once, and arrivals are counted here
     store, *_ = next(rendezvous("env://", world_size=1, timeout=wait))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store outlives the ranks of the last one
     store = PrefixStore(f"onnxgrad/{attempt}/{size}", store)

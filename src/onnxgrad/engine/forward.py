@@ -43,7 +43,7 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
     assert rule is not None  # `prepare` has seen to it
     given = [None if v is None or not rule.carries(i) else tangents.get(v) for i, v in enumerate(node.inputs)]
     if all(t is None for t in given) and not any(v in tangents for v in captured(node)):
-        return {}  # what led here turned out to have no slope
+        return {}  # the path from here has no slope
     op = Op(builder, node, [t is not None for t in given])
     given += [None] * (len(op.inputs) - len(given))
     op.tangents = tangents

@@ -101,7 +101,7 @@ class telling:  # noqa: N801  (it reads like a function)
             raise RuleError(f"the rule failed on {described(self.node)}: {type(e).__name__}: {e}") from e
 
 
-#: What a rule raises that fails.
+#: Errors of a rule that fails.
 _FAILURES = (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError)
 
 

@@ -104,7 +104,7 @@ class Classifier(ClassifierNeuralNetwork):
         return {"none": losses, "mean": losses.mean(), "sum": losses.sum()}[reduction]
 
     def _distributions(self, y: np.ndarray) -> np.ndarray:
-        # attacks hand in bytes, and the negative of a byte is one
+        # attacks pass bytes, and the negative of a byte is one
         return check_and_transform_label_format(np.asarray(y), self.nb_classes).astype(self._dtype)
 
     def loss_gradient(self, x: np.ndarray, y: np.ndarray, **_: Any) -> np.ndarray:

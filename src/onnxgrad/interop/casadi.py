@@ -49,7 +49,7 @@ def family(
     """
     primal = sized(Function(model).model.clone(), dims or {})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ZeroDerivative)  # CasADi seeds all inputs, also those that nothing depends on
+        warnings.simplefilter("ignore", ZeroDerivative)  # CasADi seeds all inputs, also those without effect
         reverse = adjoint(primal)
         sensitivities = [v.name for v in reverse.graph.outputs if v.name and v.name.startswith("adj_")]
         written = {

@@ -80,7 +80,7 @@ def _as_written(lower: Lowering) -> Infer:
         graph = ir.Graph(inputs, [], nodes=[], opset_imports=dict(ctx.opset_imports))
         try:
             results = lower(Builder(graph, Names.of_graph(graph), Inference.in_context(ctx)), copy)
-        except NotDifferentiable:  # which is said where a derivative is asked for
+        except NotDifferentiable:  # an error is raised when a derivative is requested
             first, out = node.inputs[0], node.outputs[0]
             if first is not None and out.type is None:
                 out.type = first.type

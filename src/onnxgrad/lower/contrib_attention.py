@@ -290,7 +290,7 @@ def _cached(b: Builder, past: Var | None, new: Var, before: Var, total: Var) -> 
         return new
     room = b.shape_of(past, 2, 3)
     places = b.Range(b.const(0), b.Squeeze(b.Max(room, total), [0]), b.const(1))
-    shift = b.Sub(places, before)  # [B, T]: the place among what is new
+    shift = b.Sub(places, before)  # [B, T]: the index among the new tokens
     every = b.Concat(past, new, axis=2)
     last = b.Sub(b.shape_of(every, 2, 3), b.const(1))
     index = b.Min(b.Where(b.Less(shift, b.const(0)), places, b.Add(shift, room)), last)

@@ -175,7 +175,7 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
             continue
         produced = copy.values[formal]
         if produced is None or produced in taken or not any(produced is v for n in new for v in n.outputs):
-            # the body hands an operand through, or gives one value twice: the output needs one of its own
+            # the body returns an operand, or one value twice: the output needs its own producer
             through = ir.Node("", "Identity", [produced], name=builder.names.fresh(f"{node.op_type}_Identity"))
             through.outputs[0].name = builder.names.fresh(f"{node.op_type}_out{i}")
             new.append(through)

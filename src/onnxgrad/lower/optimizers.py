@@ -27,7 +27,7 @@ from onnxgrad.lower.registry import lowering
 
 DOMAIN = "ai.onnx.preview.training"
 DOUBLE = int(ir.DataType.DOUBLE)
-#: What an operator takes of each tensor: X, G and the states.
+#: The operands of an operator for each tensor: X, G and the states.
 KINDS = {"Adagrad": ("X", "G", "H"), "Adam": ("X", "G", "V", "H"), "Momentum": ("X", "G", "V")}
 
 Coefficient = float | Var

@@ -217,7 +217,7 @@ class _Layer:
             node.name = name_stop(b.names, RECURRENT, self.node)
         return list(b.append(node))
 
-    # --- what the three differ in ------------------------------------------------------------------
+    # --- differences between the three ------------------------------------------------------------
 
     def gather_biases(self, columns: Var, wb: Var | None, rb: Var | None, hidden: int) -> Any:
         """Add the biases that need not be in the step to the columns."""

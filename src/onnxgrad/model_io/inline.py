@@ -56,7 +56,7 @@ def inline_functions(model: ir.Model, keep: Collection[ir.OperatorIdentifier] = 
         if function.identifier() not in keep:
             _carry_versions(function, imports)
         _separate_outputs(function)
-        for node in function:  # what the library names a node without a name tells nothing
+        for node in function:  # names that the library generates have no information
             node.name = node.name or next((v.name for v in node.outputs if v.name), None)
     _complete_calls(model, keep)
     try:

@@ -12,7 +12,6 @@ body as if it were inlined.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Hashable, Iterator, MutableMapping
 from dataclasses import dataclass
@@ -127,11 +126,7 @@ class Functions:
 
     def infer(self, ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         """Set types and shapes of the results of the call `node`."""
-        try:
-            body = self.body(node)
-        except Exception:  # as any inference that fails: the types stay unknown
-            logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
-            return
+        body = self.body(node)
         symbols: dict[str, str] = {}
         for v in node.inputs:
             if v is not None and v.shape is not None and _filled_in(v) is None:
@@ -305,7 +300,7 @@ def worth_keeping(model: ir.Model) -> set[Identifier]:
         return set()
     calls = {name: [n.op_identifier() for n in nodes_of(f.graph)] for name, f in functions.items()}
     order = _callers_first(calls)
-    if order is None:  # a cycle: inlining says so
+    if order is None:  # a cycle: inlining raises the error
         return set()
     size: dict[Identifier, int] = {}
     for name in reversed(order):

@@ -84,7 +84,7 @@ def _read(proto: onnx.ModelProto, what: str) -> ir.Model:
         _densify(dense.graph)
         proto = dense
     log = logging.getLogger("onnx_ir.serde")
-    disabled, log.disabled = log.disabled, True  # what it warns of is refused below
+    disabled, log.disabled = log.disabled, True  # the subject of its warnings is refused below
     try:
         model = ir.from_proto(proto)
     except Exception as e:

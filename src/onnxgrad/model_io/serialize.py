@@ -83,8 +83,8 @@ class _Writer:
         self.ir_version = ir_version
         self._texts = _Texts()
         self._types: dict[tuple[int, int], bytes] = {}  # of values that share them
-        self._alike: dict[tuple[ir.DataType, tuple[int | str | None, ...]], bytes] = {}  # of those that have equal ones
-        self._attributes: dict[int, bytes] = {}  # nodes share what holds them
+        self._alike: dict[tuple[ir.DataType, tuple[int | str | None, ...]], bytes] = {}  # equal ones are shared
+        self._attributes: dict[int, bytes] = {}  # nodes share their attributes
 
     def graph(self, proto: onnx.GraphProto, graph: ir.Graph) -> None:
         """Fill `proto`, which is empty."""

@@ -20,7 +20,7 @@ from onnxgrad.model_io.serialize import serialize, varint
 
 _NOTHING = ir.tensor([0.0])
 
-#: What makes up a message: bytes, and tensors whose bytes are made when they are written.
+#: Pieces of a message: bytes, and tensors whose bytes are generated on writing.
 _Pieces = list[bytes | ir.TensorProtocol]
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.names import identifier
 
-#: Names, in lower case, by which exporters say that they do not know.
+#: Names, in lower case, that exporters use for unknown dimensions.
 UNKNOWN = frozenset({"", "?", "none", "unknown", "unk", "dynamic", "*"})
 
 

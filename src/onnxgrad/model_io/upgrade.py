@@ -86,7 +86,7 @@ def raise_opset(model: ir.Model) -> None:
     if stale:
         _infer(model)
     names = Names.of(model) if stale else Names()
-    same: set[object] = set()  # what the converter was seen to leave alone
+    same: set[object] = set()  # nodes that the converter is known to leave unchanged
     for node in stale:
         source = node.version or opset
         try:

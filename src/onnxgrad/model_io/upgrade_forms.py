@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxgrad.ir.match import constant
 from onnxgrad.ir.names import Names
 
-#: Writes what takes a node's place and gives its outputs; None: leave it to the onnx package.
+#: Writes the replacement of a node, and returns its outputs; None: leave it to the onnx package.
 Fix = Callable[["UpgradedNode"], "list[ir.Value | None] | None"]
 FIXES: dict[str, tuple[int, Fix]] = {}
 

@@ -124,7 +124,7 @@ class Chooser:
             if again:
                 total += self.cost[node]
                 anew.update(v for v in node.outputs if v in dropped)
-                # what is kept, and comes out once more beside what is not, is let go at once
+                # a result that is saved already is released at once
                 step = step._replace(gives=[(v,) if v in dropped else (v, None) for v in node.outputs])
             steps.append(step)
         return Candidate(dropped, max(use(steps, self.takes), default=0), total, line)
@@ -235,7 +235,7 @@ class Chooser:
         if node.domain or subgraphs(node) or not node.inputs or (cheap and traits_of(node).is_product):
             return False
         if node.op_type == "BatchNormalization" and any(v is None or v.producer() is None for v in statistics(node)):
-            return False  # it writes into what it reads them from, which a second one needs to have of its own
+            return False  # it overwrites its operand, so a second run needs its own copy
         return is_repeatable(node.op_type, "", self.opset)
 
     def _may_drop(self, v: ir.Value) -> bool:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.operators import traits_of
 
-#: Of one core: products and sums of matrix products, bytes that simpler operators move; and what every node takes.
+#: For one core: products and sums of matrix products, bytes moved by simpler operators, and the overhead per node.
 FLOPS, BYTES, START = 5e10, 5e9, 3e-6
 
 #: How much longer a slow operator takes per byte.

@@ -13,7 +13,7 @@ def constant_total(value: ir.Value) -> str:
 
     Rows of a Softmax sum to 1, and so do they where their elements are only moved, and those of some rows.
     """
-    cut: set[int] = set()  # axes of which a part is left
+    cut: set[int] = set()  # axes that are partly reduced
     node = value.producer()
     while node is not None and is_standard(node) and node.inputs:
         source, result = node.inputs[0], node.outputs[0]

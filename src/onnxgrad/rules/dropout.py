@@ -10,7 +10,7 @@ from onnxgrad.rules.registry import elementwise
 from onnxgrad.rules.rule import Result
 
 
-@elementwise("Dropout", wrt=(0,), kind=None, piecewise_linear=True)  # a stack draws anew
+@elementwise("Dropout", wrt=(0,), kind=None, piecewise_linear=True)  # a stack has its own random numbers
 def dropout(op: Op, g: Var, x: Var, ratio: Var | None, training: Var | None) -> Result:
     """y = x·m/(1 - r) with a random mask m in training mode, else x: g·m/(1 - r), else g; 0 for r"""
     if training is None or (training.const is not None and not training.const.item()):

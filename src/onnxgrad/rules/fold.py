@@ -43,7 +43,7 @@ def max_unpool(op: Op, g: Var, x: Var, index: Var, shape: Var) -> Result:
     room = op.reshape(count, [1]) if isinstance(count, Var) else [count]
     zeros = op.Expand(op.const(0.0, x.dtype), room)
     taken = scatter(op, op.Reshape(g, [-1]), _sources(op, x, index, shape), zeros, 0, unique=True)
-    return reshape_to(op.Slice(taken, [1], [2**31 - 1]), x)  # what came from nowhere went to place 0
+    return reshape_to(op.Slice(taken, [1], [2**31 - 1]), x)  # elements without a source went to place 0
 
 
 def _sizes(op: Op, vector: Var, rank: int) -> list[Any]:

@@ -94,7 +94,7 @@ def _margins(op: Op, g: Var, x: Var, axis: int, start: Any, end: Any) -> Any:
     before = [0] if start == 0 else op.Min(along, [start]) if start > 0 else op.Max(along + start, [0])
     if end is not None and end >= _ENDLESS:
         return before, [0]
-    taken = op.Shape(g, start=axis, end=axis + 1)  # not what is declared: that often takes start and end to be in range
+    taken = op.Shape(g, start=axis, end=axis + 1)  # not the declared size: that often assumes start and end in range
     return before, along - taken - (op.join(before) if start else 0)
 
 

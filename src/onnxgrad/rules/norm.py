@@ -292,7 +292,7 @@ def lrn(op: Op, g: Var, x: Var, y: Var) -> Result:
     return g * depth**-beta - x * spread * (2 * alpha * beta / length)
 
 
-#: Slices of which a sum is written out.
+#: Number of slices up to which a sum is written out.
 MOST_SLICES = 64
 
 

@@ -38,7 +38,7 @@ class Op:
         self.inputs: list[Var | None] = [None if v is None else Var(builder, v) for v in node.inputs]
         if self.schema is not None and self.schema.max_input <= 64:
             self.inputs += [None] * (self.schema.max_input - len(self.inputs))
-        #: what rules write with, besides the operators: see `Builder`
+        #: the builder that rules write with
         self.emit, self.named = builder.emit, builder.named
         self.const, self.join, self.reshape, self.shape_of = (
             builder.const,

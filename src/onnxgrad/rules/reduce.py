@@ -25,7 +25,7 @@ from onnxgrad.rules.step_functions import HALF, comparable, lowest
 def restored(op: Op, z: Var, x: Var, axes: Any) -> Var:
     """`z`, shaped like the output of a reduction of `x` along `axes`, with these axes back as size 1."""
     if op.attr("keepdims") or axes is None or (axes.const is not None and not axes.const.size):
-        return z  # kept, or untouched, or a scalar, which broadcasts as it is
+        return z  # kept, or untouched, or a scalar, which broadcasts anyway
     return op.Unsqueeze(z, axes)
 
 

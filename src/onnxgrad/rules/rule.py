@@ -36,14 +36,14 @@ from onnxgrad.ir import Builder, Var, containers, expand_to, sum_to
 from onnxgrad.rules.gates import join_silu_terms
 from onnxgrad.rules.op import Op
 
-#: Where a node may bring a rule of its own, which is then asked in the place of that of its operator.
+#: Key of a rule that a node brings along, which takes precedence over that of its operator.
 OWN = "onnxgrad.own_rule"
 
 Cotangents = Sequence[Var | None]
 Parts = list[Var | None]
-#: what a function that gives a JVP gets: a tangent for each input, None for one that does not move
+#: the argument of a JVP function: a tangent for each input, None for a constant one
 Tangents = Sequence[Any]
-#: what the function of a rule returns: the part of each input, or the parts by value
+#: the result of a rule's function: the part of each input, or the parts by value
 Result = Var | Sequence[Var | None] | dict[ir.Value, Var] | None
 Function = Callable[..., Result]
 Rewrite = Callable[[Builder, ir.Node, Sequence[ir.Value]], list[ir.Node] | None]
@@ -80,7 +80,7 @@ class Rule(ABC):
     reason: str = ""
     #: whether the operator is linear in the operands `wrt` together, piece by piece
     piecewise_linear: bool = False
-    #: whether forward mode follows from the class, or was given; else it is derived from the VJP
+    #: True if forward mode follows from the class or was given; else it is derived from the VJP
     has_jvp: bool = True
     #: True for the rules of users, which no test of the library has seen
     is_custom: ClassVar[bool] = False

@@ -8,7 +8,7 @@ from onnxgrad.ir.stops import explain_stop
 
 _PREAMBLE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _NODE = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:'([^']*)' Status Message: ")
-#: A place in its sources, and what was checked there.
+#: A source location and a checked condition in its messages.
 _PLACE = re.compile(r"^(?:\S*\.(?:h|cc|cpp):\d+ )+(?:.*? was false\. |\w+Impl |Compute |.*?\] )?")
 _SIZES = re.compile(r"index: (\d+) Got: (-?\d+) Expected: (-?\d+)")
 #: The names of nodes that had none begin so (see `same_memory.name_nodes`).

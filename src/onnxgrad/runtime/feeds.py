@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.wording import type_text
 
-#: What needs no second look: numbers in the byte order of the machine.
+#: Types that need no check: numbers in the byte order of the machine.
 _PLAIN = frozenset(np.dtype(c) for c in "?bhilqBHILQefd")
 
 

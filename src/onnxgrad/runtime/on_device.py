@@ -101,7 +101,7 @@ class OnDevice:
         binding = self._bindings[self._now]
         for name in self._own:  # or the runtime insists on the shapes of the last batch
             binding.bind_output(name, "cpu")
-        for name, array in self.held.items():  # what is bound from the host is copied then, not when it runs
+        for name, array in self.held.items():  # a host buffer is copied when it is bound, not when the step runs
             binding.bind_cpu_input(name, array)
         for name in self.batch:
             binding.bind_ortvalue_input(name, self._tensor(name, batch[name]))

@@ -34,7 +34,7 @@ from onnxgrad.runtime.same_memory import SameMemory
 from onnxgrad.runtime.session import Options, aligned, create, give_back, ort_value
 from onnxgrad.wording import tensor_text
 
-#: A state of as many bytes is worth what it takes to look for graphs that are garbage before it is copied (60 ms).
+#: State of as many bytes is worth a search for garbage graphs (60 ms) before it is copied.
 _MUCH = 1 << 22
 
 
@@ -95,7 +95,7 @@ class Resident:
         one = overwritten | shared.inputs
         second = {n: a if slots[n].input in one else aligned(a.shape, a.dtype) for n, a in first.items()}
         self._buffers = first, second
-        #: what was given, but for the first values, which may be as large as the model and are not kept twice
+        #: the given model without initial values, which may be large and are not stored twice
         self.slots = {n: dataclasses.replace(s, initial=self._buffers[0][n]) for n, s in slots.items()}
         self._now = 0
         self._overwrites = overwrites() if overwritten else None

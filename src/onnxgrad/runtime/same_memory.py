@@ -29,12 +29,12 @@ from onnxgrad.runtime.kernels.in_place import Before
 
 _ELEMENTWISE = frozenset({"Abs", "Add", "Div", "Max", "Min", "Mul", "Neg", "Pow", "Sign", "Sqrt", "Sub", "Where"})
 _READERS = _ELEMENTWISE | {"Gather"}
-#: An optimization may leave these out, or move them behind what reads their result, as operators that move elements.
+#: An optimization may remove these, or move them behind their readers, like operators that move elements.
 _SCALES = frozenset({"Cast", "Div", "Mul"})
 #: Tensors of fewer bytes gain nothing; counters are among them, which are updated whether or not a step succeeds.
 _SMALL = 1 << 14
 
-#: What the runtime says before the node that failed; with no node, of what is bound to a run that has not begun.
+#: The runtime's text before the node that failed; without a node, for an error of binding.
 _BEGINS = "Error in execution: "
 _FAILED = re.compile(r"while running (\w+) node\. Name:'(?:fused )?(.*?)(?:_nchwc|/MatmulTransposeFusion/)?'")
 

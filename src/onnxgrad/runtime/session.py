@@ -52,16 +52,16 @@ _OF_NUMPY = frozenset(
 )
 
 
-#: What the runtime writes around the type of the tensors in a sequence or an optional.
+#: The runtime's text around the type of the tensors in a sequence or an optional.
 _HELD = re.compile(r"optional\(|seq\(|(?<=\))\)")
 
-#: What may run in the place of named parts of a graph, see `Options`.
+#: Implementations of named parts of a graph, see `Options`.
 TARGETS = ("auto", "portable", "native")
 
-#: The variable of the environment that says what "auto" is to be.
+#: The environment variable that replaces "auto".
 TARGET = "ONNXGRAD_TARGET"
 
-#: A model in memory, serialized, or where it is kept.
+#: A model in memory, serialized, or its path.
 AnyModel = ir.Model | onnx.ModelProto | bytes | str | Path
 
 
@@ -165,7 +165,7 @@ class Options:
         options.enable_profiling = bool(self.profile)
         if self.profile:
             options.profile_file_prefix = self.profile
-        options.log_severity_level = 4  # what goes wrong comes back as an exception; do not print it as well
+        options.log_severity_level = 4  # errors come back as exceptions; do not print them as well
         if not self.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self.target == "native":
@@ -347,7 +347,7 @@ def _read(model: bytes | str | Path) -> ir.Model | None:
         if proto.graph.sparse_initializer or any(t.data_location == apart for t in proto.graph.initializer):
             return None
         return ir.from_proto(proto)
-    except Exception:  # the runtime tells what is wrong with it
+    except Exception:  # the runtime reports the error
         return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput, warn_caller
 
-#: Seconds after which a run is taken to be one that ends.
+#: Seconds after which a run counts as endless.
 _PATIENCE = 60
 
 #: Files of more bytes are loaded without packed copies of their weights, and not run.

@@ -25,7 +25,7 @@ def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
             if b"MatMul" not in content:
                 return []
             read = ir.from_proto(onnx.ModelProto.FromString(content))
-        except Exception:  # what cannot be read, the runtime tells
+        except Exception:  # unreadable models are reported by the runtime
             return []
     graphs = [read.graph, *(f.graph for f in read.functions.values())]
     found = []

@@ -20,10 +20,10 @@ MASKS = "onnxgrad.dropout_step"
 CONVENTION = "onnxgrad.adam"
 #: Of an algorithm: the logits that a loss is computed from where the model ends in probabilities, in words.
 TAKEN_OF = "onnxgrad.loss"
-#: Of an algorithm: what is trained, and what is not and why, in words.
+#: Of an algorithm: the trained weights, and the others with reasons, in words.
 TRAINS = "onnxgrad.trains"
-#: Of a model with an adapter: what it is, as JSON. Of a node that belongs to it: the weight that is adapted.
+#: Of a model with an adapter: its record as JSON. Of a node that belongs to it: the adapted weight.
 ADAPTER = "onnxgrad.adapter"
-#: Of a quantized model that is trained: which of its floats are stored as integers, as JSON. It is trained through
-#: what it rounds.
+#: Of a quantized model that is trained: the floats that are stored as integers, as JSON. It is trained through
+#: its rounding.
 QUANTIZED = "onnxgrad.quantized"

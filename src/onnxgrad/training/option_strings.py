@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxgrad.errors import BadInput, close_to
 
-#: What other libraries call it.
+#: Names of other libraries.
 _ELSEWHERE = {
     **dict.fromkeys(("ce", "crossentropy", "crossentropyloss", "log_loss", "softmax"), "cross_entropy"),
     **dict.fromkeys(

@@ -44,7 +44,7 @@ class Derivation:
 
         With an `attempt`, large local functions stay functions.
         """
-        if registry.estimating:  # an estimator looks at what made a quantized number
+        if registry.estimating:  # an estimator looks at the producer of a quantized number
             attempt = None
         try:
             self._open(model, wrt, of, first, containers, keep=keep_no_function if attempt is None else worth_keeping)
@@ -81,7 +81,7 @@ class Derivation:
 
     def input(self, like: ir.Value, name: str, directions: int | str | None = None) -> Var:
         """A new graph input with the type and shape of `like`; with `directions`, as many of it in a stack."""
-        if like.shape is None and isinstance(like.type, ir.TensorType):  # a graph input must say how many axes it has
+        if like.shape is None and isinstance(like.type, ir.TensorType):  # a graph input must declare its number of axes
             hint = "declare its shape in the model's value_info"
             raise BadInput(f"the rank of {like.name!r} is not known\n  hint: {hint}")
         value = ir.Value(

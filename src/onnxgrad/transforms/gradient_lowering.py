@@ -211,7 +211,7 @@ class WithoutGradients:
             xs, y = [at.values.get(x, x) for x in xs], at.values.get(y, y)
         asked = [x for x, out in zip(xs, node.outputs) if out.name]
         if y.dtype is None:
-            prepare(nodes, asked, [y], self.builder)  # the reason, if it is there
+            prepare(nodes, asked, [y], self.builder)  # the reason, if there is one
             raise BadInput(f"{where}: the type of {y.name!r} is not known; declare it in the model")
         seed = self.builder.full_like(Var(self.builder, y), 1)
         found = reverse(self.builder, nodes, {y: seed}, asked)

@@ -20,7 +20,7 @@ from onnxgrad.ir.infer.registry import registry
 from onnxgrad.ir.names import described
 from onnxgrad.lower.optimizers import DOMAIN, KINDS
 
-#: The only version of the domain: it is a preview, so another one would be something else.
+#: The only version of the domain: it is a preview, so another version may differ.
 VERSION = 1
 
 
@@ -99,7 +99,7 @@ def bind(model: ir.Model, constants: Collection[str] = ()) -> None:
     for node in [*model.graph.all_nodes(), *(n for f in model.functions.values() for n in f.all_nodes())]:
         if (
             node.domain == DOMAIN and node.op_type in _INFERENCE
-        ):  # who raises the opset needs types before any are inferred
+        ):  # raising the opset needs types before any are inferred
             _INFERENCE[node.op_type](None, node)
 
 

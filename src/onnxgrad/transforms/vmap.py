@@ -243,7 +243,7 @@ class _Sizes:
 def _output(b: Builder, name: str, found: Var, old: ir.Value) -> ir.Value:
     """`found` as a graph output in place of `old`."""
     value = found.value
-    if value.producer() is None and value.name == name:  # an input that is handed through
+    if value.producer() is None and value.name == name:  # an input that is returned
         return value
     if value.producer() is None or value.is_graph_output():
         value = b.append(ir.Node("", "Identity", [value]))[0].value

@@ -291,7 +291,7 @@ def as_array(x: Any, like: np.dtype | None = None) -> Array:
         return Array(np.asarray(x, np.result_type(like, x)))
     if isinstance(x, (list, tuple)):
         return Array._xp.asarray(x)
-    return Array(np.array(x))  # a copy: the tape must not see what the caller writes into it later
+    return Array(np.array(x))  # a copy: the tape must not see later writes of the caller
 
 
 def plain(x: Any) -> Any:

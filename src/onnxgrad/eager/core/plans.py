@@ -36,7 +36,7 @@ from onnxgrad.ir.outline import restrict
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.ir.subgraphs import rewired
 
-#: Where results are in a program; None for one that is not there.
+#: Indices of results in a program; None for a missing one.
 Places = Sequence[int | None]
 #: How many graphs are kept.
 MOST_PLANS = 1024

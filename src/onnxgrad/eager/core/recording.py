@@ -23,7 +23,7 @@ from onnxgrad.errors import NotDifferentiable
 
 _HINT = "\n  hint: derivatives pass + − · / @, abs, conj, exp, real, imag, sums, shapes and indices of complex numbers"
 
-#: What is linear with real coefficients acts on the two parts separately.
+#: Operators that are linear with real coefficients act on the two parts separately.
 LINEAR = frozenset((
     "Concat", "CumSum", "Expand", "Gather", "GatherElements", "Identity", "Neg", "Pad", "ReduceMean", "ReduceSum",
     "Reshape", "Squeeze", "Stop", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "gathered_flat", "put_flat",

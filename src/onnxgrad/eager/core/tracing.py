@@ -208,7 +208,7 @@ def _pull_in_stretches(p: Program, given: Sequence[tuple[Node, Array]]) -> list[
         inside = set(stretch)
         results = [n for n in totals if n in inside]
         if results:
-            # what the stretch reads from before it, in order of creation
+            # the inputs of the stretch, in order of creation
             before = {q for n in stretch for q in n.inputs if type(q) is Node and q in moving and q not in inside}
             sources = sorted(before, key=lambda n: n.serial)
             part = program(results, sources, stretch)

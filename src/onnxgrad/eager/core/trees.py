@@ -12,7 +12,7 @@ import numpy as np
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.errors import BadInput
 
-#: What a tree may hold besides arrays: constants, whose derivative is None.
+#: Constants that a tree may have as leaves besides arrays; their derivative is None.
 _FIXED = (str, bytes, bool, type(None))
 
 

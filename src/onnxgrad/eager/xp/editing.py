@@ -131,11 +131,11 @@ def vectorize(f: Function, otypes: Any = None, doc: str | None = None, **options
         if not found:
             raise BadInput("vectorize needs at least one element")
 
-        def joined(parts: Any) -> Array:
+        def stack_results(parts: Any) -> Array:
             y = stack(list(map(as_array, parts)), axis=0)
             return reshape(y, (*shape, *y.shape[1:]))
 
-        return tuple(map(joined, zip(*found))) if isinstance(found[0], tuple) else joined(found)
+        return tuple(map(stack_results, zip(*found))) if isinstance(found[0], tuple) else stack_results(found)
 
     applied.__doc__ = doc or f.__doc__
     return applied

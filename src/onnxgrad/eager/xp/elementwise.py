@@ -150,7 +150,7 @@ subtract = binary("subtract", _op("Sub"), np.subtract)
 
 def pow(x1: Any, x2: Any, /) -> Array:
     """x1 to the power x2. A Python number as exponent is static, which makes the derivative shorter."""
-    if not isinstance(x2, (int, float)) or isinstance(x2, bool) or not tracked(x1):  # so it is of floats
+    if not isinstance(x2, (int, float)) or isinstance(x2, bool) or not tracked(x1):  # so it has floats
         return _power(x1, x2)
     if x1.dtype.kind == "c":
         return complexes.power(x1, int(x2)) if float(x2).is_integer() else _power(x1, x2)

@@ -328,7 +328,7 @@ def _qr_vjp(arguments: Any, y: Any, g: Any) -> Any:
     return concat([at_x, matmul(q, beyond)], axis=-1) if wide else at_x
 
 
-_numpys_qr: Any = np.linalg.qr  # whose types say that the mode is a constant
+_numpys_qr: Any = np.linalg.qr  # whose type annotations require a constant mode
 
 
 def qr(x: Any, /, mode: str = "reduced") -> Any:

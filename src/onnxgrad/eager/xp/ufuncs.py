@@ -17,7 +17,7 @@ from onnxgrad.eager.xp import complexes
 from onnxgrad.eager.xp.dtypes import promoted
 
 Function = Callable[..., Any]
-#: What a function is recorded as: a primitive, or what writes an expression of operators, ``writer(b, *operands)``.
+#: How a function is recorded: as a primitive, or by a writer of an expression, ``writer(b, *operands)``.
 Recorded = Primitive | Callable[..., Any]
 _new_array = Array
 _SMALL = LARGE // 8

@@ -22,7 +22,7 @@ from onnxgrad.model_io.checks.attributes import attribute_complaint
 from onnxgrad.model_io.checks.schema import formal, formal_complaint
 from onnxgrad.wording import shape_text
 
-#: Operators of which a derivative would be computed although their operands do not fit, and ONNX Runtime would run it.
+#: Operators for which a derivative would be built, and run by ONNX Runtime, even with unfitting operands.
 _ASKED = frozenset({*BROADCASTING, "Expand", "GridSample", "Slice"})
 
 

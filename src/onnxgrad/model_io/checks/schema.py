@@ -27,7 +27,7 @@ class Formal(NamedTuple):
     defaults: dict[str, Any]  # of the attributes that the schema gives one
     required: frozenset[str]
     single: int  # how many operands in front may not be left out
-    binds: tuple[str, ...]  # the type variable of each operand, empty where any type may stand
+    binds: tuple[str, ...]  # the type variable of each operand, empty for any type
 
 
 @functools.cache

@@ -146,7 +146,7 @@ def _interleaved(op: Op, big: Var, small: Var, outer: int | None, windows: Windo
     kernel = _filled(op, op.Transpose(small, perm=[1, 0, *axes]))
     gap = windows.dilations[-1]
     taps: list[Any] = list(windows.kernel)
-    if gap > 1 and rank < 3:  # the offsets between taps are most of what there is; no runtime has four axes
+    if gap > 1 and rank < 3:  # the offsets between taps dominate; no runtime has four axes
         pads = windows.pads
         y = op.Conv(
             view(op, lanes, [1, batch * group, *room, inner]),

@@ -162,7 +162,7 @@ def _counts_at_run_time(op: Op, g: Var, x: Var, where: Windows, pads: list[Any] 
         around = vector(op, [0, 0, *heads, 0, 0, *tails])
         ones = op.Pad(ones, around, op.const(1, g.dtype))
         heads, tails = [0] * where.rank, [0] * where.rank
-    # room for a window that hangs over the end; what is too much is cut
+    # room for a window beyond the end; the surplus is cut
     ones = pad(op, ones, [*heads, *(t + s + r for t, s, r in zip(tails, where.strides, where.reach))])
     counts = op.Conv(ones, _ones(op, where, g), strides=where.strides, dilations=where.dilations)
     counts = crop(op, counts, spatial(op, g))

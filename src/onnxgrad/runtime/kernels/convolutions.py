@@ -18,11 +18,11 @@ KERNEL = "Conv3x3"
 
 #: Fewest channels on either side, and tiles of 4×4 in all pictures: with fewer, transforming these or weights shows.
 _CHANNELS, _TILES = 16, 64
-#: How many pictures there are taken to be where only a run tells.
+#: The number of images assumed if it is known only at run time.
 _IMAGES = 16
 #: Most numbers of transformed weights (16 MB).
 _WEIGHTS = 1 << 22
-#: How much may be computed for what is asked for: tiles, and vectors of 16 channels, may be cut off.
+#: The most computed per requested result: tiles, and vectors of 16 channels, may be cut off.
 _EMPTIEST = 1.6
 
 

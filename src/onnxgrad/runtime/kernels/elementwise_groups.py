@@ -130,7 +130,7 @@ class _Grouping:
         #: values of fitting operators that other nodes read, as far as is known
         self.needed: set[ir.Value] = set()
         self.groups = self._groups()
-        #: operators that calls have to give in any case, and those that are not computed again
+        #: operators whose results calls must return anyway, and those that are not recomputed
         self.called: set[ir.Node] = set()
         self.once: set[ir.Node] = set()
 
@@ -263,7 +263,7 @@ class _Grouping:
                 return GroupCall(compile_program(nodes, given, group.shape, ends), nodes)
         raise Unfit
 
-    # --- what is computed again -----------------------------------------------------------------------------------
+    # --- recomputed operators -------------------------------------------------------------------------------------
 
     def _computed_again(self, group: _Group, inside: set[ir.Node]) -> set[ir.Node]:
         """Operators of earlier groups that are better computed again in this one than read."""

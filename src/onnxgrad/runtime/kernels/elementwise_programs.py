@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.runtime.kernels.elementwise_steps import OPERATIONS, Dims, Steps, Unfit, dims, letter, write_steps
 
-#: What a step does, in the order of the kernel's own list.
+#: Operations of a step, in the order of the kernel's own list.
 CODES = (*OPERATIONS, "LOAD", "CONSTANT", "STORE", "SUM", "MEAN")
 _NUMBER = {name: i for i, name in enumerate(CODES)}
 
@@ -66,7 +66,7 @@ def compile_program(
     operands = _by_letter(list(b.loads), OPERANDS)
     results = _by_letter([*targets, *(s.result for s in sums)], RESULTS)
     of = {s.result: s for s in sums}
-    stores: dict[int, list[list[int]]] = {}  # what is done with what a step gives: code, result, register, how
+    stores: dict[int, list[list[int]]] = {}  # uses of a step's result: code, result, register, mode
     for place, value in enumerate(results):
         if value is None:
             continue

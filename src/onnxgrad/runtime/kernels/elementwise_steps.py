@@ -21,7 +21,7 @@ OPERATIONS = tuple(
     WHOLE_LESS WHOLE_LESS_EQUAL NATURAL_LESS NATURAL_LESS_EQUAL WHOLE_EQUAL WHOLE_TRUTH FLOAT_OF_WHOLE""".split()  # noqa: SIM905
 )
 
-#: Most axes of what programs read and write.
+#: The most axes of operands and results of programs.
 AXES = 8
 
 _LETTERS = {ir.DataType.FLOAT: "F", ir.DataType.INT32: "I", ir.DataType.UINT32: "U", ir.DataType.BOOL: "B"}

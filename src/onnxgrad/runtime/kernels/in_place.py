@@ -111,7 +111,7 @@ class Before:
     def __init__(self, graph: ir.Graph, updates: list[ir.Node]) -> None:
         self.bits: dict[ir.Node, int] = {}
         self.sets: dict[ir.Node, int] = {}
-        #: the node of the graph that a node is, or in the body of which it is
+        #: the top-level node that a node is, or is nested in
         self.outermost: dict[ir.Node, ir.Node] = {}
         for i, node in enumerate(graph):
             self.bits[node] = 1 << i

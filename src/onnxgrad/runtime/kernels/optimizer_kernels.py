@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrad.ir.match import is_op
 from onnxgrad.runtime.kernels.substitute import Fits, KernelCall, Occurrence, kernel, preceding_call
 
-#: What kernels are called for a type, after their names.
+#: Suffixes of kernels by type.
 _SUFFIX = {ir.DataType.FLOAT: "", ir.DataType.DOUBLE: "Double"}
 
 #: How many states a kernel has; they are its operands after X and G, and its results after X'.

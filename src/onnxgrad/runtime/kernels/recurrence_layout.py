@@ -9,7 +9,7 @@ from typing import Any
 from onnxgrad.runtime.kernels import elementwise_steps
 from onnxgrad.runtime.kernels.elementwise_steps import Unfit
 
-#: Kinds of values, and what steps do, in the order of the kernel's own lists.
+#: Kinds of values and operations of steps, in the order of the kernel's own lists.
 _KINDS = ("REGISTER", "STATE", "SCANNED", "FIXED", "SHARED", "CONSTANT", "RESULT")
 OPERATIONS = (*elementwise_steps.OPERATIONS, "PRODUCT", "SPREAD", "COPY")
 _CODE = {name: i for i, name in enumerate(OPERATIONS)}
@@ -17,7 +17,7 @@ _MOST_STEPS, _MOST_VALUES = 256, 256
 #: Columns of anything, and of all registers.
 _WIDEST = 1 << 16
 
-#: What the kernel needs no step for.
+#: Operators that need no step in the kernel.
 _GIVEN = frozenset({"GIVEN", "VIEW", "CONSTANT"})
 
 #: The kind, place, width and direction of a value of the program; a value and its first column.

@@ -16,7 +16,7 @@ from onnxgrad.ir.match import constant_tensor, is_op, is_standard
 from onnxgrad.runtime.kernels.elementwise_programs import Reduction
 from onnxgrad.runtime.kernels.elementwise_steps import AXES, Dims, dims
 
-#: What becomes of axes that are summed over, in the order of the kernel's own list.
+#: Treatment of reduced axes, in the order of the kernel's own list.
 _GO, _STAY, _FLAT = range(3)
 
 #: Operators that change nothing but the shape.
@@ -111,7 +111,7 @@ def _in_base(view: Dims, axes: set[int], base: Dims) -> set[int] | None:
     after_view, after_base = _sizes_from(view), _sizes_from(base)
     found: set[int] = set()
     i, k = len(view), len(base)
-    while i or k:  # both are cut wherever what follows is of the same size
+    while i or k:  # both are split wherever the sizes of the following axes agree
         to_k, to_i = next(
             ((q, p) for q in range(k - 1, -1, -1) for p in range(i - 1, -1, -1) if after_base[q] == after_view[p]),
             (0, 0),

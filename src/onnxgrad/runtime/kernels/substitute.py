@@ -28,7 +28,7 @@ from onnxgrad.runtime.setting import Setting
 
 DOMAIN = "onnxgrad.native"
 
-#: Modules that say which kernels there are.
+#: Modules that define kernels.
 _MODULES = ("optimizer_kernels", "conv_kernels", "norm_kernels", "row_kernels", "softmax_kernels")
 
 
@@ -229,7 +229,7 @@ class _Swapping:
     def all_parts(self, known: Mapping[str, Fits]) -> int:
         """Insert calls wherever a kernel applies. Returns the count."""
         count = 0
-        for part in [p for p in named_parts(self.graph) if self._is_here(p)]:  # before calls hide what is computed
+        for part in [p for p in named_parts(self.graph) if self._is_here(p)]:  # before calls hide the operators
             fits, site = known.get(part.name), self._site(part)
             call = fits(site) if fits is not None and site is not None else None
             if site is not None and call is not None and self._can_be_called(site, call):

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxgrad.ir.match import is_op, sizes
 from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
 
-#: Marks what lays vectors side by side.
+#: Marks the concatenation of vectors.
 _JOINED = "onnxgrad.joined"
 
 #: Longer vectors take longer to be laid side by side than the calls that it spares.
@@ -28,7 +28,7 @@ LONGEST = 4096
 #: Fewer calls than these are not worth it, nor are fewer operators for a vector (momentum has four).
 SPARED, SHORTEST = 32, 8
 
-#: What is rounded alike in every lane.
+#: Operators that are rounded alike in every lane.
 _EXACT = frozenset({"Abs", "Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Neg", "Sign", "Sqrt", "Sub", "Where"})
 
 

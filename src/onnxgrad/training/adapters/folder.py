@@ -43,7 +43,7 @@ ORT_FILE, MODEL_FILE = "adapter.onnx_adapter", "model.onnx"
 TENSORS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 #: Metadata of a trained model that its adapter carries as well.
 _CARRIED = (CLASSES, PREPROCESSING)
-#: Files of PEFT are not larger than what they could sensibly describe.
+#: Files of PEFT are not larger than their content could sensibly require.
 _CONFIG_LIMIT = 1 << 20
 
 

@@ -18,7 +18,7 @@ from onnxgrad.training.adapters.record import DORA, LORA, VERA, Entry, Record
 from onnxgrad.training.adapters.sites import CONV, LINEAR, Weight
 from onnxgrad.training.adapters.values import projections
 
-#: What decides that an adapter is of another kind, with the values that mean nothing.
+#: Settings that make an adapter another kind, with their neutral values.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_qalora": (False, None),
     "lora_bias": (False, None),
@@ -31,7 +31,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None,),
     "use_bdlora": (False, None),
 }
-#: Settings that are read here, or say how an adapter is trained or found, not what it computes.
+#: Settings that are read here, or concern the training or storage of an adapter, not its function.
 _KNOWN = frozenset((
     *_PLAIN,
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "d_initial"),

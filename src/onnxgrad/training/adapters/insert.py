@@ -17,7 +17,7 @@ from onnxgrad.training.adapters.sites import LINEAR, weights
 from onnxgrad.training.adapters.targets import Target, select_targets
 from onnxgrad.training.adapters.values import drawn, projections
 
-#: What the initializers that train are called, behind the name of the module.
+#: Names of trained initializers, after the name of the module.
 _CALLED = {
     **{form: {"A": "lora_A", "B": "lora_B", "m": "lora_magnitude_vector"} for form in (LORA, DORA)},
     VERA: {"d": "vera_lambda_d", "b": "vera_lambda_b"},

@@ -13,7 +13,7 @@ from onnxgrad.training.adapters.record import record_in
 from onnxgrad.training.adapters.values import adapted_weight
 from onnxgrad.training.metadata import ADAPTER
 
-#: What a branch ends in (see `branches`).
+#: The last operator of a branch (see `branches`).
 _SUMS = ("Add", "Mul")
 
 
@@ -29,7 +29,7 @@ def merged(model: ir.Model) -> ir.Model:
     staying = {e.weight for e in record.entries if e.quantized}
     try:
         _take_off(graph, staying)
-    except ValueError as error:  # what is read elsewhere was not written by `insert`
+    except ValueError as error:  # `insert` does not write values with other readers
         raise BadInput(f"the model's nodes with the metadata {ADAPTER!r} are no adapters: {error}") from error
     held = {n: v.const_value for n, v in graph.initializers.items() if v.const_value is not None}
     adapted = [e for e in record.entries if e.weight not in staying]
@@ -67,7 +67,7 @@ def _store(array: np.ndarray, dtype: ir.DataType, name: str, scratch: Scratch | 
 
 def _take_off(graph: ir.Graph, staying: set[str]) -> None:
     """Remove the nodes of adapters; each of their outputs is replaced by the unadapted value, under its name."""
-    scopes = [*graph.subgraphs(), graph]  # what is computed beforehand is read in all of them
+    scopes = [*graph.subgraphs(), graph]  # values computed beforehand are read in all of them
     own = [
         [n for n in scope if n.metadata_props.get(ADAPTER, "") and n.metadata_props[ADAPTER] not in staying]
         for scope in scopes

@@ -28,7 +28,7 @@ from onnxgrad.training.adapters.sites import CONV, EMBEDDING, LINEAR, Weight
 
 PREFIX = "base_model.model."
 _SHARED = {"A": "base_model.vera_A", "B": "base_model.vera_B"}
-#: What PEFT calls a tensor, by its letter.
+#: PEFT's name of a tensor, by its letter.
 ENDS = {
     "A": "lora_A.weight",
     "B": "lora_B.weight",

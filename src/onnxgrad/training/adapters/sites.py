@@ -19,7 +19,7 @@ from onnxgrad.ir.match import is_standard, permutation
 LINEAR, CONV, EMBEDDING = "linear", "conv", "embedding"
 #: Standard operators that read a weight which an adapter fits, and as which of their inputs.
 OPERANDS = {"MatMul": (0, 1), "Gemm": (1,), "Conv": (1,), "Gather": (0,)}
-#: What PyTorch's newer exporter tells of the modules that a node comes from.
+#: Metadata of PyTorch's newer exporter: the modules that a node comes from.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 

@@ -24,7 +24,7 @@ _NAMES = re.compile(
 _ATTENTION = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
 
 
-#: After ``!``: weights whose rank is lower than the one that is asked for.
+#: After ``!``: weights of lower rank than the adapter.
 SMALL = "small"
 #: A pattern with the parts that are meant: ``c_attn[q,v]``, ``c_attn[0:768]``.
 _PARTS = re.compile(r"(.+)\[((?:[qkv]|\d{1,9}:\d{1,9})(?:,(?:[qkv]|\d{1,9}:\d{1,9}))*)\]")
@@ -123,7 +123,7 @@ def _matching(pattern: str, weights: Mapping[str, Weight], graph: ir.Graph) -> l
         types = [t.strip() for t in pattern.removeprefix("type:").split(",")]
         there = sorted({s.node.op_type for w in weights.values() for s in w.sites})
         unfit = types if set(types).isdisjoint(there) else [t for t in types if t not in (*OPERANDS, *there)]
-        if unfit:  # a list that is meant for any model may name what this one does not have
+        if unfit:  # a list meant for any model may name weights that this one does not have
             raise BadInput(f"no {unfit[0]!r} node reads a weight that an adapter fits; these do: {', '.join(there)}")
         return [n for n, w in weights.items() if any(s.node.op_type in types for s in w.sites)]
     found = [n for n, w in weights.items() if _fits(pattern, n) or _fits(pattern, w.module)]

@@ -162,7 +162,7 @@ def _why_not(value: ir.Value, layer: ir.Node | None = None) -> str:
     return ""
 
 
-#: What stands between the last linear layer and an output: activations that make probabilities, and moves.
+#: Operators between the last linear layer and an output: activations that give probabilities, and moves.
 _BEHIND = {
     *("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Log", "Exp", "Neg", "Reciprocal", "ArgMax"),
     *("Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Concat", "Slice", "Gather", "Normalizer"),

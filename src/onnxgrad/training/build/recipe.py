@@ -142,7 +142,7 @@ class AdapterRecipe:
         return self.adapter
 
 
-#: What `attach` takes.
+#: Recipes of `attach`.
 ALGORITHM = (LossRecipe, OptimizerRecipe, WeightsRecipe, AdapterRecipe)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data.fields import Field
 
-#: What a variant is where it is named without a number.
+#: The default number of each variant.
 _USUAL: dict[str, float] = {"flip": 0.5, "vflip": 0.5, "crop": 4, "jitter": 0.2, "erase": 0.5}
 #: Draws that each of them may take.
 _DRAWS = 8

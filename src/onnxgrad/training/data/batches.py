@@ -107,7 +107,7 @@ class Data:
             "" if text is None else text.tokenizer.to_str(),
             None if text is None else text.max_length,
         )
-        #: what was checked and converted once
+        #: arrays that were checked and converted once
         self.arrays: dict[str, np.ndarray] = {}
         for f in fed:
             array = self.columns[f.name].array
@@ -325,7 +325,7 @@ def _labels(column: Column, field: Field, classes: Sequence[str] | None, source:
     where = f"array {called!r} of {source}"
     if isinstance(column, Items) and isinstance(getattr(column.fetch, "items", None), list):
         found = column.take(np.arange(1), field)
-        if isinstance(found, np.ndarray) and found.dtype.kind == "U":  # text gets numbers when all of it is known
+        if isinstance(found, np.ndarray) and found.dtype.kind == "U":  # text is numbered when all of it is known
             column = Dense(np.array(column.take(np.arange(len(column)), field)))
     if isinstance(column, Mapped) and column.rows.ndim == 1:  # small, and checked before the first step
         column = Dense(np.asarray(column.rows))

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.wording import tensor_text, type_text
 
-#: Names by which an array says that the loss compares with it, and that the model reads it.
+#: Names of arrays that a loss compares with, and that the model does not read.
 LABELS = ("y", "t", "label", "labels", "target", "targets", "class", "classes")
 INPUTS = ("x", "input", "inputs", "data", "image", "images", "features", "tokens", "ids", "input_ids")
 

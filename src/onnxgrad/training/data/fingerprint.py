@@ -20,7 +20,7 @@ from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.images import Pictures
 from onnxgrad.training.data.labels import NumberedColumn
 
-#: Bytes that are read at a time of arrays in files, about; rows of what is made on demand.
+#: The approximate number of bytes read at a time from array files; the number of generated rows.
 CHUNK, ROWS = 1 << 24, 64
 
 
@@ -47,7 +47,7 @@ def fingerprint(arrays: Mapping[str, np.ndarray], columns: Mapping[str, tuple[Co
         elif own is None:
             made[name] = column, field
     for low in range(0, max((len(c) for c, _ in made.values()), default=0), ROWS):
-        for column, field in made.values():  # columns of one sequence share what was read
+        for column, field in made.values():  # columns of one sequence share the read rows
             for row in column.take(np.arange(low, min(low + ROWS, len(column))), field):
                 found.array(np.asarray(row))
     return str(found)

@@ -38,7 +38,7 @@ from onnxgrad.training.data.images import Images, image_folder, picture_files
 from onnxgrad.training.data.wide import join_columns
 from onnxgrad.wording import tensor_text
 
-#: Bytes that any file may unpack to; a larger one may be so many times as large as it is packed.
+#: Bytes that any file may unpack to; a larger one is limited to a multiple of its packed size.
 FREE, MOST_FOLD = 1 << 30, 100
 
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from onnxgrad.errors import BadInput
 
-#: Bytes at the beginning of a table that show how it is written.
+#: Bytes at the beginning of a table that show its format.
 BEGINNING = 1 << 16
 _QUOTED = re.compile(r'"[^"]*"')
 _COMMA_NUMBER = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")

@@ -146,7 +146,7 @@ def encode(tokenizer: Any, texts: Sequence[str], longest: int | None) -> Iterato
 
 def _encode_here(tokenizer: Any, texts: Sequence[str], longest: int | None) -> Iterator[tuple[np.ndarray, ...]]:
     """The same in this process, where no other one has the package."""
-    tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the caller's stays as it is
+    tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the caller's object is unchanged
     tokenizer.no_padding()
     if longest is not None:
         tokenizer.enable_truncation(longest)

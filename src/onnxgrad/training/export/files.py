@@ -49,9 +49,9 @@ from onnxgrad.training.step.step import Step
 
 VERSION = 1
 HOSTS = ("host.py", "host.mjs", "host.hpp")
-#: What steps are written for.
+#: Targets of steps.
 TARGETS = ("any", "web")
-#: What is written beside the models.
+#: Files written beside the models.
 TOKENIZER = "tokenizer.json"
 BESIDE = ("state.npz", "contract.json", *HOSTS)
 

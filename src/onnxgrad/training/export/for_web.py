@@ -145,7 +145,7 @@ def _parts(node: ir.Node) -> list[int] | None:
     return [min(size, max(whole - k * size, 0)) for k in range(len(node.outputs))]
 
 
-#: What has no kernel on WebGPU, or none for some nodes, and no function body, by operator; and for which nodes that is.
+#: Operators without a kernel on WebGPU (at least for some nodes) and without a body; and a test of these nodes.
 _WRITTEN: dict[str, Lowering] = {
     "BatchNormalization": _batch_normalization,
     "Sum": _sum,
@@ -168,7 +168,7 @@ def _narrow(graph: ir.Graph) -> None:
         if value.dtype == DOUBLE:
             if value.is_graph_input() and (value.shape is None or value.shape.rank()):
                 raise BadInput(_REFUSED.format(value.name))
-            value.type = ir.TensorType(FLOAT)  # other values may share what it had
+            value.type = ir.TensorType(FLOAT)  # other values may share its shape
     for name, value in graph.initializers.items():
         if value.const_value is not None and value.const_value.dtype == DOUBLE:
             value.const_value = ir.tensor(narrowed(name, value.const_value.numpy()), name=name)

@@ -30,11 +30,11 @@ from onnxgrad.model_io.validity import blamed
 OPSET = 18
 #: Where a node runs that does not run on WebGPU.
 PROCESSOR, WASM, NOWHERE = "processor", "wasm", "nowhere"
-#: Types that kernels on WebGPU compute with; bool as what comparisons give and conditions take.
+#: Types that kernels on WebGPU compute with; bool as result of comparisons and for conditions.
 ON_DEVICE = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.UINT32, ir.DataType.BOOL})
 #: Parts of a Split: WebGPU promises eight buffers to a shader, and one holds the whole.
 MOST_PARTS = 7
-#: Which input is the data, where it is not the first.
+#: The index of the data input, if it is not the first.
 _DATA = {"Where": 1}
 #: Those for which the type of the first operand is of no account: a kernel that reads its shape, and loops.
 _ANY_DATA = {"Shape", "Loop", "Scan"}

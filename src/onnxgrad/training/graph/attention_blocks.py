@@ -303,7 +303,7 @@ def _score_nodes(score: ir.Value) -> set[ir.Node]:
         node = value.producer()
         if node is None or node in inside or not is_standard(node) or not _has_queries_and_keys(value, score):
             continue
-        if CONSTANT in node.metadata_props:  # it is read as it is
+        if CONSTANT in node.metadata_props:  # it is read unchanged
             continue
         if node.op_type == "MatMul" or (node.op_type == "Reshape" and _is_product(node.inputs[0])):
             inside.add(node)

@@ -56,6 +56,6 @@ def _buffer(b: Builder, like: Var, candidates: tuple[Var, ...], x: Var, serial: 
     multiple, by an odd number of its own, of something that varies.
     """
     base = next((c for c in candidates if c.const is None and c.dtype == like.dtype), None)
-    if base is None:  # everything is constant: take what depends on the batch
+    if base is None:  # everything is constant: use nodes that depend on the batch
         base = b.cast_like(b.ReduceMax(x, [0, *range(2, x.rank)], keepdims=0), like)
     return b.Mul(base, -0.73 / (serial + 1))

@@ -36,7 +36,7 @@ _RISING: dict[str, Callable[[float], float]] = {
 }
 
 
-#: What `bounds` knows already: how far back it looked decides what it found.
+#: Known bounds, with the depth that they were found with.
 _Known = dict[tuple[ir.Value, int], Interval]
 _ARITHMETIC = frozenset((
     *("Neg", "Abs", "Reciprocal", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Clip"),

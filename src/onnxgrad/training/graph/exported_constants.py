@@ -67,7 +67,7 @@ _BUFFERS = {
 _NUMBERS = {"logit_scale", "logit_bias", "temperature", "log_temperature"}
 #: Names that exporters make up: ``onnx::Mul_12``, ``val_7``, ``_to_copy``, ``/layer/Constant_output_0``, …
 _MADE_UP = re.compile(r"^(onnx::.*|_?val_\d+|\d+|.*_output_\d+|.*[Cc]onstant.*|_to_copy.*|.*lifted_tensor.*|clone.*)$")
-#: Names of what an exporter has computed from a parameter in advance: exp(logit_scale), for instance.
+#: Names of values that an exporter has computed from a parameter: exp(logit_scale), for instance.
 _FOLDED = re.compile(r"^(exp|softplus|sigmoid|tanh)(_\d+)?$")
 _SAMPLE = 64
 
@@ -118,7 +118,7 @@ def sort_out(candidates: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> So
             constants[name] = why
         else:
             weights[name] = value
-    if not weights:  # then what there is is what was meant
+    if not weights:  # then the existing one was meant
         usual = {n: v for n, v in candidates.items() if n not in constants or constants[n] in (_ONE, _INPUT, _GRID)}
         ranked = {n: v for n, v in usual.items() if v.shape is not None and len(v.shape)}
         weights = ranked

@@ -28,7 +28,7 @@ from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.transforms.gradient_node import is_gradient
 
 FLOAT = ir.DataType.FLOAT
-#: State of a step: what the loss is multiplied by, and steps since the last change.
+#: State of a step: the loss scale, and the number of steps since its last change.
 SCALE, GOOD = "loss_scale", "good_steps"
 
 #: The scale grows no further, also where gradients are 0: half of infinity would be infinite.
@@ -36,10 +36,10 @@ _MOST = 2.0**126
 
 #: Operators that are worth 16 bits.
 PRODUCTS = frozenset(["MatMul", "Gemm", "Conv", "ConvTranspose"])
-#: Operators besides those that select elements that stay in 16 bits where they are met in them: they round little.
+#: Operators, besides those that select elements, that stay in 16 bits between such operators: they round little.
 FOLLOWING = frozenset(["Relu", "LeakyRelu", "MaxPool"])
 
-#: What `precision` is called, and the type that it means.
+#: Names of `precision`, with their types.
 NAMES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
 
@@ -134,7 +134,7 @@ class Precision:
 
     def _narrow(self, b: Builder, nodes: list[ir.Node]) -> None:
         """Run the supported ones of `nodes` with operands of 16 bits, between Casts."""
-        wide: dict[ir.Value, ir.Value] = {}  # float32 values that a Cast has made, with what they were made of
+        wide: dict[ir.Value, ir.Value] = {}  # float32 results of Casts, with their operands
         cast: dict[ir.Value, ir.Value] = {}
         for node in nodes:
             floats = [i for i, v in enumerate(node.inputs) if v is not None and v.dtype == FLOAT]

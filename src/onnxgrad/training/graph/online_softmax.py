@@ -92,7 +92,7 @@ class BlockedScores:
             if node.outputs[0] in values:
                 continue
             operands = [None if v is None else values.get(v) or b.var(v) for v in node.inputs]
-            if node.op_type == "Expand":  # what reads it broadcasts as well
+            if node.op_type == "Expand":  # its readers broadcast as well
                 values[node.outputs[0]] = operands[0]  # type: ignore[assignment]
             else:
                 attributes: dict[str, Any] = dict(node.attributes.items())

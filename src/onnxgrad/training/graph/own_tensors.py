@@ -23,7 +23,7 @@ def own_tensors(model: ir.Model, wanted: Collection[str] = ()) -> None:
     """
     graph = model.graph
     while take_known_branches(graph):
-        infer_types(model)  # the types of a branch say more than those of its If
+        infer_types(model)  # the types of a branch are more precise than those of its If
     with_own_weights(graph)
     own_weights(graph, wanted)
     for value in list(graph.inputs):

@@ -16,7 +16,7 @@ from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.ir.match import is_op, permutation
 from onnxgrad.model_io.local_functions import infer_types
 
-#: The name of the first dimension of the inputs, where sizes do not tell the axes apart.
+#: The name of the first dimension of the inputs, if sizes do not identify the axes.
 _ROWS = "onnxgrad_rows"
 
 

@@ -18,7 +18,7 @@ from onnxgrad.ir.graph import reads
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.wording import type_text
 
-#: In the place of a pattern: everything that could train.
+#: Instead of a pattern: everything that could train.
 EVERYTHING = "all"
 
 

@@ -340,7 +340,7 @@ class Log(Callback):
         """Close the file."""
         file = getattr(self, "_file", None)
         if file is not None:
-            with suppress(OSError):  # what could not be written was told of
+            with suppress(OSError):  # a failed write was reported
                 file.close()
 
 

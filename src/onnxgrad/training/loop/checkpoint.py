@@ -36,7 +36,7 @@ from onnxgrad.files import open_ordinary, replacing, scratch
 
 FILE = "checkpoint.safetensors"
 PREVIOUS = ".previous"
-#: What `Checkpoint.run` says of the parts that a checkpoint is in (see `checkpoint_parts`).
+#: The key of `Checkpoint.run` for the parts of a checkpoint (see `checkpoint_parts`).
 PARTS = "parts"
 #: Names of the files of parts.
 PART_NAME = r"part-\d+-of-\d+-[0-9a-f]{32}\.safetensors"
@@ -45,7 +45,7 @@ _DIGEST = "onnxgrad.digest"
 _EXTRA = "onnxgrad.extra."
 _VERSION = 2  # 1 had no digests
 
-#: What numpy (with ml_dtypes) calls the types of safetensors.
+#: The types of safetensors in numpy (with ml_dtypes).
 _DTYPES = {
     "F32": "float32",
     "F64": "float64",
@@ -63,7 +63,7 @@ _DTYPES = {
 }
 
 
-#: What the entries of `Checkpoint.run` that others rely on are.
+#: Types of the entries of `Checkpoint.run` that other modules rely on.
 _RUN: dict[str, type] = {
     "step": int,
     "epoch": int,

@@ -174,7 +174,7 @@ class Evaluation:
         try:
             with_outputs = {v.name for v in plain_session(path).get_outputs()}
         except Exception as error:
-            if not has_bfloat16(load_model(path)):  # which no CPU provider computes with as it is
+            if not has_bfloat16(load_model(path)):  # which no CPU provider supports directly
                 raise BadInput(f"ONNX Runtime cannot load {os.fspath(path)!r}: {error}") from error
             with_outputs = set()
         weights = set(self.state).intersection([] if self._tail is None else self._tail.inputs)

@@ -60,7 +60,7 @@ def open_run(run: Run, resuming: bool, accept_changes: bool = False) -> Iterator
 def _begin(run: Run, resuming: bool, accept_changes: bool) -> None:
     strategy = run.strategy
     strategy.ranks.agree(lambda: agreement(run))
-    resuming = strategy.ranks.first(lambda: resuming)  # which may depend on what the first one has kept
+    resuming = strategy.ranks.first(lambda: resuming)  # which may depend on the first one
     if resuming:
         resume(run, accept_changes)
         return

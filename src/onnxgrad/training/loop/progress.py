@@ -30,7 +30,7 @@ class Bar(Callback):
     """A progress bar with epoch, loss, steps per second and the time that is left."""
 
     is_told_once = True
-    PERIOD = 0.1  # seconds between updates: what it costs must not depend on how fast steps are
+    PERIOD = 0.1  # seconds between updates, so that the cost does not depend on the speed of steps
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -226,7 +226,7 @@ class LogRecipe:
             )
 
 
-#: What `Trainer` takes, and what its `fit` does.
+#: Recipes of `Trainer`, and of its `fit`.
 TRAINER = (*ALGORITHM, StepRecipe, RuntimeRecipe, ProcessRecipe)
 FIT = (DataRecipe, LoopRecipe, WatchRecipe, LogRecipe)
 

@@ -134,7 +134,7 @@ class Run:
         self.position = Position()
         self.history.about["settings"] = {**self.drawing, "epochs": self.epochs}
 
-    # --- what callbacks may ask for ------------------------------------------------------------
+    # --- the interface for callbacks ------------------------------------------------------------
 
     @property
     def is_writer(self) -> bool:
@@ -200,7 +200,7 @@ class Run:
         """End the run after this epoch, for this reason."""
         self.position.finished = why
 
-    # --- what decides its numbers --------------------------------------------------------------
+    # --- inputs that decide its numbers --------------------------------------------------------
 
     @property
     def drawing(self) -> dict[str, Any]:

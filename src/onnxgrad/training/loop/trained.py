@@ -36,7 +36,7 @@ from onnxgrad.training.spec.training_info import Source
 from onnxgrad.training.step.snapshot import standing, training_model
 from onnxgrad.training.step.step import Step
 
-#: What `onnxgrad.training.data.open_data` can open, or data that were opened.
+#: Sources that `onnxgrad.training.data.open_data` accepts, or opened data.
 AnyData = Any
 
 
@@ -134,7 +134,7 @@ class Trained:
     def _default_evaluation(self) -> Evaluation | None:
         try:
             return Evaluation.of(self.step, self.options)
-        except BadInput as error:  # which matters only to those who want to evaluate
+        except BadInput as error:  # which matters only for evaluation
             self._why_not = str(error)
             return None
 

@@ -16,7 +16,7 @@ from onnxgrad.ir.match import is_op
 from onnxgrad.training.loss.logits import scores
 from onnxgrad.wording import shape_text
 
-#: Nodes behind which the last axis is what it was.
+#: Nodes that keep the last axis.
 _THROUGH = ("Identity", "Cast", "Add", "Sub", "Mul", "Div")
 
 

@@ -24,7 +24,7 @@ from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.subgraphs import empty, formal, give
 
-#: Stands for log 0: far below every log-probability, and far from the end of float32.
+#: Replaces log 0: far below every log-probability, and far from the end of float32.
 DEAD = -1e30
 #: Metadata of the node that gives the log-probabilities: the name of the labels, the blank, the axis of time.
 METADATA = "onnxgrad.ctc"
@@ -122,7 +122,7 @@ def _forward(
     result = inner.ReduceLogSumExp(stacked, [0], keepdims=0) + now
     scanned: list[tuple[Var, ScanAxis]] = [(emitted, ScanAxis(time))]
     formals = [alpha, moved, now]
-    if lengths is not None:  # a sequence that has ended stays where it is
+    if lengths is not None:  # a sequence that has ended keeps its state
         steps = b.size_of(emitted, time)
         live = b.Unsqueeze(b.Less(b.Unsqueeze(b.Range(0, steps, 1), [1]), _int64(b, lengths)), [2])
         live.value.shape = ir.Shape([emitted.shape[time] if emitted.shape else None, n, 1])

@@ -12,7 +12,7 @@ from onnxgrad.training.option_strings import one_of
 from onnxgrad.wording import shape_text
 
 Dims = tuple[int | ir.SymbolicDim, ...]
-#: Type and shape of each label input, by what its name has more than that of the first.
+#: Type and shape of each label input, by the suffix of its name.
 Labels = dict[str, tuple[ir.DataType, Dims | None]]
 INT64 = ir.DataType.INT64
 

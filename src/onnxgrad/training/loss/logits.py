@@ -47,9 +47,9 @@ class Ending:
 
 #: Nodes that move numbers, element by element, to where they are in the result.
 _MOVES = frozenset(["Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"])
-#: Reductions that give back a number that stands alone.
+#: Reductions that return a single number unchanged.
 _REDUCTIONS = frozenset(["ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"])
-#: And those that leave some out.
+#: Reductions that leave numbers out.
 _PICKS = frozenset(["Slice", "Gather"])
 
 
@@ -58,7 +58,7 @@ def scores(value: ir.Value, axis: int) -> Ending | None:
     node = value.producer()
     if node is None:
         return None
-    if value.shape is None:  # no axis can be told from another; a plain activation is taken at its word
+    if value.shape is None:  # axes cannot be distinguished; a plain activation is trusted
         known = is_op(node, ("Softmax", "LogSoftmax")) and node.inputs[0] is not None
         return _leaf(node.inputs[0]) if known and node.inputs[0] is not None else None
     if not -len(value.shape) <= axis < len(value.shape):

@@ -30,7 +30,7 @@ from onnxgrad.wording import tensor_text, type_text
 
 #: The name of a value that has none in the model, such as the logits of a LinearClassifier.
 _OWN = re.compile(r"d_[A-Z]\w*_\d+")
-#: In words, what a mean is taken over where none is taken.
+#: The denominator of a sum that is no mean, in words.
 SUMMED = "nothing"
 
 
@@ -102,7 +102,7 @@ class Objective:
         assert kind is not None
         value = self.output(term.output)
         axis, perm = self._given[k]
-        if kind[0].labels is classes:  # one score is no class, whether or not it is a probability
+        if kind[0].labels is classes:  # one score is no class, probability or not
             classes(value, {**kind[1], "axis": axis})
         found = prediction(kind[0], value, {**kind[1], "axis": axis}, term.name, term.output is not None)
         if perm is not None:

@@ -18,12 +18,12 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.match import is_op, is_standard, permutation, producer
 
-#: From so many classes on, logits are computed by blocks of rows unless options of a loss say otherwise.
+#: From so many classes on, logits are computed by blocks of rows unless options of a loss override it.
 MANY = 16384
 #: A block has about so many logits, and at least 32 rows.
 _LOGITS = 1 << 24
 
-#: What may follow the product, element by element: with something of one row beside it, or alone.
+#: Elementwise operators that may follow the product: with an operand of one row, or alone.
 _BESIDE = frozenset(["Add", "Sub", "Mul", "Div"])
 _ALONE = frozenset(["Identity", "Cast", "Tanh"])
 

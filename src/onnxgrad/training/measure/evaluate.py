@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: The label of padding, where no other is named.
 PADDING = -100
-#: Of more classes there is no confusion matrix.
+#: The largest number of classes with a confusion matrix.
 MOST_CLASSES = 1000
 
 

@@ -17,7 +17,7 @@ from onnxgrad.training.spec.training_info import training_notes
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.wording import tensor_text
 
-#: Kinds of findings: so it is; onnxgrad changes it for training; another export would train better; it does not train.
+#: Kinds of findings: a fact; a change that onnxgrad makes; a better export; the model does not train.
 FACT, MENDED, ADVICE, REFUSED = "trains", "mended", "advice", "refused"
 #: Where a network of so many convolutions has no normalization, an exporter has most likely folded it.
 MANY = 8

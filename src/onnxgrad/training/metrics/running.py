@@ -199,6 +199,6 @@ def edit_distance(a: Sequence[Any], b: Sequence[Any]) -> int:
     steps = np.arange(len(b) + 1)
     for i, symbol in enumerate(a, 1):
         after = np.minimum(row[1:] + 1, row[:-1] + (goal != numbers.get(symbol, -1)))
-        # insertions run along the row: the least of what is left of here, plus the way from there
+        # insertions run along the row: the least of the costs to the left, plus the distance
         row = np.minimum.accumulate(np.concatenate([[i], after]) - steps) + steps
     return int(row[-1])

@@ -24,7 +24,7 @@ from onnxgrad.ir.subgraphs import empty, give
 from onnxgrad.rules.rule import add
 from onnxgrad.training.optim.update import FLOAT, State
 
-#: Bounds of the damping, and what a step that is not taken multiplies it by.
+#: Bounds of the damping, and its factor after a rejected step.
 _LEAST, _MOST, _FACTOR = 1e-10, 1e10, 4.0
 #: The share of the decrease along the gradient that a step must reach (Armijo 1966).
 _SHARE = 1e-4
@@ -219,7 +219,7 @@ def _lbfgs(f: LossOfWeights, settings: Mapping[str, Any], rate: Var, state: Stat
     state.bind(last["gradient"].value, g)
     state.bind(held["steps"].value, steps)
     state.bind(held["changes"].value, changes)
-    state.bind(weights.value, b.Where(found, weight, weight * 0.0))  # what is known misled: forget it
+    state.bind(weights.value, b.Where(found, weight, weight * 0.0))  # the memory misled: reset it
     state.bind(scale.value, b.Where(found, scale_now, 0.0))
     return [x + d for x, d in zip(f.at, _parts(b, move, shapes, sizes))]
 

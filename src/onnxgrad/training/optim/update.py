@@ -166,7 +166,7 @@ class Update:
             self.state.bind(held.value, self._kept[name])
         return self._kept[name]
 
-    # --- what comes after ----------------------------------------------------------------------
+    # --- after the update ----------------------------------------------------------------------
 
     def _bind(self, old: Var, new: Var, average: bool = False) -> None:
         """The next value of `old`; of a parameter also the average: first a copy, then share·old + (1 - share)·new."""

@@ -10,7 +10,7 @@ from onnxgrad.keywords import check_kind, check_whole
 from onnxgrad.settings import setting
 
 COMPRESSIONS = ("fp16",)
-#: Of the outer step; those that Douillard et al. found best.
+#: Of the outer step; the best values of Douillard et al.
 RATE, MOMENTUM = 0.7, 0.9
 
 

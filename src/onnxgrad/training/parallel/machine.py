@@ -23,7 +23,7 @@ from onnxgrad.training.parallel.staged import Staged
 from onnxgrad.training.step.accumulate import Accumulating, SplitStep
 from onnxgrad.training.step.step import Step
 
-#: An odd number near 2³²/φ: multiples of it tell the seeds of ranks apart (Knuth, volume 3, section 6.4).
+#: An odd number near 2³²/φ: multiples of it separate the seeds of ranks (Knuth, volume 3, section 6.4).
 _GOLDEN = 0x9E3779B1
 
 

@@ -55,7 +55,7 @@ class Ranks:
         """True for the rank that writes and prints."""
         return self.rank == 0
 
-    # --- what is the same on all ---------------------------------------------------------------
+    # --- facts that are the same on all ranks --------------------------------------------------
 
     def agree(self, document: Callable[[], Mapping[str, Any]]) -> None:
         """Check that `document` is the same JSON on all ranks; it maps names for messages to the coming actions.
@@ -162,7 +162,7 @@ class Ranks:
                 "  hint: --target portable, and the same versions on all machines"
             )
 
-    # --- what is wrong with one ----------------------------------------------------------------
+    # --- errors of one rank -------------------------------------------------------------------
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from onnxgrad.training.metadata import QUANTIZED
 from onnxgrad.training.quantization.numbers import quantized
 from onnxgrad.training.quantization.record import Bias, record_in
 
-#: A bias is at most so many steps: an int32 must hold it, beside what is added to it.
+#: The most steps of a bias: an int32 must have room for it and for the sum that it is added to.
 _MOST_STEPS = 2.0**30
 
 

@@ -23,7 +23,7 @@ from onnxgrad.training.quantization.record import Bias, Storage, record_in
 STORED = frozenset({
     *(ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT16, ir.DataType.UINT16),
 })  # fmt: skip
-#: What ONNX Runtime's quantizers append to the name of a weight.
+#: The suffix that ONNX Runtime's quantizers append to the name of a weight.
 _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8")
 
 

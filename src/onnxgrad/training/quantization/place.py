@@ -142,7 +142,7 @@ def place_quantizers(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[
     with _quietly():
         try:
             made = _blocks(proto, scheme, left_out) if scheme.block_size else _static(proto, scheme, left_out, batches)
-            Session(made)  # what cannot run is no result
+            Session(made)  # a model that cannot run is no result
         except BadInput:
             raise
         except Exception as error:  # the quantizer raises errors of many classes

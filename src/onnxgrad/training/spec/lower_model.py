@@ -26,7 +26,7 @@ from onnxgrad.training.spec.training_info import MutableInputs, Source, concaten
 from onnxgrad.training.spec.validation import refuse_invalid
 from onnxgrad.transforms.gradient_node import DOMAIN
 
-#: A node between the two parts; its name is one that no model has.
+#: A node between the two parts, with a name that no model has.
 _END = "onnxgrad.end_of_inference"
 
 
@@ -63,7 +63,7 @@ def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
 
     opening = Opening(model, variables, take_entries)
     infos = [] if original is None else original.infos
-    reads = set().union(*(read_outside(i.algorithm) for i in infos))  # also of what is dead in the main graph
+    reads = set().union(*(read_outside(i.algorithm) for i in infos))  # also of dead nodes in the main graph
     opening.write_out(set().union(*map(all_names, infos)), reads)
     if original is not None:
         opening.opened.model = _with_entries(opening.opened.model, original)
@@ -100,7 +100,7 @@ def _lowered(
     names = mutable(infos)
     unfolded = MutableInputs(joined.graph, names)
     made = {v.name: v for node in nodes for v in node.outputs}
-    outputs = len(joined.graph.outputs)  # further ones only for as long as what they are must not be folded
+    outputs = len(joined.graph.outputs)  # further ones only while they must not be folded
     joined.graph.outputs.extend(made[o.name] for o in infos[index].algorithm.output if o.name in made)
     lowered = Lowered(open_bound(joined, names).model)
     del lowered.graph.outputs[outputs:]

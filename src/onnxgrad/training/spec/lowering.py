@@ -95,7 +95,7 @@ class Opening:
         lowered.builder.names.reserve(reserved)
         graph.outputs.clear()
         for name, (held, shape) in zip(names, declared):
-            value = lowered.named(name)  # an input may be an output as it is
+            value = lowered.named(name)  # an input may be an output directly
             value.type, value.shape = value.type or held, shape if value.shape is None else value.shape
             graph.outputs.append(value)
         finish(graph, [lowered.named(name) for name in sorted({*read} & lowered.values.keys())])

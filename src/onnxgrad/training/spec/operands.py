@@ -92,7 +92,7 @@ def misfits(nodes: Iterable[ir.Node]) -> Iterator[str]:
 def _of_optimizer(node: ir.Node) -> Iterator[str]:
     given = [v for v in node.inputs if v is not None]
     if len(given) < len(node.inputs) or len(given) < 2:
-        return  # which its schema has said
+        return  # which its schema has checked
     rate, count, *tensors = given
     kinds = KINDS[node.op_type]
     for letter, value, types in (("R", rate, _FLOATS), ("T", count, {ir.DataType.INT64})):

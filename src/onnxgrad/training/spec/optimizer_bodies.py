@@ -23,7 +23,7 @@ from onnxgrad.ir.names import described
 from onnxgrad.lower.optimizers import DOMAIN, KINDS, coefficients, updated
 from onnxgrad.training.spec.training_info import model_proto
 
-#: The lowest opsets in which the bodies mean what they say. Momentum compares strings (its mode).
+#: The lowest opsets in which the bodies are valid. Momentum compares strings (its mode).
 LOWEST = {"Adagrad": 15, "Adam": 15, "Momentum": 19}
 
 _NUMBER = ["{0}_f = Constant <value_float: float = @{0}> ()", "{0} = Cast <to = 11> ({0}_f)"]

@@ -49,7 +49,7 @@ def read(model: AnyTrainingModel) -> Source:
         found = read_proto(model) if isinstance(model, onnx.ModelProto) else model
     else:
         found = load_model(model)
-    is_ordered(found.graph)  # or it says what is read that nothing gives
+    is_ordered(found.graph)  # or it names a value without a producer
     return Source(found, [without_calls(found, info, i) for i, info in enumerate(training_info(found))])
 
 

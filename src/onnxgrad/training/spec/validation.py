@@ -170,14 +170,14 @@ def _of_entry(
         return
     try:
         joined, nodes = concatenated(Source(held, infos), index)
-    except BadInput as e:  # onnx_ir refuses what the checks above do not know of
+    except BadInput as e:  # onnx_ir refuses errors that the checks above do not cover
         yield Problem(where, "visibility", str(e))
         return
     settle_dims(joined)
     infer_types(joined)
     wrong = list(_gradients(joined.graph, mutable(infos), where, set(nodes)))
     yield from wrong
-    if not wrong:  # or what they give is not known
+    if not wrong:  # or their outputs are not known
         inside = (i for n in nodes for g in subgraphs(n) for i in g.all_nodes())
         yield from (Problem(where, "type", why) for why in misfits([*nodes, *inside]))
     yield from _inferred(joined, info, index)

@@ -144,7 +144,7 @@ class _Cut:
             g = b.Reshape(Var(b, values[name]), [-1])
             flat.append(g if g.dtype == self.dtype else b.Cast(g, to=int(self.dtype)))
         joined = flat[0] if len(flat) == 1 else b.Concat(*flat, axis=0)
-        can_be_lost = SCALE in self.step.state  # what is left of a batch that was skipped times 0 is no number
+        can_be_lost = SCALE in self.step.state  # the rest of a skipped batch times 0 may be NaN
         sums = b.Where(keep > 0.0, bucket, 0.0) if can_be_lost else bucket * keep
         held = {
             BUCKET: sums + (joined if self.weighted else joined * weight),
@@ -292,7 +292,7 @@ class Accumulating:
     def _gather(self, weight: float, first: bool) -> None:
         """Add the gradients of a part, times its weight, to those of the parts before it."""
         part, total = self._part.array, self.bucket.array
-        with np.errstate(all="ignore"):  # what overflows is seen in the loss, or skipped
+        with np.errstate(all="ignore"):  # an overflow shows in the loss, or is skipped
             if not self.weighted and weight != 1:
                 part *= weight
             if first and part is not total:

@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-#: Rows with more entries than this have all their columns told apart without looking.
+#: Rows with more entries than this get distinct colours for all their columns.
 _MOST_PAIRS = 2**26
 
 

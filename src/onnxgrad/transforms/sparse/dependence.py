@@ -117,7 +117,7 @@ def moved_elements(s: SizedNode) -> Found:
     for i, (v, x) in enumerate(zip(s.node.inputs, s.x)):
         if v is None or x is None:
             continue
-        proto.input[i] = name = f"operand {i}"  # one value may stand in two places
+        proto.input[i] = name = f"operand {i}"  # one value may be two operands
         if x.asked:
             feeds[name], starts[i] = x.numbers + start, start
             start += x.numbers.size

@@ -89,7 +89,7 @@ def sparse_hessian(model: AnyModel, *, wrt: str, of: str | None = None, shapes: 
     nodes = d.lowered([gradient])
     x, gradient = d.builder.now(x), d.builder.now(gradient)
     pattern = pattern_of(d.builder, nodes, gradient, x)
-    pattern = pattern.multiply(pattern.T).tocsr()  # both hold what there is
+    pattern = pattern.multiply(pattern.T).tocsr()  # both have all entries
     pattern.sort_indices()
     plan = compress_symmetric(pattern)
     parts = [_pushed(d, nodes, x, gradient, plan, x)]

@@ -21,7 +21,7 @@ from onnxgrad.rules.rule import Linear, Rule, listed
 from onnxgrad.transforms.taylor import series
 from onnxgrad.transforms.taylor.series import Series, Term, leibniz, minus, plus, scaled
 
-#: What the series of operands (None: the operand does not move) become.
+#: The series of a result from those of operands (None: a constant operand).
 Outcome = list[Series]
 Write = Callable[[Op, list[Series | None]], Series]
 
@@ -211,7 +211,7 @@ def _square_sum(op: Op, xs: list[Series | None]) -> Series:
     return [None if c is None else op.ReduceSum(c, *axes, **how) for c in squares]
 
 
-#: Recurrences for what no class of rules gives; operators without one are differentiated once for each order.
+#: Recurrences that no class of rules implies; operators without one are differentiated once per order.
 _EQUATIONS: dict[str, Write] = {
     "Atan": _given_slope(_inverse_square),
     "Cos": lambda op, xs: series.rotation(_only(xs), op.Sin(op.inputs[0]), _result(op), -1)[1],
