@@ -147,6 +147,20 @@ def normalized():
     return model(NORM, "float[N, 3, 4, 4] x", "float[N, 2, 4, 4] y", held)
 
 
+def test_running_statistics_that_the_exporter_made_of_weights_are_buffers():
+    """Equal tensors are stored once: those of a fresh normalization are its bias and its scale."""
+    weights = {"scale": np.ones(3), "bias": np.zeros(3)}
+    body = "mean = Identity(bias)  var = Identity(scale)  y = BatchNormalization(x, scale, bias, mean, var)"
+    module = Module(model(body, outputs="double[N, 3] y", weights=weights))
+    assert {n for n, _ in module.named_parameters()} == {"scale", "bias"}
+    assert {n for n, _ in module.named_buffers()} == {"mean", "var"}
+    x = torch.randn(5, 3, dtype=torch.float64)
+    with torch.no_grad():
+        module.scale.mul_(4.0)
+        module.bias.add_(1.0)
+    torch.testing.assert_close(module(x), 4 * x / (1 + 1e-5) ** 0.5 + 1)
+
+
 def test_running_statistics_are_buffers():
     module = Module(normalized())
     assert {n for n, _ in module.named_parameters()} == {"k", "scale", "shift"}

@@ -18,6 +18,7 @@ from onnxgrad.model_io.open import AnyModel
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.graph.exported_constants import sort_out
 from onnxgrad.training.graph.frozen_norms import is_statistic
+from onnxgrad.training.graph.lift_weights import own_weights
 from onnxgrad.training.graph.training_mode import statistics
 from onnxgrad.transforms.first_order import jvp, vjp
 
@@ -159,6 +160,16 @@ class Call:
 
 def _unpickled(data: bytes, *rest: Any) -> Call:
     return Call(model_of_bytes(data), *rest)
+
+
+def with_own_weights(model: AnyModel, wanted: Collection[str] = ()) -> ir.Model:
+    """A copy of `model` in which each weight, and each running statistic, is an initializer of its own, as in training.
+
+    Exporters store equal tensors once: a fresh BatchNormalization's running mean is an Identity of its bias.
+    """
+    opened = Function(model).model.clone()
+    own_weights(opened.graph, wanted)
+    return opened
 
 
 def weights_of(model: AnyModel, trainable: bool | Sequence[str]) -> tuple[Mapping[str, np.ndarray], list[str]]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from onnxgrad.errors import BadInput
-from onnxgrad.interop.calls import Call, weights_of
+from onnxgrad.interop.calls import Call, weights_of, with_own_weights
 from onnxgrad.model_io import save_model
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.runtime import Options
@@ -157,8 +157,9 @@ class Module(torch.nn.Module):
         self, model: AnyModel, *, trainable: bool | Sequence[str] = True, options: Options | None = None
     ) -> None:
         super().__init__()
-        weights, kept = weights_of(model, trainable)
-        self.call = Call.of(model, options, list(weights), kept)
+        own = with_own_weights(model, () if isinstance(trainable, bool) else trainable)
+        weights, kept = weights_of(own, trainable)
+        self.call = Call.of(own, options, list(weights), kept)
         self._weights = {name: name.replace(".", "_") for name in weights}
         if len(set(self._weights.values())) < len(weights):
             self._weights = {name: f"weight_{i}" for i, name in enumerate(weights)}

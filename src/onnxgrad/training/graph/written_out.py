@@ -51,8 +51,8 @@ def log_softmax_of(node: ir.Node) -> tuple[ir.Value, int] | None:
     assert total is not None
     if (found := log_sum_exp(total)) is not None and found[0] is scores:
         return scores, found[1]
-    log = _producer_of_kind(scores, "Log")  # log e - log Σe
-    if log is not None and (found := _log_of_sum(total)) is not None and found[0] is log.inputs[0]:
+    of_log = _producer_of_kind(scores, "Log")  # log e - log Σe
+    if of_log is not None and (found := _log_of_sum(total)) is not None and found[0] is of_log.inputs[0]:
         return scores, found[1]
     plus = _producer_of_kind(total, "Add")  # the largest score, and the logarithm of the sum without it
     for most, log in () if plus is None else (plus.inputs[:2], plus.inputs[1::-1]):
