@@ -168,18 +168,27 @@ def test_outputs_that_are_no_columns_are_refused(tmp_path, outputs, words):
 
 
 def test_text_is_text_to_a_spreadsheet(tmp_path):
-    texts = ["=cmd|' /C calc'!A0", "+a", "-1.5", "@x", "plain"]
+    texts = ["=cmd|' /C calc'!A0", "+a", "-1.5", "@x", "＝1", "\n=1", "plain"]
     node = onnx.helper.make_node(
-        "LabelEncoder", ["k"], ["=file"], domain="ai.onnx.ml", keys_int64s=[*range(5)], values_strings=texts
+        "LabelEncoder", ["k"], ["=file"], domain="ai.onnx.ml", keys_int64s=[*range(7)], values_strings=texts
     )
     types = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph([node], "g", [types("k", 7, ["N"])], [types("=file", 8, ["N"])])
     sets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=sets, ir_version=10), tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", k=np.arange(5))
+    np.savez(tmp_path / "d.npz", k=np.arange(7))
     said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.csv")
     heading, *rows = csv.reader((tmp_path / "p.csv").open(newline=""))
-    assert [heading, *rows] == [["'=file"], ["'" + texts[0]], ["'+a"], ["-1.5"], ["'@x"], ["plain"]]
+    assert [heading, *rows] == [
+        ["'=file"],
+        ["'" + texts[0]],
+        ["'+a"],
+        ["-1.5"],
+        ["'@x"],
+        ["'＝1"],
+        ["'\n=1"],
+        ["plain"],
+    ]
     said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.npz")
     assert np.load(tmp_path / "p.npz")["=file"].tolist() == texts  # np.load refuses pickles
 

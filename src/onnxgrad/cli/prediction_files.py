@@ -22,7 +22,7 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".npz")
 
 #: First characters of text that spreadsheets take for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = tuple("=+-@＝＋－＠\t\r\n")
 
 
 def write_predictions(path: Path, arrays: Mapping[str, np.ndarray], classes: Sequence[str] | None = None) -> None:
