@@ -325,6 +325,11 @@ def test_only_what_is_asked_for(floats):
     assert [n for n in stored(made) if n.endswith("weight_quantized")] == ["conv_weight_quantized"]
 
 
+def test_data_are_prepared_as_for_training():
+    named = {"pixels" if name == "x" else name: array for name, array in DATA.items()}
+    assert quantize(network(), named, inputs={"x": "pixels"}, image_mean=0.5) == quantize(network(), DATA)
+
+
 CASES = {
     "quantized already": (lambda: quantize(pair(), {"x": np.zeros((4, 3))}), "quantized already: it has a Quantize"),
     "training": (lambda: quantize(attach(network()), DATA), "carries training information"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from onnxgrad.model_io.save import gathered, to_proto
 from onnxgrad.settings import settings_of, takes
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.train import train
@@ -30,14 +31,13 @@ ROWS = 512
 _BATCH = 32
 
 
-@takes(Scheme, others=True)
+@takes(Scheme, PreparationRecipe, others=True)
 def quantize(
     model: AnyModel,
     data: Any,
     *,
     output: str | os.PathLike | None = None,
     rows: int = ROWS,
-    inputs: Mapping[str, str] | None = None,
     qat: bool = False,
     **settings: Any,
 ) -> Any:
@@ -54,7 +54,6 @@ def quantize(
             labels.
         output: where to save the quantized model. Default: nowhere.
         rows: how many rows of `data`, its first, activations are calibrated over.
-        inputs: which columns feed which input (see `Trainer.fit`).
         qat: train the quantized model, with arguments of `onnxgrad.train`: ``loss="cross_entropy"``, ``epochs=10``, ….
         settings:
 
@@ -66,11 +65,11 @@ def quantize(
         UnknownName: no such type of node, or node.
     """
     own = {name: settings.pop(name) for name in settings_of(Scheme) if name in settings}
-    recipe = Recipe.of("quantize", {"inputs": inputs, **settings}, (*TRAINER, *FIT), keywords_of(quantize))
-    if settings and not qat:
-        raise BadInput(f"{next(iter(settings))!r} says how to train, which qat=True asks for")
-    scheme = Scheme(**own)
-    found = quantized(model, data, scheme, rows=rows, inputs=inputs)
+    recipe = Recipe.of("quantize", settings, (*TRAINER, *FIT), keywords_of(quantize))
+    of_training = [name for name in settings if name not in settings_of(PreparationRecipe)]
+    if of_training and not qat:
+        raise BadInput(f"{of_training[0]!r} says how to train, which qat=True asks for")
+    found = quantized(model, data, Scheme(**own), rows=rows, preparation=recipe.data)
     if qat:
         found = train(found, data, recipe=recipe).inference_ir()
     else:
@@ -88,9 +87,9 @@ def quantized(
     scheme: Scheme,
     *,
     rows: int = ROWS,
-    inputs: Mapping[str, str] | None = None,
+    preparation: PreparationRecipe = PreparationRecipe(),
 ) -> ir.Model:
-    """The model with quantized weights as floats, which are rounded where they are read; `name` is the data's name.
+    """The model with quantized weights as floats, which are rounded where they are read.
 
     Raises:
         BadInput, UnknownName: as `quantize`.
@@ -98,8 +97,8 @@ def quantized(
     if rows < 1:
         raise BadInput(f"activations are calibrated over at least 1 row, not {rows}")
     opened = opened_floats(model)
-    trained = Preprocessing.of(opened)
-    fed = Data(data, fields_of(opened), source_name(data), inputs=inputs, trained=trained)
+    arguments = preparation.arguments(Preprocessing.of(opened))
+    fed = Data(data, fields_of(opened), source_name(data), **arguments)
     found = place_quantizers(opened, scheme, _batches(fed, rows))
     if scheme.rounding == "learned":
         learn_rounding(found, _batches(fed, rows))
