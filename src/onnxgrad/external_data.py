@@ -145,7 +145,7 @@ class Folder:
         if os.path.commonpath([self.real, real]) != self.real and os.path.dirname(real) != self._blobs():
             raise BadInput(f"{where} leads out of the folder of the model, to {real}{hint}")
         if found.st_nlink > _names_beside(real, found):
-            raise BadInput(f"{where} has other names elsewhere (it is a hard link){hint}")
+            raise BadInput(f"{where} has other names outside of its folder (it is a hard link){hint}")
         return _File(path, real, found)
 
     def _blobs(self) -> str | None:

@@ -27,7 +27,7 @@ def test_it_writes_an_ordinary_checkpoint(tmp_path, kept):
     assert found[0].run == found[1].run
     assert {n: a.tolist() for n, a in found[0].state.items()} == {n: a.tolist() for n, a in found[1].state.items()}
     assert "w1_mean" in found[0].state
-    assert "is an ordinary one: nothing of it is in parts" in said(tmp_path, "consolidate PLACE/run", code=2)
+    assert "is an ordinary one: it has no parts" in said(tmp_path, "consolidate PLACE/run", code=2)
 
 
 @pytest.mark.parametrize(

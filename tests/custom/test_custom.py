@@ -201,7 +201,7 @@ def test_an_operator_of_a_domain_of_its_own():
 def test_rules_that_break_their_contract_are_told_with_the_node():
     w = np.ones(3, np.float32)
     few = custom_vjp("Mul", lambda op, g, a, b: [g])
-    with pytest.raises(RuleError, match="a value for each input is due"):
+    with pytest.raises(RuleError, match="a rule returns a value for each input"):
         gradient(parsed(CUBE), [few], x=X, w=w)
     wrong = custom_vjp("Tanh", lambda op, g, x: op.Cast(g, to=T.DOUBLE))
     with pytest.raises(RuleError, match="the rule of Tanh node 'a'"):

@@ -85,7 +85,7 @@ def _check_places(
     checkpoint, log = Path(recipe.loop.checkpoint or ""), recipe.log
     folders = {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))}
     if outputs.switchable and outputs.save_adapter is None:
-        raise BadInput("--switchable says what --save-adapter writes, which is missing")
+        raise BadInput("--switchable needs --save-adapter")
     if outputs.save_adapter is not None:
         folders["--save-adapter"] = (outputs.save_adapter, adapter_files(outputs.save_adapter))
     if log.tensorboard is not None:

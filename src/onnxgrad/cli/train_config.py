@@ -51,7 +51,7 @@ def _read(context: typer.Context, path: Path | None) -> Path | None:
         if flag is None or flag.name == "config":
             raise BadInput(f"no flag named {_short(key)!r}; {_near(_short(key), flags)}")
         if isinstance(value, dict):
-            raise BadInput(f"{str(path)!r} has a table {key!r}; flags stand outside of tables")
+            raise BadInput(f"{str(path)!r} has a table {key!r}; flags belong outside of tables")
         defaults[flag.name] = value
     context.default_map = {**(context.default_map or {}), **defaults}
     for parameter in context.command.params:  # the file has it

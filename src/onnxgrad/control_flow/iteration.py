@@ -177,7 +177,7 @@ def scan(
     if unknown is not None:
         raise NotDifferentiable(
             f"its derivative is a Scan, whose step gives {unknown!r} of unknown rank\n"
-            "  hint: declare the shapes of what the body reads and gives (dimensions may stay symbolic)"
+            "  hint: declare the shapes of the body's inputs and outputs (dimensions may stay symbolic)"
         )
     ins = [slot for _, slot in scanned]
     pieces = body.outputs[len(initial) :]

@@ -22,8 +22,8 @@ def saved_state(op: Op, i: int, inner: ir.Value) -> StepInput:
     state, first = it.states[i], it.initial[i]
     if isinstance(state.type, ir.OptionalType) and not isinstance(state.type.elem_type, ir.TensorType):
         raise NotDifferentiable(
-            f"its derivative reads what the state {state.name!r} was at each step, and that is an optional sequence, "
-            "of which there are no sequences\n  hint: carry the sequence itself, or read it before the loop"
+            f"its derivative stores the state {state.name!r} of each step in a sequence, and ONNX has no sequences of "
+            "optional sequences\n  hint: carry the sequence itself, or read it before the loop"
         )
     if not isinstance(state.type, ir.TensorType):
         flat, lengths = _filled(op, i)

@@ -186,7 +186,7 @@ def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
     for given in rules:
         custom = load_rule(given) if isinstance(given, (str, os.PathLike)) else given
         if not isinstance(custom, CustomRule):
-            raise BadInput(f"a rule is what custom_vjp or custom_jvp gives, or a file, not a {type(custom).__name__}")
+            raise BadInput(f"a rule is a result of custom_vjp or custom_jvp, or a file, not a {type(custom).__name__}")
         if custom.cut is not None:
             table[CUT_DOMAIN, custom.cut.name] = custom.rule
             cuts.append(custom.cut)

@@ -52,7 +52,7 @@ def _spelled(value: Any) -> Any:
         return value.item()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return {_ARRAY: [value.dtype.str, value.shape, base64.b64encode(value.tobytes()).decode()]}
-    raise TypeError(f"ranks cannot tell each other a {type(value).__name__}")
+    raise TypeError(f"ranks cannot exchange a {type(value).__name__}")
 
 
 def _array(found: dict[str, Any]) -> Any:

@@ -65,8 +65,8 @@ def export(f: Callable[..., Any], *args: Any, dynamic: Dynamic | None = None) ->
         for name, want, got in zip(r.outputs, r.results, run([x._data for x in r.inputs])):
             if got.shape != want.shape or not np.allclose(got, want._data, rtol=1e-3, atol=1e-5, equal_nan=True):
                 raise BadInput(
-                    f"the model does not give at other sizes what {r.name} does ({name})\n"
-                    "  hint: does it do something else for other sizes?"
+                    f"the model differs from {r.name} at other sizes ({name})\n"
+                    "  hint: does the function branch on sizes?"
                 )
     return to_proto(model)
 

@@ -134,9 +134,9 @@ def _opened(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Kee
         size = weight_bytes(opened.model)
         if size > PROTOBUF_LIMIT:
             raise BadInput(
-                f"{os.fspath(model)} holds {size / 1e9:.1f} GB of weights, and what comes out for a path "
-                "is one ModelProto, which cannot\n"
-                "  hint: pass onnx_ir.load(path); what comes out is then an onnx_ir.Model"
+                f"{os.fspath(model)} holds {size / 1e9:.1f} GB of weights; the result for a path is one "
+                "ModelProto, which is limited to 2 GB\n"
+                "  hint: pass onnx_ir.load(path); the result is then an onnx_ir.Model"
             )
     else:
         raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")

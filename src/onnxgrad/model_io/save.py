@@ -49,7 +49,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def gathered(
-    model: ir.Model, hint: str = "pass onnx_ir.load(path) instead; what comes out is then an onnx_ir.Model"
+    model: ir.Model, hint: str = "pass onnx_ir.load(path) instead; the result is then an onnx_ir.Model"
 ) -> onnx.ModelProto:
     """`model` as one message with all of its weights; `hint` is for a model that is too large.
 

@@ -138,7 +138,7 @@ def _normalized(site: UpgradedNode) -> list[ir.Value | None]:
 def _dropout(site: UpgradedNode) -> list[ir.Value | None]:
     """Convert the ratio to an input; the mode is inference, as the old node had none."""
     if site.used(1):
-        raise CannotRaiseError("its mask is read, and what a mask is outside of training has changed")
+        raise CannotRaiseError("its mask is read, and the meaning of a mask outside of training has changed")
     return [
         site.emit("Dropout", site.input(0), site.const(site.attr("ratio", 0.5), ir.DataType.FLOAT))[0],
         None,
@@ -275,7 +275,7 @@ def _scan(site: UpgradedNode) -> list[ir.Value | None]:
         rest = emit("Sub", emit("Shape", formals[states], start=0, end=1)[0], taken)[0]
         for k, step in enumerate(body.outputs[states:], states):
             if step.shape is None:
-                raise CannotRaiseError("the rank of what its steps give is not known, and it has lengths")
+                raise CannotRaiseError("the rank of its outputs is not known, and it has lengths")
             ranks = vector(*[0] * (len(step.shape) + 1)), vector(*[0] * len(step.shape))
             (pads,) = emit("Concat", ranks[0], rest, ranks[1], axis=0)
             (results[k],) = emit("Pad", results[k], pads)

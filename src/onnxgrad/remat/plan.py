@@ -102,7 +102,7 @@ def fit_budget(
             return plan
         reached = min(reached, plan.predicted)
     raise BadInput(
-        f"what is computed takes at least {megabytes(reached)} at a time ({megabytes(first.predicted)} if nothing "
+        f"intermediate results use at least {megabytes(reached)} at a time ({megabytes(first.predicted)} if nothing "
         f"is recomputed), which is more than the {megabytes(budget)} asked for{advice}"
     )
 

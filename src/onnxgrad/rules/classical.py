@@ -64,7 +64,7 @@ def _vectorizer_jvp(op: Op, tangents: Tangents) -> Result:
 
 def _width(op: Op, x: Var) -> Any:
     if x.rank != 2:
-        raise NotDifferentiable("its operands must be matrices; what it makes of vectors is not settled")
+        raise NotDifferentiable("its operands must be matrices; the result for vectors is not specified")
     return size(x, 1) if size(x, 1) is not None else op.Shape(x, start=1)
 
 
@@ -123,7 +123,7 @@ def _through_transform(op: Op, g: Var, y: Var) -> Any:
         return g * (y * (1 - y))
     if kind in ("SOFTMAX", "SOFTMAX_ZERO"):  # the latter keeps scores of 0 at 0, where the same formula gives 0
         return y * (g - op.ReduceSum(g * y, [-1], keepdims=1))
-    raise NotDifferentiable(f"its post_transform {kind} is an approximation whose derivative nothing specifies")
+    raise NotDifferentiable(f"its post_transform {kind} is an approximation without a specified derivative")
 
 
 @rule("LinearRegressor", wrt=(0,), domain=ML)
@@ -147,7 +147,7 @@ def linear_classifier(op: Op, g: Var, x: Var, labels: Var, z: Var) -> Result:
     if scores < classes:
         kind = op.attr("post_transform")
         if (kind.decode() if isinstance(kind, bytes) else kind).startswith("SOFTMAX"):
-            raise NotDifferentiable("what its post_transform makes of one score for two classes is not settled")
+            raise NotDifferentiable("the result of its post_transform of one score for two classes is not specified")
     d = _through_transform(op, op.cast_like(g, x), op.cast_like(z, x))
     if scores < classes:
         d = d @ op.const(np.array([[-1], [1]]), d.dtype)
@@ -163,7 +163,7 @@ def svm_regressor(op: Op, g: Var, x: Var) -> Result:
         return None
     kind = op.attr("post_transform")
     if (kind.decode() if isinstance(kind, bytes) else kind) != "NONE":
-        raise NotDifferentiable("only without a post_transform: what one makes of a single score is not settled")
+        raise NotDifferentiable("only without a post_transform: its result for a single score is not specified")
     alpha = np.array(op.attr("coefficients"))[None]
     count, kernel = op.attr("n_supports") or 0, op.attr("kernel_type")
     kernel = kernel.decode() if isinstance(kernel, bytes) else kernel

@@ -182,7 +182,7 @@ class FunctionRule(Rule):
             return result
         parts = listed(result)
         if any(op.needs[len(parts) :]):
-            raise RuleError(f"a value for each input is due, None where there is none, but {len(parts)} came")
+            raise RuleError(f"a rule returns a value for each input, None for no derivative; it returned {len(parts)}")
         return parts
 
     def apply(self, function: Function, op: Op, g: Any) -> Any:

@@ -27,7 +27,7 @@ def measured_peak(step: StepGraph, batch: Mapping[str, np.ndarray], options: Opt
     its blocks: the memory of a process grows by up to a quarter more.
 
     Raises:
-        BadInput: the runtime refuses the step or the batch, or has no arena to tell of.
+        BadInput: the runtime refuses the step or the batch, or has no arena.
     """
     options = options or Options()
     with tempfile.TemporaryDirectory(prefix="onnxgrad-") as folder:
@@ -37,5 +37,5 @@ def measured_peak(step: StepGraph, batch: Mapping[str, np.ndarray], options: Opt
     told = [e.get("args", {}).get("mem_bytes_requested_in_use") for e in events]
     asked = [int(n) for n in told if n is not None]
     if not asked:
-        raise BadInput("this ONNX Runtime does not tell how much memory is in use; without an arena it cannot")
+        raise BadInput("this ONNX Runtime does not report the memory in use: it has no arena")
     return max(asked)

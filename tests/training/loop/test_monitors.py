@@ -124,7 +124,7 @@ def test_a_loss_that_is_a_graph_does_not_tell_what_to_compare():
     loss = onnx.parser.parse_function("""
         <opset_import: ["": 21], domain: "own"> sum (y) => (s) { s = ReduceMean <keepdims = 0> (y) }""")
     model = attach(classifier(), loss=loss, optimizer="sgd")
-    with pytest.raises(BadInput, match="does not tell which values it compares"):
+    with pytest.raises(BadInput, match="does not show which values it compares"):
         Trainer(model).fit({"x": blobs()["x"]}, validation={"x": blobs()["x"]}, metrics="accuracy")
 
 

@@ -76,7 +76,7 @@ def opaque_call(
         result = f(*args, **(kwargs or {}))
         inside = [x for a in args for _, x in trees.leaves(a)]
         if tracked(inside, floats=False) and not all(tracked(y, floats=False) for _, y in trees.leaves(result)):
-            raise BadInput(f"{name} cannot be recorded as ONNX: its values come from elsewhere, not from operations")
+            raise BadInput(f"{name} cannot be recorded as ONNX: its values are not computed by operations")
         return result
     arrays = [as_array(x) for i, a in enumerate(args) for _, x in trees.leaves(a, f"argument {i}")]
     result = f(*trees.rebuilt(tuple(args), [Array(x._data) for x in arrays]), **(kwargs or {}))

@@ -105,7 +105,7 @@ def record_of(props: Mapping[str, str]) -> Record | None:
     """The record of an adapter in metadata; None without one.
 
     Raises:
-        BadInput: they tell of it in a way that is not known.
+        BadInput: they are of an unknown form.
     """
     text = props.get(ADAPTER, "")
     if not text:
@@ -139,7 +139,7 @@ def record_of(props: Mapping[str, str]) -> Record | None:
         if found.shared.keys() != shared or any(e.tensors.keys() != own for e in entries):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"the metadata {ADAPTER!r} tell of no adapter that is known here: {text[:60]}") from error
+        raise BadInput(f"the metadata {ADAPTER!r} describe no known adapter: {text[:60]}") from error
     return found
 
 
@@ -152,7 +152,7 @@ def record_in(model: ir.Model) -> Record | None:
     """The record of an adapter in the metadata of `model`, checked against its tensors; None without one.
 
     Raises:
-        BadInput: they tell of tensors that it does not have.
+        BadInput: they name tensors that it does not have.
     """
     found = record_of(model.metadata_props)
     if found is None:
@@ -160,7 +160,7 @@ def record_in(model: ir.Model) -> Record | None:
     for name in (*(e.weight for e in found.entries), *found.trained, *found.shared.values()):
         held = model.graph.initializers.get(name)
         if held is None or held.const_value is None:
-            raise BadInput(f"the metadata {ADAPTER!r} tell of {name!r}, which the model does not have")
+            raise BadInput(f"the metadata {ADAPTER!r} name {name!r}, which the model does not have")
     return found
 
 

@@ -88,7 +88,7 @@ def _field(held: Any, table: int, index: int) -> int:
 def _table(held: Any, table: int, index: int) -> int:
     at = _field(held, table, index)
     if not at:
-        raise ValueError("a batch of it holds nothing")
+        raise ValueError("a batch of it is empty")
     return at + _number(held, "I", at)
 
 

@@ -277,7 +277,7 @@ def _copy_part(
     for name, array in part.state.items():
         place = told.get(name) if isinstance(told, dict) else None
         if name not in state or array.dtype != state[name].dtype or not _is_place(place, array.size, state[name].size):
-            raise BadInput(f"the part {str(path)!r} is damaged: it does not say what its {name!r} is a part of")
+            raise BadInput(f"the part {str(path)!r} is damaged: it does not record the place of its {name!r}")
         low, high = place  # type: ignore[misc]
         state[name].reshape(-1)[low:high] = array.reshape(-1)
         places[name].append((low, high))

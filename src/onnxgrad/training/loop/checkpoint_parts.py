@@ -105,7 +105,7 @@ def consolidate(checkpoint: str | Path, output: str | Path | None = None) -> Pat
     """
     path = _file(checkpoint)
     if not named_parts(path, strict=True):
-        raise BadInput(f"the checkpoint {str(path)!r} is an ordinary one: nothing of it is in parts")
+        raise BadInput(f"the checkpoint {str(path)!r} is an ordinary one: it has no parts")
     target = path if output is None else Path(output)
     if target != path:
         Checkpoint.load(path).save(target)

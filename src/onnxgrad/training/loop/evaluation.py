@@ -127,7 +127,7 @@ class Evaluation:
             return [Meter(p.comparison) for p in self.predictions]
         if not self.predictions:
             raise BadInput(
-                f"the loss does not tell which values it compares with labels, so {metrics[0]} cannot be taken\n"
+                f"the loss does not show which values it compares with labels, so {metrics[0]} cannot be taken\n"
                 "  hint: `onnxgrad evaluate` measures the trained model"
             )
         shares: list[list[str]] = [[] for _ in self.predictions]

@@ -119,7 +119,7 @@ def _check_extras(found: Checkpoint, like: dict[str, np.ndarray], path: Path | N
 
 def _number(run: Run, classes: Any) -> None:
     if not isinstance(classes, list) or not all(isinstance(n, str) for n in classes):
-        raise BadInput(f"the checkpoint {str(run.checkpoint)!r} does not say which classes it tells apart")
+        raise BadInput(f"the checkpoint {str(run.checkpoint)!r} does not name its classes")
     for data in (run.data, run.validation):
         if data is not None:
             data.number(classes)
@@ -171,8 +171,7 @@ def _other_adam(run: Run) -> str:
 def _other(run: Run, what: str) -> BadInput:
     what = what if len(what) <= _MOST else f"{what[: _MOST - 1]}…"
     return BadInput(
-        f"the checkpoint {str(run.checkpoint)!r} was written with {what}; a run that resumes must be told the "
-        f"same{_ACCEPT}"
+        f"the checkpoint {str(run.checkpoint)!r} was written with {what}; a resumed run needs the same{_ACCEPT}"
     )
 
 
@@ -202,7 +201,7 @@ def _resume_callbacks(run: Run, kept: Sequence[Sequence[Any]], accept_changes: b
     if had != [type(c).__name__ for c in remembering] and not accept_changes:
         raise BadInput(
             f"the checkpoint {str(run.checkpoint)!r} was written by a run with other callbacks "
-            f"({', '.join(had) or 'none'}); a run that resumes must be told the same"
+            f"({', '.join(had) or 'none'}); a resumed run needs the same"
         )
     for callback in remembering:
         name = type(callback).__name__

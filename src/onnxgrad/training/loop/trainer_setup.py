@@ -50,7 +50,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     training = _with_training(model, recipe.algorithm(), parts > 1)
     narrow = precision_for(recipe.step.precision, options)
     if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
-        raise BadInput("a compiled step is used as it is; hand attention_rows and precision to compile_step")
+        raise BadInput("a compiled step is not changed; pass attention_rows and precision to compile_step")
     if not isinstance(training, Step):
         step = compile_step(
             training, entry=entry, precision=narrow, attention_rows=attention_rows, without=options.without
@@ -74,7 +74,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
         plan, planned_step = step.plan, step
         machine = partial(_single_machine, step)
     elif isinstance(training, Step):
-        raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
+        raise BadInput("a compiled step cannot be cut into parts; pass the model that it was compiled from")
     else:
         synchronized = strategy.exchange.sync_batch_norm
         for what, given in (("memory", memory), ("precision", narrow)):

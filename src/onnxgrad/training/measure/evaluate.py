@@ -102,7 +102,7 @@ def evaluate(
         blank: the symbol that stands for nothing, where sequences are read from scores over time (CTC).
         batch_size: rows that run at once.
         options: how ONNX Runtime runs the model.
-        worst: how many of the rows with the largest losses to tell of.
+        worst: the number of rows with the largest losses to return.
         settings:
 
     Raises:

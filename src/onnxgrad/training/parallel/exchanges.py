@@ -62,7 +62,7 @@ class Exchanges:
                 "shard_optimizer does not go with sync_every: a rank that steps on its own needs all of the state"
             )
         if self.shard_optimizer and self.compress is not None:
-            raise BadInput("shard_optimizer does not go with compress: what rounding loses is as large as the state")
+            raise BadInput("shard_optimizer does not go with compress: the rounding losses are as large as the state")
         if self.sync_batch_norm and self.sync_every > 1:
             raise BadInput(
                 "sync_batch_norm does not go with sync_every: ranks that step on their own share no statistics"

@@ -52,7 +52,7 @@ def _fold_weight(graph: ir.Graph, name: str, stored: str) -> None:
     master = graph.initializers[name]
     readers = [node for node, at in master.uses() if at == 0 and node.op_type == "QuantizeLinear" and is_rounding(node)]
     if not readers or len(readers) < len(master.uses()) or any(n.graph is not graph for n in readers):
-        raise BadInput(f"the metadata {QUANTIZED!r} tell of {name!r}, which no QuantizeLinear rounds alone")
+        raise BadInput(f"the metadata {QUANTIZED!r} name {name!r}, which no single QuantizeLinear rounds")
     node = readers[0]
     scale, point = (*node.inputs[1:], None)[:2]
     steps, zero = (None if v is None else constant(v) for v in (scale, point))

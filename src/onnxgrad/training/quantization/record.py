@@ -55,7 +55,7 @@ def record_in(model: ir.Model) -> Storage | None:
     """The record in the metadata of `model`; None without one.
 
     Raises:
-        BadInput: they tell of something that is not known, or of tensors that the model does not have.
+        BadInput: they are of an unknown form, or name tensors that the model does not have.
     """
     text = model.metadata_props.get(QUANTIZED, "")
     if not text:
@@ -63,13 +63,13 @@ def record_in(model: ir.Model) -> Storage | None:
     try:
         found = _read(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"the metadata {QUANTIZED!r} tell of nothing that is known here: {text[:60]}") from error
+        raise BadInput(f"the metadata {QUANTIZED!r} describe no known quantization: {text[:60]}") from error
     needed = [*found.weights, *found.biases]
     needed += [n for b in found.biases.values() for n in (b.scale, b.point, b.input, b.weight) if n]
     for name in needed:
         held = model.graph.initializers.get(name)
         if held is None or held.const_value is None:
-            raise BadInput(f"the metadata {QUANTIZED!r} tell of {name!r}, which the model does not have")
+            raise BadInput(f"the metadata {QUANTIZED!r} name {name!r}, which the model does not have")
     return found
 
 
