@@ -94,7 +94,10 @@ def test_text_in_the_place_of_numbers_shows_no_type_of_numpy(tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("predict PLACE/m.onnx --data PLACE/d.csv -o PLACE/p.npz", "--input x=a..c joins columns"),
+        (
+            "predict PLACE/m.onnx --data PLACE/d.csv -o PLACE/p.npz",
+            "--inputs x=a..c (in Python inputs={'x': 'a..c'}) joins columns",
+        ),
         ("predict PLACE/m.onnx --data PLACE/d.csv --input x=a..c -o PLACE/p.txt", "none of .csv, .tsv, .npz"),
         ("predict PLACE/m.onnx --data PLACE/d.csv --input x=a..c -o PLACE/d.csv", "--data"),
         ("predict PLACE/m.onnx --data PLACE/d.csv --input x -o PLACE/p.npz", "not written as X=f0..f63"),
