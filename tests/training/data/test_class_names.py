@@ -153,7 +153,7 @@ def test_explain_takes_names_of_classes(tmp_path, monkeypatch):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(BadInput, match=r"has the class 'kiwi', which is none of .* 'pear', 'apple', 'fig'"):
+    with pytest.raises(BadInput, match=r"has the class 'kiwi' in row 2, which is none of .* 'pear', 'apple', 'fig'"):
         evaluate(model(), rows(names=("pear", "apple", "kiwi")))
     with pytest.raises(BadInput, match="has the class 'kiwi'"):
         Trainer(model(), loss="cross_entropy", options=ONE).fit(rows(names=("pear", "apple", "kiwi")))
@@ -310,4 +310,4 @@ def test_the_command(tmp_path, monkeypatch):
     for command in (["evaluate"], ["train", "-o", "out.onnx", "--loss", "cross_entropy", "--optimizer", "adam"]):
         found = CliRunner().invoke(build(), [command[0], "m.onnx", "--data", "bad.csv", *args, *command[1:]])
         assert found.exit_code == 2
-        assert "has the class 'kiwi', which is none of" in " ".join(found.output.split())
+        assert "has the class 'kiwi' in row 2, which is none of" in " ".join(found.output.split())

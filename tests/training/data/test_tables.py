@@ -43,7 +43,7 @@ def test_names_have_the_numbers_of_the_model(tmp_path):
     inputs = {"X": "f*", "labels": "kind"}
     data = Data(written(tmp_path / "d.csv"), [X, CLASS], inputs=inputs, classes=("dog", "cat", "ant"))
     assert only(data)["labels"].tolist() == [1, 0, 1, 2]
-    with pytest.raises(BadInput, match="class 'ant', which is none of those"):
+    with pytest.raises(BadInput, match=r"class 'ant' in row \d+, which is none of those"):
         Data(tmp_path / "d.csv", [X, CLASS], inputs=inputs, classes=("dog", "cat"))
 
 

@@ -31,12 +31,18 @@ class ClassColumn(Dense):
         """Only these rows, of the same classes."""
         return ClassColumn(self.rows[rows], self.names)
 
+    def _first_row(self, name: str) -> str:
+        """The first row of the class `name`, in words; empty if no row is of it."""
+        rows = np.argwhere(self.rows == self.names.index(name))
+        return f" in row {rows[0][0]}" if len(rows) else ""
+
     def renumbered(self, names: Sequence[str], where: str) -> ClassColumn:
         """The same classes by their numbers in `names`. Raises BadInput for a name that is not among them."""
         unknown = [n for n in self.names if n not in names]
         if unknown:
             raise BadInput(
-                f"{where} has the class {unknown[0]!r}, which is none of those that the model was trained to tell "
+                f"{where} has the class {unknown[0]!r}{self._first_row(unknown[0])}, "
+                "which is none of those that the model was trained to tell "
                 f"apart: {listed(names)}\n"
                 "  hint: leave its rows out, or train a new head (--head) for other classes"
             )
