@@ -96,7 +96,7 @@ def test_text_in_the_place_of_numbers_shows_no_type_of_numpy(tmp_path):
     [
         (
             "predict PLACE/m.onnx --data PLACE/d.csv -o PLACE/p.npz",
-            "--inputs x=a..c (in Python inputs={'x': 'a..c'}) joins columns",
+            "--inputs x=a..c (in Python inputs=",
         ),
         ("predict PLACE/m.onnx --data PLACE/d.csv --input x=a..c -o PLACE/p.txt", "none of .csv, .tsv, .npz"),
         ("predict PLACE/m.onnx --data PLACE/d.csv --input x=a..c -o PLACE/d.csv", "--data"),
