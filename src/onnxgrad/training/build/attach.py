@@ -7,7 +7,7 @@ and its state, a counter of steps, the learning rate. Where the network behaves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -17,7 +17,6 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.engine.activity import on_path
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
@@ -31,15 +30,14 @@ from onnxgrad.model_io.save import to_proto
 from onnxgrad.settings import changed_settings, read_recipes, settings_of, takes
 from onnxgrad.training.adapters.config import LoRA, VeRA
 from onnxgrad.training.adapters.insert import adapted
+from onnxgrad.training.build.choose_weights import WeightChoice
 from onnxgrad.training.build.cut_off import cut_off
 from onnxgrad.training.build.heads import beside_head
 from onnxgrad.training.build.recipe import ALGORITHM, further_settings
-from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.own_tensors import own_tensors
-from onnxgrad.training.graph.rounding import is_quantized, is_rounding, standardize, through_rounding
+from onnxgrad.training.graph.rounding import is_rounding, standardize, through_rounding
 from onnxgrad.training.graph.row_axis import row_axis
 from onnxgrad.training.graph.tied_weights import tie_weights
-from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, named_weight, without
 from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loss.config import Loss, terms_of
 from onnxgrad.training.loss.objective import Objective
@@ -143,9 +141,8 @@ class _Attachment:
             adapter = beside_head(self.model, adapter)
             trainable = [*(trainable or ()), *adapter.train_also] or trainable
         self.model.metadata_props.pop(HEAD, None)
-        self.trainable, self.freeze = trainable, freeze
         own_tensors(self.model, trainable or ())
-        self.tied = [] if chosen is None else tie_weights(self.graph, chosen)
+        tied = [] if chosen is None else tie_weights(self.graph, chosen)
         self.adapter = adapted(self.model, adapter)
         self.scales = self._opened_integers()
         write_otherwise(self.graph)  # so that the stock runtime is right about the trained file
@@ -155,7 +152,9 @@ class _Attachment:
         self.held = set(self.graph.initializers)
         self.inputs = list(self.graph.inputs)
         self.bindings: dict[str, str] = {}
-        self.told = ""
+        self.choice = WeightChoice(
+            self.model, self.nodes, self.held, self.scales, self.adapter, trainable, freeze, tied
+        )
 
     def _opened_integers(self) -> dict[str, LearnedScale]:
         """Replace stored integers by floats, if any. Returns the scales that can train, by name.
@@ -183,7 +182,7 @@ class _Attachment:
         if mode.on:
             copies, updates = switch(self.builder, self.nodes, objective.predictions(), mode)
         loss = objective.write(copies, metrics, accumulate)
-        parameters, owners = self._parameters(loss.value, optimizer)
+        parameters, owners = self.choice.choose(self.builder, loss.value, optimizer)
         for statistic, new in updates.items():
             self.bindings[statistic.name or ""] = new.name or ""
         state = State(self.builder, self._add_initializer, self._bind)
@@ -210,7 +209,7 @@ class _Attachment:
             update.norm.value.name = self.builder.names.exactly("gradient_norm")
             objective.measures["gradient_norm"] = update.norm
         info = self._cut(loss.name, [v.name for v in objective.measures.values()])
-        notes = {CONVENTION: optimizer.convention(), TAKEN_OF: "; ".join(objective.notes), TRAINS: self.told}
+        notes = {CONVENTION: optimizer.convention(), TAKEN_OF: "; ".join(objective.notes), TRAINS: self.choice.note}
         for key, value in notes.items():
             if value:
                 info.algorithm.metadata_props.add(key=key, value=value)
@@ -232,78 +231,6 @@ class _Attachment:
             found = ", ".join(repr(v.name) for v in floats) or "none"
             raise BadInput(f"name the output that meets the labels: output= (--prediction); float outputs: {found}")
         return floats[0]
-
-    def _parameters(self, loss: ir.Value, optimizer: Optimizer) -> tuple[list[ir.Value], dict[str, int | None]]:
-        """The initializers to train, and the number of the group that each belongs to."""
-        initializers = {n: v for n, v in self.graph.initializers.items() if n in self.held}
-        nodes = list(self.graph)
-        running = statistics(nodes)
-        floats = [v for v in initializers.values() if v.dtype in FLOATS]
-        reached = {v for node in on_path(nodes, floats, [loss], self.builder) for v in reads(node)}
-        candidates = {v.name or "": v for v in floats if v in reached and v not in running}
-        scales = {n: candidates.pop(n) for n in self.scales if n in candidates and not optimizer.takes_loss}
-        own = self._factors(candidates)
-        asked = self.trainable if self.adapter is None else [*(self.trainable or ()), *self.adapter.also]
-        sorted_out = Sorted(own, {})  # frozen weights, which need no classification
-        if self.adapter is None or any(is_pattern(text) for text in asked or ()):
-            sorted_out = sort_out(candidates, nodes)
-        usual = sorted_out.weights
-        if asked is None:
-            if not usual:
-                raise BadInput(
-                    "the loss depends on no float initializer that looks like a weight: there is nothing to train"
-                    + self._way_out()
-                )
-            found = usual | scales
-        else:
-            found = dict(own)
-            usual = usual | scales
-            for text in dict.fromkeys(asked):
-                if text == EVERYTHING and text not in initializers:
-                    found |= {n: v for n, v in candidates.items() if sorted_out.constants.get(n) != INFINITE} | scales
-                    continue
-                for name in matching(text, usual, self.nodes) if is_pattern(text) else [text]:
-                    found[name] = named_weight(name, initializers, reached, running)
-            if not found:
-                raise BadInput("`trainable` is empty: there is nothing to train")
-        owners = optimizer.owners(found, self.nodes)
-        names = without(owners, self.freeze, found, self.nodes)
-        if not names:
-            raise BadInput("every weight is frozen: there is nothing to train")
-        if self.adapter is not None:
-            self.adapter.also = [name for name in names if name not in own]
-            self.adapter.write(self.model)
-        if asked is not None:
-            sorted_out = Sorted(usual, {})
-        self.told = sorted_out.describe(names, found)
-        for output, table in self.tied:
-            self.told += f"; {output!r} is tied to {table!r}, its equal (--untie keeps them apart)"
-        if self.adapter is not None:
-            size = sum(v.const_value.size for v in floats if v.const_value is not None)
-            trained = sum(t.size for n in names if (t := found[n].const_value) is not None)
-            self.told += (
-                f", {100 * trained / size:.2g} % of all; adapts {len({e.weight for e in self.adapter.entries})} weights"
-            )
-        return [found[name] for name in names], owners
-
-    def _way_out(self) -> str:
-        """A hint for weights that are integers of operators that compute with them."""
-        kinds = sorted({n.op_type for n in self.graph if is_quantized(n) and not is_rounding(n)})
-        if not kinds:
-            return ""
-        return (
-            f"\n  hint: the weights of {', '.join(kinds)} are integers, which do not train; those of models "
-            "with QuantizeLinear and DequantizeLinear nodes do"
-        )
-
-    def _factors(self, candidates: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-        """The factors of the adapter that the loss depends on."""
-        if self.adapter is None:
-            return {}
-        own = {n: candidates[n] for n in self.adapter.own if n in candidates}
-        if not own:
-            raise BadInput("the loss depends on none of the weights that are adapted\n  hint: choose other targets")
-        return own
 
     def _gradient(self, loss: ir.Value, parameters: list[ir.Value]) -> list[Var]:
         needed = {v for node in ancestors(self.graph, [loss]) for v in reads(node)}
