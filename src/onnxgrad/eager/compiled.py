@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.core.bodies import Body, trace
+from onnxgrad.eager.core.bodies import TracedBody, trace
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import model_of
 from onnxgrad.eager.core.plans import formal, new_builder
@@ -54,7 +54,7 @@ class _Compiled:
         output: the result of the traced call, as a tree.
     """
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: TracedBody) -> None:
         self.model = EagerModel(_closed_model(body))
         self.output = body.output
         self.names = tuple(self.model.inputs)
@@ -71,7 +71,7 @@ class _Compiled:
         return trees.rebuilt(self.output, found)
 
 
-def _closed_model(body: Body) -> ir.Model:
+def _closed_model(body: TracedBody) -> ir.Model:
     """The graph of a body. Its inputs are its parameters and the captured arrays on the tape; others are constants."""
     operands = [np.asarray(s.value if hasattr(s, "value") else s) for s in body.sources]
     count = body.count

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrad.eager.compiled import graph_model
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.core.bodies import Body, trace
+from onnxgrad.eager.core.bodies import TracedBody, trace
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.tape import compiling, exporting
 from onnxgrad.eager.models import EagerModel
@@ -212,7 +212,7 @@ def map(f: Function, xs: Any) -> Any:
 
 def _run(
     kind: str,
-    bodies: Sequence[Body],
+    bodies: Sequence[TracedBody],
     operands: Sequence[Array],
     settings: tuple[Any, ...],
     write: Callable[[Builder, list[Var]], Sequence[Var]],

@@ -21,7 +21,7 @@ from onnxgrad.ir import Builder, Var
 
 
 @dataclass
-class Body:
+class TracedBody:
     """A traced function.
 
     Attributes:
@@ -67,7 +67,7 @@ class Body:
         return [written.at(place) for place in self.places]
 
 
-def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndarray], kwargs: Any = None) -> Body:
+def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndarray], kwargs: Any = None) -> TracedBody:
     """Call `f` once on variables, and return what it did.
 
     Args:
@@ -107,4 +107,4 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
             place = ~len(sources)
             sources.append(y._data if y._node is None else y._node)
         places.append(place)
-    return Body(name, p, tuple(places), sources, len(parameters), output, results)
+    return TracedBody(name, p, tuple(places), sources, len(parameters), output, results)
