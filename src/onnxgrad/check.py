@@ -241,7 +241,7 @@ def may_be_float(types: Iterable[str]) -> bool:
 def _closed(op_type: str) -> bool:
     """True if every operator in the function body has a rule or a body that is closed itself.
 
-    A body that depends on the types of the operands is taken to be what those types make of it later.
+    If a body depends on the types of its operands, the types of the call decide later.
     """
     schema = onnx.defs.get_schema(op_type)
     if any(a.type == onnx.defs.OpSchema.AttrType.GRAPH for a in schema.attributes.values()):

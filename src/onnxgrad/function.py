@@ -257,8 +257,7 @@ class Function:
     def linearize(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Callable[..., Any]]]:
         """A function that returns the results of this one, and the Jacobian at that point as a function of tangents.
 
-        The primal runs once; the function of tangents, one for each `wrt`, runs the linear half alone, as often as
-        it is called.
+        The primal runs once; each call of the function of tangents, one per `wrt`, runs only the linear half.
 
         >>> import onnx
         >>> f = Function(onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> '

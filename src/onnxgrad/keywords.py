@@ -84,7 +84,7 @@ def check_whole(least: int | None = None, /, **numbers: Any) -> None:
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate `function`: unknown keyword arguments raise an error that suggests the closest valid name.
 
-    One that takes any name is left alone: it knows itself what they may be.
+    A function that accepts any name is unchanged: it checks names itself.
     """
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

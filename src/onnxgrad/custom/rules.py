@@ -178,8 +178,8 @@ def _operator(text: str) -> tuple[str, str]:
 def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
     """Have `rules`, or files with rules, take precedence over all others within the ``with`` block.
 
-    It holds for everything that differentiates inside the block (`grad`, `hessian`, `compile_step`, …). A sub-graph
-    that a rule is for must be in every model that is opened there, but for those that are derivatives themselves.
+    They apply to every derivation inside the block (`grad`, `hessian`, `compile_step`, …). Every model opened there
+    must contain the sub-graphs of the rules, except models that are derivatives themselves.
     """
     table: dict[tuple[str, str], Rule] = {}
     cuts: list[Cut] = []

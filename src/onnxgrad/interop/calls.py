@@ -175,7 +175,7 @@ def with_own_weights(model: AnyModel, wanted: Collection[str] = ()) -> ir.Model:
 def weights_of(model: AnyModel, trainable: bool | Sequence[str]) -> tuple[Mapping[str, np.ndarray], list[str]]:
     """The initializers that are trained, and the names of running statistics, which are not.
 
-    By default those that `attach` trains by default; none of them, or those named.
+    By default the weights that `attach` trains by default; none, or those named.
     """
     opened = model if isinstance(model, ir.Model) else Function(model).model
     graph = opened.graph

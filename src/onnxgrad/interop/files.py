@@ -36,7 +36,7 @@ def family(model: AnyModel, folder: str | os.PathLike, name: str = "f") -> list[
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
-        folder: where the files go; it is made if it is not there.
+        folder: where the files go; it is created if it is missing.
         name: of the function: ``f`` is written to ``f.onnx``.
 
     Returns:

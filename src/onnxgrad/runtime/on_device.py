@@ -37,7 +37,7 @@ class OnDevice:
         device: name and number of the device, where that is to be another; ("cpu", 0) is the host.
 
     Attributes:
-        held: the learning rates, as arrays on the host: write into them to change what the next step reads.
+        held: the learning rates, as arrays on the host: the next step reads changes made to them.
 
     Raises:
         BadInput: there is no such device in this ONNX Runtime, or it runs out of memory.
@@ -148,7 +148,7 @@ class OnDevice:
         """Replace every tensor of state by a copy of the one given.
 
         Raises:
-            BadInput: a tensor is missing, unknown, or of another dtype or shape; nothing is replaced then.
+            BadInput: a tensor is missing, unknown, or of another dtype or shape; then none is replaced.
         """
         check_state(state, {n: s.first for n, s in self.slots.items()})
         for name, tensor in self._state[self._now].items():

@@ -61,7 +61,7 @@ class Resident:
         owned: further inputs that are the state of other machines, which are read there and never copied.
 
     Attributes:
-        held: the arrays that are bound for `held`; write into them to change what the next step reads.
+        held: the arrays that are bound for `held`; the next step reads changes made to them.
         reads: the same for `reads`; not looked at for what another machine shares.
     """
 
@@ -209,7 +209,7 @@ class Resident:
         """Replace every tensor of state by a copy of the one given.
 
         Raises:
-            BadInput: a tensor is missing, unknown, or of another dtype or shape; nothing is replaced then.
+            BadInput: a tensor is missing, unknown, or of another dtype or shape; then none is replaced.
         """
         check_state(state, self._buffers[0])
         for name, buffer in self._buffers[self._now].items():
@@ -225,7 +225,7 @@ class StepRunner(Resident):
     """The machine of a compiled step (see `onnxgrad.training.compile_step`).
 
     Its `held` inputs are the learning rates of the step: ``runner.held["learning_rate"][...] = 1e-4``. State of an
-    `owner`, another machine, is read where it lies (see `share`).
+    `owner`, another machine, is read in place (see `share`).
     """
 
     def __init__(

@@ -371,7 +371,7 @@ def _through_a_file(
 def give_back() -> None:
     """Return memory freed by building graphs and sessions to the system (if the C library can; 11 to 36 MB).
 
-    Graphs are full of cycles, so what was built on the way is there until it is collected.
+    Graphs have many cycles, so temporary objects stay until the garbage collector runs.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -388,7 +388,7 @@ def _has_constant_filters(model: ir.Model) -> bool:
 def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
     """`array` as a tensor of the runtime that shares its memory (also for types that numpy lacks).
 
-    Of types with less than eight bits, of which the runtime has several in a byte, it is a copy.
+    For types of less than eight bits, which the runtime packs into bytes, the value is a copy.
     """
     if array.dtype == object:
         raise BadInput("text cannot be bound to an input of numbers")

@@ -26,11 +26,11 @@ def integrated_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         wrt: names of float inputs.
-        of: names of float values, or index expressions on them (``"y[:, 3]"``), whose sum is explained.
+        of: names of float values, or index expressions on them (``"y[:, 3]"``), whose sum is attributed.
         steps: points on the way.
 
     Returns:
-        A model of the kind that came in, with one more input ``{wrt}_baseline`` (x', shape and dtype of `wrt`) per
+        A model of the argument's kind, with one more input ``{wrt}_baseline`` (x', shape and dtype of `wrt`) per
         `wrt`, whose outputs are ``{wrt}_attribution``.
 
     Raises:
@@ -59,13 +59,13 @@ def smooth_grad(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         wrt: names of float inputs.
-        of: names of float values, or index expressions on them, whose sum is explained.
+        of: names of float values, or index expressions on them, whose sum is attributed.
         steps: points.
         noise: standard deviation, in the units of the input.
         seed: of the noise; a session draws other noise in each run.
 
     Returns:
-        A model of the kind that came in with the same inputs, whose outputs are ``{wrt}_attribution``.
+        A model of the argument's kind with the same inputs, whose outputs are ``{wrt}_attribution``.
 
     Raises:
         BadInput: a `wrt` that is no input, or no step.
@@ -92,10 +92,10 @@ def grad_cam(model: AnyModel, *, layer: str, of: Names | None = None) -> Any:
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         layer: the name of a value A [N, C, …], such as the output of the last convolution.
-        of: names of float values, or index expressions on them (``"y[:, 3]"``), whose sum is explained.
+        of: names of float values, or index expressions on them (``"y[:, 3]"``), whose sum is attributed.
 
     Returns:
-        A model of the kind that came in with the same inputs, whose only output ``{layer}_cam`` is [N, …].
+        A model of the argument's kind with the same inputs, whose only output ``{layer}_cam`` is [N, …].
 
     Raises:
         BadInput: the layer has no axes behind its channels.

@@ -36,7 +36,7 @@ def vjp(
         rules: custom rules, from `custom_vjp` or `custom_jvp`, or files that hold them.
 
     Returns:
-        A model of the kind that came in (a path gives a ModelProto) with the primal inputs and outputs
+        A model of the argument's kind (a path gives a ModelProto) with the primal inputs and outputs
         as they are, one more input ``{of}_cotangent`` (shape and dtype of `of`) per `of`, and one more
         output ``{wrt}_grad`` (shape and dtype of `wrt`) per `wrt`; `signature` tells the exact names.
         A `wrt` that `of` does not depend on gets zeros. A model below opset 18 comes back raised to it.
@@ -58,10 +58,9 @@ def jvp(
 ) -> Any:
     """The model with its pushforward: tangents of `wrt` in, tangents of `of` out.
 
-    As `vjp`, with one more input ``{wrt}_tangent`` per `wrt` and one more output ``{of}_tangent`` per `of`.
-    With `directions`, all tangents have one more axis in front.
-    The tangent of an intermediate `wrt` is added to the one that flows into it from another.
-    Arguments and errors are those of `vjp`.
+    Like `vjp`, with one more input ``{wrt}_tangent`` per `wrt` and one more output ``{of}_tangent`` per `of`. With
+    `directions`, all tangents have one more axis in front. The tangent of an intermediate `wrt` is added to the one
+    that reaches it from another. Arguments and errors are those of `vjp`.
     """
     return _derived(Derivation.push_tangents, model, wrt, of, directions, rules)
 

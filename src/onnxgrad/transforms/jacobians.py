@@ -43,7 +43,7 @@ def jacobian(
             derivative of the sum over the rows of `of`; in forward mode, by the sum over the rows of `wrt`.)
 
     Returns:
-        A model of the kind that came in, with the primal inputs and outputs as they are, and one more output
+        A model of the argument's kind, with the primal inputs and outputs unchanged, and one more output
         ``{of}_{wrt}_jacobian`` for each pair, of shape ``of.shape + wrt.shape``; with `batch`, of shape
         ``[rows] + (of.shape without that axis) + (wrt.shape without that axis)``.
         ``signature(derived).jacobians[of][wrt]`` is its exact name.
@@ -75,7 +75,7 @@ def hessian(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the Hessian of the sum of `of`: forward mode, for all unit vectors, over its gradient.
 
     Returns:
-        A model of the kind that came in, with the primal inputs and outputs as they are, and one more output
+        A model of the argument's kind, with the primal inputs and outputs unchanged, and one more output
         ``{a}_{b}_hessian`` of shape ``a.shape + b.shape`` for each pair of `wrt`;
         ``signature(derived).hessians[a][b]`` is its exact name.
 

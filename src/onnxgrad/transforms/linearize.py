@@ -86,8 +86,8 @@ def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
 def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The transpose of a model that is linear in its inputs `wrt`: cotangents of `of` in, those of `wrt` out.
 
-    Unlike that of a `vjp`, the graph has no inputs for `wrt` and does not compute `of`. What does not depend on
-    `wrt` (the bias of an affine map) plays no part.
+    Unlike the graph of a `vjp`, this one has no inputs for `wrt` and does not compute `of`. Terms that do not depend on
+    `wrt` (the bias of an affine map) have no effect.
 
     Raises:
         BadInput: `of` is not linear in `wrt`, or a shape is known from `wrt` only.

@@ -30,7 +30,7 @@ def per_example_grad(
         shared: inputs that do not hold examples.
 
     Returns:
-        A model of the kind that came in with the same inputs, whose only outputs are ``{wrt}_grad``, of shape
+        A model of the argument's kind with the same inputs, whose only outputs are ``{wrt}_grad``, of shape
         ``[examples] + wrt.shape``. Where examples do not influence each other, their sum is the gradient.
 
     Raises:
@@ -74,7 +74,7 @@ def per_example_grad(
 def _as_batch_of_one(model: ir.Model, batch: int, shared: set[str]) -> dict[str, ir.Shape]:
     """Declare every input a batch of one; the shapes that inputs with examples had.
 
-    What the model says of the shapes of other values held for the whole batch, and is forgotten.
+    Declarations of other shapes are for the whole batch, and are dropped.
     """
     graph, shapes = model.graph, {}
     names = {v.name for v in graph.inputs}

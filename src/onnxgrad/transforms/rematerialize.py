@@ -28,9 +28,9 @@ def rematerialize(model: AnyModel, memory: int | str, *, dims: Mapping[str, int]
 
         derived, plan = rematerialize(grad(model, wrt="w"), "200MB", dims={"N": 64})
 
-    What a derivative reads of the primal computation is kept as far as it fits. The rest is computed anew, behind
-    gates of standard operators that no runtime looks through, so it holds for every runtime that runs a graph in an
-    order by its dependencies and gives memory back. Counted are the results of nodes; not inputs, outputs and
+    The values that a derivative reads of the primal computation are saved as far as they fit. The others are recomputed
+    behind gates of standard operators that no runtime optimizes away, so the budget is kept on every runtime that runs
+    a graph in an order of its dependencies and frees memory. Only results of nodes count, not inputs, outputs and
     initializers. `checkpointing` does the same for the steps of a Loop or Scan, which are single nodes here.
 
     Args:

@@ -20,7 +20,7 @@ def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the product of the Hessian of the sum of `of` and a vector: forward mode over the gradient.
 
     Returns:
-        A model of the kind that came in, with the primal inputs and outputs as they are, one more input
+        A model of the argument's kind, with the primal inputs and outputs unchanged, one more input
         ``{wrt}_tangent`` and one more output ``{wrt}_hvp`` (both of the shape and dtype of `wrt`) for each `wrt`:
         ``hvp_a = Σ_b ∂²(Σ of)/∂a∂b · tangent_b``. ``signature(derived)`` has the exact names in `input_tangents` and
         `products`.

@@ -43,15 +43,15 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
         axis_size: the number of rows, or a name for one that each run chooses (it gets a suffix if it is taken).
 
     Returns:
-        A model of the kind that came in with the same names of inputs and outputs (an output that is an input, or an
+        A model of the argument's kind with the same names of inputs and outputs (an output that is an input, or an
         initializer, gets another name unless it is handed through as it is). Mapped inputs, and outputs, have
         one more axis; an output that depends on no mapped input is repeated. Local functions are inlined.
 
         Products, convolutions, recurrent layers and elementwise operators process all rows at once, and If, Loop and
         Scan keep their form. An If whose condition differs between rows becomes a Where over both branches, and a Loop
-        that is longer for some rows runs to the longest under a mask, where operators that are total allow it. All
-        other nodes run in a Scan over the rows, each of which takes its own way. A random operator that reads no
-        mapped value draws once for all rows, others draw for every row.
+        that is longer for some rows runs to the longest under a mask, if its operators are total. All other nodes run
+        in a Scan over the rows. A random operator that reads no mapped value draws once for all rows, others draw for
+        every row.
 
     Raises:
         UnknownName: an input or output that the model does not have.

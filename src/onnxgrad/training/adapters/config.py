@@ -41,13 +41,13 @@ class _Asked:
 class LoRA(_Asked):
     """Low-rank adaptation (Hu et al. 2021): W + s·A·B with trained A and B, and constant W.
 
-    It is written beside each node that reads W, as y + s·(x·A)·B, which costs and keeps little. B begins with zeros
-    (beside embeddings: A), so that the adapted model is the model as it was. The other factor is drawn as PEFT
-    draws it: uniformly within ±1/√fan_in, normally beside embeddings.
+    Each node that reads W is extended to y + s·(x·A)·B, at little cost. B starts with zeros (for embeddings: A), so
+    that the adapted model equals the original. The other factor is drawn as by PEFT: uniformly within ±1/√fan_in,
+    normally for embeddings.
 
-    With `dora` (Liu et al. 2024), W + s·A·B is a direction, of which each output has a length m of its own, which is
-    trained as well: m/‖W + s·A·B‖ · (W + s·A·B). It begins as ‖W‖. As in PEFT and section 4.3 of the paper, the norm
-    counts as a constant in gradients. An output whose weights are all zero has no direction, and stays zero.
+    With `dora` (Liu et al. 2024), W + s·A·B is a direction, and each output has a trained length m: m/‖W + s·A·B‖ · (W
+    + s·A·B). It starts as ‖W‖. As in PEFT and section 4.3 of the paper, the norm is a constant in gradients. An output
+    whose weights are all zero has no direction, and stays zero.
 
     Args:
         rank: columns of A and rows of B. Beside a convolution with groups: for each group.
@@ -97,9 +97,9 @@ class LoRA(_Asked):
 class VeRA(_Asked):
     """Vector-based random adaptation (Kopiczko et al. 2023): W + (A·diag(d))·(B·diag(b)) with trained d and b.
 
-    A and B are random and never change, and all adapted weights share them: each takes as many rows of A and columns
-    of B as it has inputs and outputs. They are those that PEFT draws from the same seed. The vector b begins with
-    zeros, so that the adapted model is the model as it was.
+    A and B are random and constant, and all adapted weights share them: each uses as many rows of A and columns of B as
+    it has inputs and outputs. They equal those that PEFT draws from the same seed. The vector b starts with zeros, so
+    that the adapted model equals the original.
 
     Args:
         rank: the length of d. It may be larger than that of a weight, since few numbers train.

@@ -70,10 +70,10 @@ def attach(
 ) -> onnx.ModelProto:
     """The model with training information.
 
-    The loss is cross_entropy if none is given. If the model ends in the Softmax (Sigmoid) that a loss contains, the
-    loss is computed from the logits. Where these are a product of rows and a matrix of 16384 columns or more,
-    cross_entropy computes them by blocks of rows, also on the way back, and never has all of them (``block_rows`` of
-    the loss says otherwise; 0: all at once).
+    The loss is cross_entropy by default. If the model ends in the Softmax (Sigmoid) that a loss contains, the loss is
+    computed from the logits. If these are a product of rows and a matrix of 16384 columns or more, cross_entropy
+    computes them by blocks of rows, also in the backward pass, and never stores all of them (``block_rows`` of the loss
+    changes the size; 0: all at once).
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It stays a valid inference model;
@@ -84,9 +84,9 @@ def attach(
         schedule: scales all learning rates in the graph, as a function of the number of steps.
         settings:
 
-    Further settings of the optimizer (``betas``, ``eps``, …) are arguments as well, where `optimizer` is a name.
+    Further settings of the optimizer (``betas``, ``eps``, …) are arguments as well, if `optimizer` is a name.
     ``output=`` is another name of `prediction`. With an adapter, BatchNormalization stays in inference mode, and a
-    model that has an adapter already (see `load_adapter`) goes on training it.
+    model that has an adapter already (see `load_adapter`) continues to train it.
 
     Raises:
         UnknownName, BadInput: a name that the model does not have, or an option that does not fit.
@@ -159,7 +159,7 @@ class _Attachment:
     def _opened_integers(self) -> dict[str, LearnedScale]:
         """Replace stored integers by floats, if any. Returns the scales that can train, by name.
 
-        Beside an adapter, integers stay what they are.
+        With an adapter, integers are unchanged.
         """
         if self.adapter is None:
             with_masters(self.model)

@@ -27,8 +27,8 @@ from onnxgrad.training.metadata import CLASSES, HEAD
 def with_head(model: AnyModel, outputs: int, *, of: str | None = None, name: str = "logits", seed: int = 0) -> Any:
     """`model` with ``logits = features · weight + bias`` for its only output.
 
-    Weight [features, outputs] and bias [outputs] are drawn uniformly from ±1/√features, as PyTorch's Linear does. What
-    only the old outputs needed is removed.
+    Weight [features, outputs] and bias [outputs] are drawn uniformly from ±1/√features, as PyTorch's Linear does. Nodes
+    that only the old outputs needed are removed.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.

@@ -73,15 +73,14 @@ def export_step(
 ) -> dict[str, Any]:
     """Write everything that a host needs into `folder`; the contract.
 
-    The halves ``gradient.onnx`` and ``update.onnx`` are written if the training information says over how much the
-    loss of a batch is averaged (``attach(…, accumulate=True)``), ``evaluate.onnx`` if the loss has a value outside of
-    training.
+    The halves ``gradient.onnx`` and ``update.onnx`` are written if the training information has the denominator of the
+    mean loss (``attach(…, accumulate=True)``), ``evaluate.onnx`` if the loss has a value outside of training.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with training information.
         folder: is made; files in it are replaced.
         entry: which of its training entries; default: all.
-        outputs: names of further values to have as results, as in `compile_step`.
+        outputs: names of further values to return as results, as in `compile_step`.
         target: "any" runtime of ONNX, or "web": opset 18, without float64, in operators that onnxruntime-web has on
             WebGPU where there is a way; the contract then lists what of each model runs on the processor.
 

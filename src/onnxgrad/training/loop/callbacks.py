@@ -131,7 +131,7 @@ class EarlyStopping(_Monitoring):
 class KeepBest(_Monitoring):
     """At the end, put back the weights of the epoch in which `monitor` was best.
 
-    They lie beside the checkpoint, if there is one, in ``best.safetensors``; else in memory.
+    They are stored beside the checkpoint, if there is one, in ``best.safetensors``; else in memory.
 
     Args:
         monitor: an entry of the records of epochs.
@@ -284,7 +284,7 @@ class Metrics(Callback):
 class Log(Callback):
     """A JSON line per step and per epoch, appended to a file as they happen.
 
-    A run that resumes first drops the lines that the checkpoint does not know of: they come again.
+    A resumed run first removes the lines after its checkpoint: they are written again.
 
     Args:
         path: of the file.

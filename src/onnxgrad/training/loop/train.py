@@ -42,12 +42,12 @@ def train(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` (see `Trainer`).
         data: arrays by name, rows that are dicts, or a path; or arrays by position (see `Trainer.fit`).
-        y: labels beside arrays by position.
-        recipe: all settings as one value, in the place of the keywords.
+        y: labels for arrays by position.
+        recipe: all settings as one value, in place of the keywords.
         output: where to save the trained model, a plain ``.onnx`` file. Default: nowhere; `Trainer.save` does it later.
         settings:
 
-    What `attach` takes beside these, such as ``betas``, are arguments as well.
+    Further settings of `attach`, such as ``betas``, are arguments as well.
 
     Returns:
         The trainer, at the end of its run: ``.history``, ``.predict(…)``, ``.evaluate(…)``, ``.save(…)``.

@@ -80,13 +80,6 @@ class Setup:
 class Trained:
     """The base of `Trainer`: a step with its state, the data that it accepts, and the derived models."""
 
-    step: Step
-    strategy: Strategy
-    options: Options
-    accumulate: int
-    plan: Plan | None
-    fingerprint: str
-    structure: str
     fields: list[Field]
     classes: tuple[str, ...] | None
     preprocessing: Preprocessing
@@ -256,7 +249,7 @@ class Trained:
         """Write the adapter into `folder`: for ONNX Runtime, for PEFT and for `load_adapter` (see `adapters.folder`).
 
         Args:
-            folder: the folder to write; it is made if it does not exist.
+            folder: the folder to write; it is created if it is missing.
             switchable: also write ``model.onnx``, a copy of the model before training to which ONNX Runtime adds this
                 and other adapters (``onnxruntime.LoraAdapter``).
             base: the file of the model, which PEFT's settings name. Default: the path that the trainer was made from.
@@ -275,7 +268,7 @@ class Trained:
     def training_model(self) -> onnx.ModelProto:
         """The training model with the current weights, counters, moments and averages.
 
-        ``Trainer(trainer.training_model())`` goes on with the same bits, given the same batches.
+        ``Trainer(trainer.training_model())`` continues with the same bits, given the same batches.
         """
         state = self.strategy.whole_state(copy=False)
         return gathered(self._named(training_model(self._compiled_from(), state)), _LARGE)

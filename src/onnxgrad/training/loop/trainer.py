@@ -43,13 +43,13 @@ class Trainer(Trained):
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, bare or with a TrainingInfoProto (see `attach`);
             or a compiled `Step`.
-        recipe: all settings as one value, in the place of the keywords.
+        recipe: all settings as one value, in place of the keywords.
         batch_size: the most rows of a batch that `memory` is for.
         settings:
 
-    What `attach` takes beside these, such as ``betas``, are arguments as well. A target "auto" is decided here, for
-    all of a run. Of several processes, each takes its part of every batch; `fit`, `evaluate` and `find_rate` are called
-    on all of them, and only the first one writes files.
+    Further settings of `attach`, such as ``betas``, are arguments as well. A target "auto" is resolved here, for the
+    whole run. With several processes, each trains on its part of every batch; `fit`, `evaluate` and `find_rate` are
+    called on all of them, and only the first one writes files.
 
     Raises:
         BadInput: a bare model without a loss, a loss for a model that carries training information, or what
@@ -212,8 +212,8 @@ class Trainer(Trained):
         Args:
             data: arrays by name, rows that are dicts, or a path (see `onnxgrad.training.data.sources`); or arrays by
                 position: a model's input, or a tuple of them.
-            y: labels beside arrays by position; a pair ``(x, y)`` as `data` or `validation` is the same.
-            recipe: all settings as one value, in the place of the keywords.
+            y: labels for arrays by position; a pair ``(x, y)`` as `data` or `validation` is the same.
+            recipe: all settings as one value, in place of the keywords.
             settings:
 
         Raises:

@@ -96,7 +96,7 @@ def _row_axes(
 ) -> dict[str, int]:
     """The axis of rows in each output, by name.
 
-    Where sizes alone do not say that it is the first, the model runs on two rows and on three: that axis grows.
+    If sizes do not identify the axis, the model runs on two rows and on three: the axis that grows has the rows.
     """
     axes = dict.fromkeys(found, 0)
     arrays = {n: a for n, a in found.items() if isinstance(a, np.ndarray)}
@@ -139,7 +139,7 @@ def predict(
         options: how ONNX Runtime runs the model.
         settings:
 
-    Data are prepared as those that the model was trained on, which its metadata describe, unless a setting differs.
+    Data are prepared like those of the training, which the model's metadata describe, unless a setting differs.
 
     Returns:
         Arrays [rows, …] by the names of the outputs, in the order of the data. Of picture files, ``file`` has their

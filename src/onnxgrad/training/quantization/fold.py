@@ -72,7 +72,7 @@ def _fold_weight(graph: ir.Graph, name: str, stored: str) -> None:
 def _widen(graph: ir.Graph, name: str, bias: Bias) -> None:
     """Enlarge the steps of a weight where an int32 bias would overflow: learned steps may become too small.
 
-    ONNX Runtime's quantizer does the same: what such weights add is far below the bias.
+    ONNX Runtime's quantizer does the same: the terms of such weights are far below the bias.
     """
     if not bias.input:
         return

@@ -157,7 +157,7 @@ def _round(layer: _Layer, form: np.ndarray, count: int) -> None:
 def _damped(h: np.ndarray, seen: int) -> np.ndarray:
     """H of `seen` rows with a share of its mean diagonal added to it: 1/100, or more where rows are few.
 
-    What a layer reads is a little different in use, and directions that no row has gone are not for free.
+    The inputs of a layer differ a little in use, so directions that no calibration row has are penalized too.
     """
     return h + np.eye(len(h)) * (max(0.01, len(h) / max(seen, 1)) * np.trace(h) / len(h) or 1.0)
 

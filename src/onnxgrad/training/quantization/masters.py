@@ -30,7 +30,7 @@ _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8")
 def with_masters(model: ir.Model, known: Mapping[str, np.ndarray] | None = None) -> Storage | None:
     """Replace the integers that `model` stores by floats, in place. Returns a record of them.
 
-    None if nothing in its main graph is quantized.
+    None if no node in its main graph is quantized.
 
     Args:
         model: may be one to which that was done before.

@@ -33,9 +33,9 @@ _END = "onnxgrad.end_of_inference"
 def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
     """`model` with its Gradient nodes and optimizer operators written out as standard operators.
 
-    Wherever they are: in the main graph, in branches and bodies, in local functions (which are inlined), and in the
-    algorithms of its training information, which stay entries of their own with the same inputs, outputs and
-    bindings. A GraphCall becomes what newer versions write in its place.
+    They are lowered in the main graph, in branches and bodies, in local functions (which are inlined), and in the
+    algorithms of the training information, which stay entries with the same inputs, outputs and bindings. A GraphCall
+    becomes the form that newer versions use.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
@@ -43,7 +43,7 @@ def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
             advance; those that bindings of the training information name are anyway.
 
     Returns:
-        A model of the kind that came in (a path gives a ModelProto), with the same inputs and outputs.
+        A model of the argument's kind (a path gives a ModelProto), with the same inputs and outputs.
 
     Raises:
         BadInput: a node, or training information, that the specification does not allow.

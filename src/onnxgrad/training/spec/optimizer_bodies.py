@@ -90,7 +90,7 @@ def as_function(
 def with_optimizer_functions(model: str | os.PathLike | onnx.ModelProto) -> onnx.ModelProto:
     """A copy of `model` that brings the bodies of all optimizers that its graph and its algorithms use.
 
-    The nodes stay; each gets the `overload` that says how many tensors it has. Needs IR version 10 (raised to it).
+    The nodes stay; each gets the `overload` for its number of tensors. Needs IR version 10 (raised to it).
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model_proto(model))

@@ -114,7 +114,7 @@ class ReferenceTraining:
     def _prepared(self, info: onnx.TrainingInfoProto) -> tuple[Any, list[str], dict[str, str]]:
         """The executed graph of an entry, with state and rates as inputs; its inputs, and its output names.
 
-        An output that no node computes (a state that takes the value of another) comes by a copy.
+        An output that no node computes (a state that is assigned another's value) is a copy.
         """
         values = [v.name for v in info.algorithm.output] + [b.value for b in info.update_binding]
         names = list(dict.fromkeys(values))

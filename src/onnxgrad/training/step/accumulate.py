@@ -66,7 +66,7 @@ def split_step(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, from ``attach(…, accumulate=True)``.
-        outputs: names of further values to have as results, of the half that computes them.
+        outputs: names of further values to return as results, of the half that computes them.
         attention_rows, precision: as in `compile_step`; where the sum over all parts is not finite, none counts.
         synchronized: have BatchNormalization take the statistics of all ranks; `DataParallel` runs such a step.
         arrange: tells, of the step as it would be, in which order the bucket should have its pieces.

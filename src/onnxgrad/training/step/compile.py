@@ -68,8 +68,8 @@ def compile_step(
 ) -> Step:
     """Compile the training information of `model` to a step graph.
 
-    Its state starts from the initializers of the model and, if there are any, from the initializations of all
-    entries, in order.
+    Its state starts from the initializers of the model and, if there are any, from the initializations of all entries,
+    in order.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto.
@@ -110,12 +110,12 @@ def compile_entries(
 ) -> dict[int, Step]:
     """A step for each entry of `model` that updates anything, by its number: to be taken in any order.
 
-    All start from one initialization. What one of them reads and another one updates is in its `reads`;
-    ``onnxgrad.runtime.share`` has it read where the other one holds it.
+    All start from one initialization. State that one entry reads and another one updates is in its `reads`;
+    ``onnxgrad.runtime.share`` binds the reader to the owner's buffers.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto.
-        outputs: names of further values to have as results; each entry gives those that it has.
+        outputs: names of further values to return as results; each entry gives those that it has.
         seed: as in `compile_step`.
 
     Raises:
@@ -230,8 +230,8 @@ def _compile_entry(
 def _gradient_names(model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]) -> tuple[set[str], str]:
     """The names that Gradient nodes differentiate with respect to, and the loss.
 
-    The loss is what the first Gradient is taken of; without one, the first output of the algorithm that
-    updates nothing; if there is none of these, nothing is called the loss.
+    The loss is the target of the first Gradient; without one, the first output of the algorithm that updates nothing;
+    without either, there is no loss.
     """
     gradients = [n for n in model.graph if is_gradient(n)]
     trained = {x for n in gradients for x in strings(n, "xs")}

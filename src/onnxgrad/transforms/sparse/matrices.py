@@ -31,9 +31,9 @@ Shapes = Mapping[str, Sequence[int]]
 def sparse_jacobian(model: AnyModel, *, wrt: str, of: str | None = None, shapes: Shapes | None = None) -> Any:
     """The model with the entries of the Jacobian of `of` with respect to `wrt` that can be nonzero.
 
-    Which these are is told from the graph, for all inputs of the same shapes. Columns that share no row are one
-    direction of forward mode, rows that share no column one of reverse mode; the mode that takes fewer is chosen, and a
-    few dense rows or columns are computed apart.
+    The pattern is derived from the graph, for all inputs of the same shapes. Columns that share no row are one
+    direction of forward mode, rows that share no column one of reverse mode; the mode with fewer directions is chosen,
+    and a few dense rows or columns are computed separately.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -43,7 +43,7 @@ def sparse_jacobian(model: AnyModel, *, wrt: str, of: str | None = None, shapes:
             is then forgotten.
 
     Returns:
-        A model of the kind that came in, with the primal inputs and outputs as they are, and three more outputs, the
+        A model of the argument's kind, with the primal inputs and outputs unchanged, and three more outputs, the
         parts of a matrix of shape (elements of `of`, elements of `wrt`) in compressed sparse rows, both in C order:
         ``{of}_{wrt}_jacobian`` (the values, of the dtype of `of`), and the constants ``{of}_{wrt}_jacobian_indices``
         (the column of each value) and ``{of}_{wrt}_jacobian_indptr`` (where each row begins), int64.

@@ -28,7 +28,7 @@ def jet(model: AnyModel, *, wrt: Names, of: Names | None = None, order: int) -> 
         order: the highest derivative, k.
 
     Returns:
-        A model of the kind that came in, with the primal inputs and outputs as they are, inputs ``{wrt}_1`` …
+        A model of the argument's kind, with the primal inputs and outputs unchanged, inputs ``{wrt}_1`` …
         ``{wrt}_k`` (shape and dtype of `wrt`) for each `wrt` and outputs ``{of}_1`` … ``{of}_k`` for each `of`;
         ``signature(derived)`` has the exact names in `path` and `jets`. Elementary functions and products take O(k²)
         nodes (Griewank & Walther 2008, chapter 13); operators without a recurrence take their derivatives one after the

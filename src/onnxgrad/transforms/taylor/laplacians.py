@@ -42,7 +42,7 @@ def laplacian(model: AnyModel, *, wrt: str, of: Names | None = None, batch: int 
             only, and its Laplacian is by the elements of that row.
 
     Returns:
-        A model of the kind that came in, with the primal inputs and outputs as they are, and one more output
+        A model of the argument's kind, with the primal inputs and outputs unchanged, and one more output
         ``{of}_laplacian`` (shape and dtype of `of`) for each `of`; ``signature(derived).laplacians`` has the exact
         names. It takes the work of a Jacobian by forward mode and of one jet of order 2.
 
