@@ -72,7 +72,7 @@ def encoder() -> tuple[object, dict[str, np.ndarray], dict[str, object]]:
 
 
 def measure(path: Path, form: str) -> dict[str, float]:
-    """What a few steps take, in this process."""
+    """The time of a few steps, in this process."""
     from onnxgrad import LoRA, Options, Trainer, VeRA
 
     ids = np.random.default_rng(0).integers(0, WORDS, (ROWS, TIME + 1))

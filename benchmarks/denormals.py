@@ -1,4 +1,4 @@
-"""What denormal moments cost a step of Adam on an embedding of which a batch touches two rows, and what flushing saves.
+"""The cost of denormal moments in a step of Adam on an embedding with two touched rows, and the gain of flushing.
 
     python -m benchmarks.denormals
 

@@ -1,4 +1,4 @@
-"""What ranks cost on one machine, and what the cost model then says of many.
+"""The cost of ranks on one machine, and the cost model's prediction for many.
 
     python -m benchmarks.distributed_scale            # measures (minutes), keeps the results, writes the page
     python -m benchmarks.distributed_scale --page     # writes the page from the results that are there
@@ -85,7 +85,7 @@ def all_reduces() -> None:
 
 
 def steps(folder: Path, threads: int, share: int) -> None:
-    """What a step takes, in the fastest of some epochs: seconds, and CPU time of all ranks.
+    """The time of a step in the fastest of some epochs: seconds, and CPU time of all ranks.
 
     The batch is 1/`share` of that of the workload.
     """
@@ -142,7 +142,7 @@ def measured(rounds: int) -> dict[str, Any]:
 
 
 def measured_steps(name: str, rounds: int) -> dict[str, dict[str, float]]:
-    """What a step of a workload takes by case: ranks (0: no launcher), threads, and share of the batch."""
+    """The time of a step of a workload by case: ranks (0: no launcher), threads, and share of the batch."""
     from benchmarks.training.workloads import export
 
     cases = {"1 × 2": (0, 2, 1), "2 × 1": (2, 1, 1), "1 × 1": (0, 1, 1), "torchrun": (1, 1, 1), "half": (0, 1, 2)}

@@ -56,7 +56,7 @@ def size(count: float) -> str:
 
 
 def work_of(step: dict[str, float], threads: int) -> Work:
-    """What a rank computes whose step takes this CPU time on its `threads`; two thirds of it in the backward pass."""
+    """The work of a rank whose step takes this CPU time on its `threads`; two thirds are in the backward pass."""
     seconds = step["cpu"] / threads
     return Work(seconds / 3, 2 * seconds / 3, 0.0, step["gradient"], jitter=JITTER)
 

@@ -1,4 +1,4 @@
-"""What the kernels of target "native" take off a training step and off an optimizer alone.
+"""The time that kernels of target "native" save in a training step and in an optimizer alone.
 
     python -m benchmarks.kernels [--rounds 40]     # measures
     python -m benchmarks.kernels --page            # and writes the tables of docs/internals/kernels-measured.md

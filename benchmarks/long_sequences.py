@@ -51,7 +51,7 @@ def model(length: int) -> onnx.ModelProto:
 def measure(
     kind: str, length: int, steps: int, target: str, rows: int | None, path: str, decoder: str | None
 ) -> dict[str, float]:
-    """What a few steps take, in this process; by how much a step moves the weights goes to `path`."""
+    """The time of a few steps, in this process; the change of the weights by a step is written to `path`."""
     from onnxgrad import Options
     from onnxgrad.runtime import StepRunner
     from onnxgrad.training import attach, compile_step

@@ -1,4 +1,4 @@
-"""What each lowering that a rule chooses takes off a training step, measured by leaving it out.
+"""The time that each variant chosen by a rule saves in a training step, measured by disabling it.
 
     python -m benchmarks.lowerings                          # all workloads; writes benchmarks/results/lowerings.json
     python -m benchmarks.lowerings --workload cnn --rounds 40
@@ -40,7 +40,7 @@ def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[floa
 
 
 def _said(step: Step) -> list[str]:
-    """What a step is made of: its operators, in order."""
+    """The operators of a step, in order."""
     return [f"{node.op_type} {sorted(map(str, node.attributes.values()))}" for node in step.model.graph]
 
 

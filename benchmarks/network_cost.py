@@ -1,4 +1,4 @@
-"""How long a data-parallel step takes on N machines: a model on paper, with two numbers of the network in it.
+"""The time of a data-parallel step on N machines: a model on paper, with two numbers of the network in it.
 
 A message of n bytes takes α + nβ seconds, whoever sends it and to whom. The costs of collectives in these terms are
 those of Thakur, Rabenseifner and Gropp (2005), Optimization of Collective Communication Operations in MPICH,
@@ -37,7 +37,7 @@ def _terms(algorithm: str, ranks: int, size: float) -> tuple[int, float, float]:
 
 @dataclass(frozen=True)
 class Network:
-    """What connects the ranks.
+    """The network between the ranks.
 
     Attributes:
         latency: α, seconds that a message takes however small it is.
@@ -95,7 +95,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step computes on one rank, before anything is sent.
+    """The work of a step on one rank, before anything is sent.
 
     Attributes:
         forward: seconds of the forward pass, of the batch of one rank.
@@ -116,7 +116,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Exchange:
-    """How ranks come to equal weights.
+    """The method by which ranks get equal weights.
 
     Attributes:
         algorithm: of the all-reduce.

@@ -1,4 +1,4 @@
-"""How fast products of matrices are: ONNX Runtime's own (MLAS), the kernel of target "native", OpenBLAS and MKL.
+"""The speed of products of matrices: ONNX Runtime's own (MLAS), the kernel of target "native", OpenBLAS and MKL.
 
     python -m benchmarks.products [--rounds 15] [--threads 1]    # measures
     python -m benchmarks.products --page  # writes the table of docs/internals/kernels-measured.md

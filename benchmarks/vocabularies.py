@@ -54,7 +54,7 @@ def peak() -> float:
 
 
 def measure(kind: str, words: int, width: int, tokens: int, steps: int, target: str) -> dict[str, float]:
-    """What a few steps take, in this process."""
+    """The time of a few steps, in this process."""
     from onnxgrad import Loss, Options, Trainer
 
     loss = Loss("cross_entropy", axis=-1, block_rows=KINDS[kind])
@@ -74,7 +74,7 @@ def measure(kind: str, words: int, width: int, tokens: int, steps: int, target: 
 
 
 def from_outside(command: Sequence[str]) -> dict[str, float]:
-    """What a process on one thread prints, and the most memory that it had."""
+    """The output of a process on one thread, and its peak memory."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

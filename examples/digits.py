@@ -1,4 +1,4 @@
-"""What several examples share: a classifier of handwritten digits, trained here and now in a few seconds."""
+"""Shared code of several examples: a classifier of handwritten digits, trained in a few seconds."""
 
 import numpy as np
 

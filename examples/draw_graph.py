@@ -24,7 +24,7 @@ MODEL = """
 
 
 def places(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
-    """Where each input, node and output stands: one row below the lowest of what it reads."""
+    """The place of each input, node and output: one row below the lowest of its operands."""
     row: dict[str, int] = {i.name: 0 for i in graph.input}
     rows: dict[int, list[str]] = {0: list(row)}
     for node in graph.node:

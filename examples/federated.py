@@ -31,7 +31,7 @@ def trainer() -> Trainer:
 
 
 def names() -> list[str]:
-    """What travels."""
+    """The names of the exchanged tensors."""
     state = trainer().step.state.values()
     return [t.name for t in state if t.kind in ("parameter", "statistic") and t.initial.dtype.is_floating_point()]
 

@@ -1,4 +1,4 @@
-"""What several examples share: a multilayer perceptron of scikit-learn as ONNX, written by hand."""
+"""Shared code of several examples: a multilayer perceptron of scikit-learn as ONNX, written by hand."""
 
 import numpy as np
 import onnx

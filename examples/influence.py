@@ -1,4 +1,4 @@
-"""Which rows of the training data decided a prediction: influence functions, by products with the inverse Hessian.
+"""Influence functions: the rows of the training data that decided a prediction, by the inverse Hessian.
 
     pip install onnxgrad[demo,scipy]
     python examples/influence.py [rows]
@@ -37,7 +37,7 @@ logistic (double[N, D] x, double[N, 1] sign, double[D, 1] w) => (double loss)
 
 
 def main(rows: int | str = 5) -> tuple[np.ndarray, np.ndarray]:
-    """What leaving out each of the most influential rows does to a score: as predicted, and as it is."""
+    """Compare the predicted and the actual effect of leaving out each of the most influential rows."""
     x, y = load_breast_cancer(return_X_y=True)
     x = np.c_[StandardScaler().fit_transform(x), np.ones(len(x))]
     sign = np.where(y, 1.0, -1.0)[:, None]

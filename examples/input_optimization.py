@@ -1,4 +1,4 @@
-"""What does a classifier imagine? For every digit, the image that it likes best.
+"""Images that a classifier likes best: one for every digit.
 
     pip install onnxgrad[demo]
     python examples/input_optimization.py [picture.png]

@@ -27,7 +27,7 @@ SIGNS = onp.array([1.0, -1.0])
 
 
 def rates(logs, p):
-    """How fast the logarithms of the populations change: births - kills · lynx, gains · hares - deaths."""
+    """The growth rates of the populations' logarithms: births - kills · lynx, gains · hares - deaths."""
     return SIGNS * np.exp(p[:2]) + MIXES @ np.exp(logs) * np.exp(p[2:4])
 
 

@@ -1,4 +1,4 @@
-"""What does an image classifier look at? Saliency and Grad-CAM of a model that somebody else exported.
+"""Saliency and Grad-CAM: the pixels that decide the result of an image classifier exported by others.
 
     pip install onnxgrad[train] && pip install --no-deps rapidocr-onnxruntime
     python examples/saliency.py [picture.png]

@@ -1,4 +1,4 @@
-"""Which measurements does a diagnosis hang on? The sensitivity report of a tabular model.
+"""Sensitivity report of a tabular model: the measurements that a diagnosis depends on.
 
     pip install onnxgrad[demo]
     python examples/sensitivity.py [picture.png]

@@ -86,12 +86,12 @@ class _Server:
 def command(
     *args: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What ``onnxgrad ARGS`` does in the folder `cwd` (this one), in the environment `env` (this one's)."""
+    """Run ``onnxgrad ARGS`` in the folder `cwd` (this one), in the environment `env` (this one's)."""
     return _forked(["-m", "onnxgrad"], ["onnxgrad", *map(str, args)], cwd, env)
 
 
 def script(path: Path, *args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """What ``python PATH ARGS`` does in the folder `cwd` (this one)."""
+    """Run ``python PATH ARGS`` in the folder `cwd` (this one)."""
     return _forked([str(path)], [str(path), *map(str, args)], cwd, None)
 
 

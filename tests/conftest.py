@@ -64,7 +64,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """What runs with ``--complete`` only: what is marked so, and of a ``sweep(n)`` all but each n-th case."""
+    """The items that run only with ``--complete``: marked ones, and all but each n-th case of a ``sweep(n)``."""
     found, seen = set(), Counter[str]()
     for item in items:
         if (sweep := item.get_closest_marker("sweep")) is not None:

@@ -67,7 +67,7 @@ def run(node: str, modules: Path, *command: object) -> subprocess.CompletedProce
 
 
 def script(node: str, cwd: Path, text: str, *arguments: object) -> str:
-    """What a module prints, of which `process.argv[1:]` are the arguments."""
+    """The output of a module; the arguments are `process.argv[1:]`."""
     done = run(node, cwd, "--input-type=module", "-e", text, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -23,7 +23,7 @@ _in_python = op_pool_common.pool
 def pool(
     padded: np.ndarray, x_shape: Any, kernel: Any, strides: Any, out_shape: Any, kind: str, *rest: Any, **named: Any
 ) -> Any:
-    """What `op_pool_common.pool` gives; windows that are one apart and not padded, all at once."""
+    """The result of `op_pool_common.pool`; windows of stride 1 without padding are computed all at once."""
     if rest or set(named) - {"p"} or any(s != 1 for s in strides or ()):
         return _in_python(padded, x_shape, kernel, strides, out_shape, kind, *rest, **named)
     axes = tuple(range(-len(kernel), 0))

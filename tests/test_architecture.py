@@ -1,4 +1,4 @@
-"""How modules stand to one another: no import circle, no hidden import, no class name twice, one table of layers."""
+"""The structure of modules: no import circle, no hidden import, no class name twice, one table of layers."""
 
 from __future__ import annotations
 

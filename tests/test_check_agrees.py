@@ -30,7 +30,7 @@ BY_HAND = {
 
 
 def disagreement(model: onnx.ModelProto) -> str:
-    """What is wrong with what `check` says about `model`; empty if it is what `vjp` does."""
+    """The error in the report of `check` on `model`; empty if it agrees with `vjp`."""
     try:
         report = check(model)
     except NotDifferentiable as e:

@@ -1,4 +1,4 @@
-"""What would be published: installed into an empty environment, it runs the first snippet of the README."""
+"""The published wheel: installed into an empty environment, it runs the first snippet of the README."""
 
 from __future__ import annotations
 

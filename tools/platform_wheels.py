@@ -23,7 +23,7 @@ KERNELS = Path("onnxgrad", "runtime", "kernels")
 
 @dataclass(frozen=True)
 class Platform:
-    """What zig calls a platform, how its shared libraries end, and how each kind of processor is asked for."""
+    """A platform: its name for zig, the suffix of its shared libraries, and the flags for each kind of processor."""
 
     target: str
     suffix: str

@@ -1,1 +1,1 @@
-"""How long a derivation takes, beside onnx-ad."""
+"""The time of a derivation, compared with onnx-ad."""

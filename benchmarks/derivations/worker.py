@@ -25,7 +25,7 @@ SECONDS = 0.3
 
 
 def contender(name: str) -> Callable[[Problem], onnx.ModelProto]:
-    """What derives the pullback of `y`."""
+    """The function that derives the pullback of `y`."""
     if name == "onnx-ad":
         import onnx_ad
 

@@ -221,7 +221,7 @@ def main() -> None:
 
 
 def regressions(workload: str, kept: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """What is slower or larger than what was kept, both as ratios to PyTorch; a line for each."""
+    """The measurements that are slower or larger than stored ones, as ratios to PyTorch; a line for each."""
     lines = []
     for name, key in ((n, k) for n in found if n.startswith("onnxgrad") for k in ("step_s", "peak_mb")):
         if any(key not in peers.get(n, {}) for peers in (kept, found) for n in (name, "torch")):
@@ -244,7 +244,7 @@ def show(workload: str, found: dict[str, Any]) -> None:
 
 
 def processor() -> str:
-    """What the machine calls its processor."""
+    """The name of the processor."""
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     return names[0].partition(": ")[2] if names else "a processor that does not tell its name"

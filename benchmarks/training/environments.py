@@ -28,14 +28,14 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """How to start a competitor: an interpreter, and what it needs to find in its environment."""
+    """The interpreter of a competitor, and the environment that it needs."""
 
     python: str
     variables: dict[str, str]
 
 
 def cache() -> Path:
-    """Where environments are kept: $ONNXGRAD_BENCHMARKS, or in the user's cache."""
+    """The folder of environments: $ONNXGRAD_BENCHMARKS, or in the user's cache."""
     given = os.environ.get("ONNXGRAD_BENCHMARKS")
     return Path(given) if given else Path.home() / ".cache" / "onnxgrad-benchmarks"
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by kinds of operators, against the roofline of the machine.
+"""The time of a step by kinds of operators, against the roofline of the machine.
 
 ``python -m benchmarks.training.fractions [--workload NAME …]`` profiles steps of every workload on one thread and
 keeps the shares as ``fractions.json`` beside the other results. The roofline of a step is the sum over its nodes of

@@ -139,7 +139,7 @@ def _summary(found: dict[str, dict[str, Any]], key: str, what: str) -> list[str]
 
 
 def _fractions(fractions: dict[str, dict[str, float]]) -> list[str]:
-    """Where the time of a step goes, and the least that products and memory take."""
+    """The time of a step by kinds of operators, and the least that products and memory take."""
     kinds = [k for k in dict.fromkeys(k for f in fractions.values() for k in f) if k != "roofline"]
     kinds = [k for k in kinds if any(f.get(k, 0.0) >= 0.005 for f in fractions.values())] + ["roofline"]
     lines = [

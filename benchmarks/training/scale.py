@@ -1,4 +1,4 @@
-"""What differentiation costs as models grow: nodes, seconds to derive, memory of a model above 2 GB.
+"""The cost of differentiation for growing models: nodes, seconds to derive, memory of a model above 2 GB.
 
 ``python -m benchmarks.training.scale [RESULT.json]``
 """

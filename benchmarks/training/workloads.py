@@ -1,4 +1,4 @@
-"""What the benchmark trains: models exported by PyTorch, with fixed weights and batches.
+"""The models of the benchmark, exported by PyTorch, with fixed weights and batches.
 
 Each workload names its loss and its optimizer; every competitor starts from the same weights, sees the
 same batches, and must report the same losses.

@@ -160,7 +160,7 @@ CASES = [
 
 
 def outputs_of(op, operands, attrs):
-    """How many results the node has, and what it gives for these operands."""
+    """The number of outputs of the node, and their values for these operands."""
     count = 2 if op in ("Split", "TopK") else 1
     return count, session(ir.to_proto(build(op, operands, attrs, (), None, count)[0]))
 

@@ -11,12 +11,12 @@ from onnxgrad.cli.app import build
 
 
 def ran(place: Path, line: str, code: int = 0) -> Any:
-    """How the command ended, which must be with `code`; PLACE in its line is the folder."""
+    """The finished command, which must exit with `code`; PLACE in its line is the folder."""
     found = CliRunner().invoke(build(), line.replace("PLACE", str(place)).split())
     assert found.exit_code == code, found.output
     return found
 
 
 def said(place: Path, line: str, code: int = 0) -> str:
-    """What it says."""
+    """The output of the command."""
     return ran(place, line, code).output

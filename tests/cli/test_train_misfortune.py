@@ -157,7 +157,7 @@ def real(args, limit=None, **more):
     ids=["at the start", "at the end"],
 )
 def test_a_disk_that_is_full(place, limit, flags, file):
-    """As far as one file is concerned; a limit of the process stands for the disk."""
+    """A full disk for one file: a resource limit of the process stands for it."""
     found = real(arguments(*flags), limit)
     assert found.returncode == 2, found.stderr
     lines = [x for x in found.stderr.splitlines() if not x.startswith(("epoch", *TOLD))]
@@ -203,7 +203,7 @@ def test_ctrl_c_while_it_is_being_imported(place):
 
 
 def maps(pid: int) -> str:
-    """What a process has opened: compiled modules of ours and of what we import show in its memory."""
+    """The mapped files of a process: compiled modules of this package and of imported ones show in its memory."""
     try:
         with open(f"/proc/{pid}/maps") as file:
             return "onnxgrad" if "numpy" in file.read() else ""

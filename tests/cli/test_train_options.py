@@ -1,4 +1,4 @@
-"""How ``onnxgrad train`` is told how to train: every flag has its effect, and every bad value is one error."""
+"""Settings of ``onnxgrad train``: every flag has its effect, and every bad value is one error."""
 
 from __future__ import annotations
 

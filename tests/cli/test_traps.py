@@ -104,7 +104,7 @@ def watched(folder) -> dict[str, str]:
 
 
 def sprung(folder, traps) -> list[str]:
-    """What traps have written, and which of them were opened."""
+    """The files that traps have written, and the traps that were opened."""
     opened = (folder.parent / "opened").read_text().splitlines() if (folder.parent / "opened").exists() else []
     written = [str(p.relative_to(folder)) for p in folder.rglob("executed by*")]
     return sorted({*written, *(t for t in map(str, traps) if t in opened)})

@@ -1,4 +1,4 @@
-"""What an iteration keeps for the way back changes memory and time, never a number."""
+"""Save policies of an iteration change memory and time, never a number."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_an_unknown_activation_is_refused():
     ("op", "options"), [("GRU", {"linear_before_reset": 1}), ("LSTM", {"operands": "XWRBP"})], ids=["GRU", "peepholes"]
 )
 def test_the_weights_products_and_sums_are_made_once_for_all_steps(op, options):
-    """Whatever the batch: nothing of the size of a weight is carried from step to step."""
+    """For any batch: no value of the size of a weight is carried from step to step."""
     model, feeds, wrt = layer(op, any_batch=True, **options)
     derived = onnxgrad.grad(model, wrt=wrt, of="Y")
     back = [n for n in derived.graph.node if n.op_type == "Scan"][-1]

@@ -1,4 +1,4 @@
-"""What is inferred of loops, branches and sequences holds at every step, in both branches, for each element."""
+"""Inferred types of loops, branches and sequences are true at every step, in both branches, for each element."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.control_flow.unroll import unrolled
 
 
 def shapes(text: str, *, undeclared: bool = False) -> dict[str, ir.Shape | None]:
-    """What is inferred for every value, by name; of the model without what bodies declare if `undeclared`."""
+    """The inferred shapes of every value, by name; if `undeclared`, without declarations in bodies."""
     proto = without_declarations(text) if undeclared else model(text)
     graph = open_model(proto).model.graph
     graphs = (graph, *graph.subgraphs())

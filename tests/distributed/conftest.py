@@ -1,4 +1,4 @@
-"""What ranks train, as files."""
+"""The models that ranks train, as files."""
 
 from __future__ import annotations
 

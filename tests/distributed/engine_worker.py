@@ -1,4 +1,4 @@
-"""What each rank does in `test_engines`: everything that a collective offers; then the last one is killed."""
+"""Each rank of `test_engines`: every operation of a collective; then the last rank is killed."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""What each rank does in `test_precision`: steps with products in 16 bits on the CPU, which is told that it has them.
+"""Each rank of `test_precision`: steps with products in 16 bits on the CPU, which is declared to have them.
 
 The batch of the second step holds an infinite element of the last rank. The state after each step goes to a file.
 """

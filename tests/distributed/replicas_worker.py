@@ -1,4 +1,4 @@
-"""What each rank does in `test_replicas`: a hundred steps of a `Trainer`; it says what bits it holds after them."""
+"""Each rank of `test_replicas`: a hundred steps of a `Trainer`, and the bits of its state after them."""
 
 import sys
 

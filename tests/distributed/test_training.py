@@ -36,7 +36,7 @@ def history(place, name):
 
 @pytest.fixture(scope="module")
 def alone(place):
-    """What one process measures."""
+    """The measurements of a single process."""
     ran(place, " ".join(command(place, "alone", "-q")))
     return history(place, "alone")
 

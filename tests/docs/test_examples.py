@@ -33,7 +33,7 @@ def example(monkeypatch):
 
 @pytest.fixture
 def picture(tmp_path):
-    """Where to draw, and it must be drawn."""
+    """A file for a picture, which must be drawn."""
     path = tmp_path / "picture.png"
     yield str(path)
     assert path.read_bytes().startswith(b"\x89PNG")

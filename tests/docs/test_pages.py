@@ -1,4 +1,4 @@
-"""What pages and messages say to install is there; the tool that runs pages in clean environments reads it."""
+"""The packages that pages and messages name exist; the tool that runs pages in clean environments reads them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_files_of_the_source_that_pages_name_exist():
-    """As ``engine/reverse.py``, below the package."""
+    """Files such as ``engine/reverse.py``, below the package."""
     source = ROOT / "src" / "onnxgrad"
     rooms = "|".join(p.name for p in source.iterdir() if p.is_dir())
     for page in (ROOT / "docs").rglob("*.md"):

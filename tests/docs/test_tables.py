@@ -38,7 +38,7 @@ def table(page: str, heading: str) -> dict[str, list[str]]:
 
 
 def code(cell: str) -> list[str]:
-    """What is set as code in `cell`, without arguments."""
+    """The code spans in `cell`, without arguments."""
     return [text.partition("(")[0] for text in re.findall(r"`([^`]+)`", cell)]
 
 

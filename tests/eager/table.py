@@ -126,7 +126,7 @@ def assigned(x: Array) -> Array:
 
 
 def names_of(op: Primitive) -> str:
-    """How the page names what is on the tape."""
+    """The page's name of the operations on the tape."""
     if op.opaque:
         return "*own derivative*"
     if op is COMPLEX:
@@ -137,7 +137,7 @@ def names_of(op: Primitive) -> str:
 
 
 def noted(result: Any) -> str:
-    """What the history of `result` consists of."""
+    """The operations in the history of `result`."""
     parts = result if isinstance(result, (tuple, list)) else [result]
     nodes = [x._node for x in parts if isinstance(x, Array) and type(x._node) is Node]
     found = [n for n in history(nodes, [], discrete=True) if n.inputs]
@@ -147,7 +147,7 @@ def noted(result: Any) -> str:
 
 
 def status(group: str, name: str) -> tuple[str, str]:
-    """Whether the name is there, and what it notes."""
+    """True if the name exists, and the operations that it records."""
     if group == "array_object":
         if not hasattr(Array, name):
             return "no", ""

@@ -22,7 +22,7 @@ from tests.models import assert_no_traps, chain, model, run, value
 
 
 def _work(count: int, derive, monkeypatch) -> Counter[str]:
-    """How often the things that cost are done for a chain of `count` nodes."""
+    """The number of costly operations for a chain of `count` nodes."""
     done: Counter[str] = Counter()
     with monkeypatch.context() as patch:
         for owner, name in (
@@ -54,7 +54,7 @@ def test_work_grows_with_the_nodes(monkeypatch):
 
 
 def _calls(derive, source, wrt) -> int:
-    """How many Python functions are called, the libraries' among them."""
+    """The number of Python calls, including those of libraries."""
     profile = cProfile.Profile()
     profile.enable()
     derive(source, wrt=wrt)

@@ -74,7 +74,7 @@ def mutated(data: bytes, size: int, seed: int) -> bytes:
 
 
 def watched(target: str, folder: Path, keep: Path) -> Callable[[bytes], None]:
-    """What libFuzzer calls for each case."""
+    """The function that libFuzzer calls for each case."""
     known: set[str] = set()
 
     def one(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What layers of random networks are made of."""
+"""The parts of layers in random networks."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _errors(found: Arrays, exact: Arrays, slack: Arrays | None = None) -> dict[s
 
 
 def _allowed(others: list[Arrays], exact: Arrays) -> dict[str, float]:
-    """How far each tensor may be from float64: some times what others are, which is what rounding does here."""
+    """The allowed difference of each tensor from float64: a multiple of the other differences, which are rounding."""
     errors = [_errors(o, exact) for o in others]
     shares = [max(e[n] for e in errors) / _scale(exact[n]) for n in exact]
     usual = max(float(np.median(shares)), EPS)
@@ -241,7 +241,7 @@ def _changes_by_rounding(step: Step, case: Case, exact: Arrays) -> dict[str, flo
 
 
 def _slack(case: Case) -> dict[str, Any]:
-    """How far each number may be off because its gradient is rounding, in part.
+    """The allowed difference of each number whose gradient is partly rounding.
 
     That part points anywhere, and an optimizer that divides gradients by their size makes it a whole step.
     """
@@ -288,7 +288,7 @@ def _hold_to_differences(step: Step, case: Case) -> None:
 
 @dataclass
 class Outcome:
-    """What came of a seed: "judged", "dropped" or "failed", with how many layers, and a line about it."""
+    """The result of a seed: "judged", "dropped" or "failed", with the number of layers and a message."""
 
     kind: str
     about: str
@@ -296,7 +296,7 @@ class Outcome:
 
 
 def outcome(seed: int, most: int = 6) -> Outcome:
-    """What came of the case of `seed`, made of its first `most` layers."""
+    """The result of the case of `seed`, with its first `most` layers."""
     try:
         made = case(seed, most)
     except Unfit as e:
@@ -314,7 +314,7 @@ def outcome(seed: int, most: int = 6) -> Outcome:
 
 
 def smallest(seed: int) -> Outcome:
-    """What came of the case of `seed`; if it failed, of the fewest of its layers that fail."""
+    """The result of the case of `seed`; if it failed, of its smallest failing number of layers."""
     whole = outcome(seed)
     parts = (outcome(seed, most) for most in range(1, 6) if whole.kind == "failed")
     return next((part for part in parts if part.kind == "failed"), whole)

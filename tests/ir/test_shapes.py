@@ -30,7 +30,7 @@ def broadcasts(draw):
 
 
 def declared(draw, shape, prefix, names):
-    """What a model may say of a tensor of `shape`: sizes, symbols (shared by equal sizes), or nothing."""
+    """Possible declarations of a tensor of `shape`: sizes, symbols (shared by equal sizes), or none."""
     how = draw(st.sampled_from(["static", "symbolic", "shared", "mixed", "unknown rank"]))
     if how == "unknown rank":
         return None
@@ -135,7 +135,7 @@ def operands(draw):
 @SETTINGS
 @given(data=st.data(), shapes=operands(), op=st.sampled_from(OPERATORS))
 def test_inferred_shapes_of_broadcasts_are_true(data, shapes, op):
-    """Whatever symbols the operands have, inferred numbers are sizes, and equal symbols equal sizes."""
+    """For all symbols of operands, inferred numbers are sizes, and equal symbols are equal sizes."""
     if op == "MatMul":
         shapes = [(*shapes[0], 2, 3), (*shapes[1], 3, 2)]
     names = {}

@@ -230,7 +230,7 @@ except onnxgrad.OnnxGradError as error:
 
 
 def run(path, text=_RUN) -> str:
-    """What the library says to the model at `path`."""
+    """The library's message about the model at `path`."""
     (path.parent / "run.py").write_text(text)
     found = script(path.parent / "run.py", path, BYTES)
     assert found.returncode == 0, found.stderr[-2000:]

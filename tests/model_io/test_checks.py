@@ -226,7 +226,7 @@ def model(op_type, operands, attributes, results=1, opset=21):
 
 
 def runs(proto):
-    """Whether ONNX Runtime loads and runs it."""
+    """True if ONNX Runtime loads and runs it."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:

@@ -316,7 +316,7 @@ def test_external_data_elsewhere(tmp_path, monkeypatch, kind):
 
 @pytest.mark.parametrize("target", ["portable", "native"])
 def test_a_small_model_with_external_data_runs(tmp_path, target):
-    """As `predict` and `Function` load it: ONNX Runtime finds no file beside a message."""
+    """`predict` and `Function` load it as a message, for which ONNX Runtime has no folder."""
     path, big = _external(tmp_path)
     feeds = {v.name: np.full((2, len(big)), 1e-4, np.float32) for v in load_model(path).graph.inputs}
     expected = Session(path).run(feeds)

@@ -344,7 +344,7 @@ def test_a_path_beside_what_has_no_derivative(all_kept):
 
 
 def test_many_directions_at_once_inline():
-    """What a function computes has a form for a stack of directions; a call has none."""
+    """The body of a function has a form for a stack of directions; a call has none."""
     derived = vjp(transformer(8, shape=(1, 2)), wrt="wq0", directions=3)
     assert not derived.functions
 

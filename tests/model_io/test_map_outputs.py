@@ -16,7 +16,7 @@ ML = "ai.onnx.ml"
 
 
 def zipped():
-    """What skl2onnx writes of a binary MLP: labels, and a ZipMap of (1 - p, p)."""
+    """The model that skl2onnx writes for a binary MLP: labels, and a ZipMap of (1 - p, p)."""
     net = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 1]>
         net (float[N, 4] X) => (int64[M] label)

@@ -1,4 +1,4 @@
-"""What comes in and goes out of the door: kinds, functions, weights, training information, dimensions."""
+"""Opening and returning models: kinds, functions, weights, training information, dimensions."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_names_of_dimensions_that_are_no_expressions():
 
 
 def test_the_weights_of_a_convolution_tell_the_rank_of_its_operand():
-    """What a Squeeze inside an If leaves has no rank; exporters write ``x.squeeze(-1)`` that way."""
+    """The result of a Squeeze inside an If has no rank; exporters write ``x.squeeze(-1)`` that way."""
     text = """
         <ir_version: 10, opset_import: ["": 21]>
         g (float[N, 2, T] x, bool c) => (float[N, 1, U] y) <float[1, 2, 2] w = {1, 2, 3, 4}, int64[1] last = {-1}> {

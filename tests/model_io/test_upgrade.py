@@ -289,7 +289,7 @@ BATCHED = """<ir_version: 7, opset_import: ["" : 8]>
 
 @pytest.mark.parametrize("lengths", [None, np.array([2, 1, 3])], ids=["whole", "lengths"])
 def test_a_scan_over_a_batch(lengths):
-    """That of opset 8: outputs, and gradients by differences of the old model."""
+    """The Scan of opset 8: outputs, and gradients by differences of the old model."""
     given = {"lengths": "", "given": ""} if lengths is None else {"lengths": "int64[b] n,", "given": "n"}
     source = parser.parse_model(BATCHED.format(**given))
     feeds = {"s": normal(3, 2), "x": normal(3, 3, 2), "z": normal(3, 3, 2), "w": normal(2)}

@@ -55,7 +55,7 @@ class NodeTest:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What a representative stands for: the operators and which attributes, operands and outputs they have."""
+        """The key of a representative: the operators with their attributes, operands and outputs."""
         return tuple(
             (n.domain, n.op_type, tuple(sorted(a.name for a in n.attribute)), tuple(map(bool, n.input)), len(n.output))
             for n in self.model.graph.node

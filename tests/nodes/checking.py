@@ -1,4 +1,4 @@
-"""What is asked of one node test: derivatives that are valid models, right, executable and adjoint to each other."""
+"""The requirements on one node test: derivatives are valid, right, executable and adjoint to each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ onnxruntime.set_default_logger_severity(4)
 
 @dataclass
 class Outcome:
-    """What came out for one node test in one form."""
+    """The result of one node test in one form."""
 
     wrong: list[str] = field(default_factory=list)
     refused: str = ""
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def proven(self) -> bool:
-        """Whether there was something to compare, and it agreed."""
+        """True if there was something to compare, and it agreed."""
         return self.compared > 0 and not self.wrong
 
     def blame(self, what: str) -> None:
@@ -114,7 +114,7 @@ def _tried(make: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _agrees(got: Feeds, want: Feeds, tolerance: float) -> bool:
-    """Whether the float outputs are what the node test says."""
+    """True if the float outputs equal those of the node test."""
     for name, value in want.items():
         if _is_float(value):
             a, b = (np.asarray(v, np.float64) for v in (got[name], value))
@@ -232,7 +232,7 @@ def _bits(test: NodeTest) -> int:
 
 
 def _is_smooth(run: Run, test: NodeTest, feeds: Feeds) -> bool:
-    """Whether most results are those of a computation in float64, and not rounded to float32 on the way."""
+    """True if most results equal those computed in float64, without rounding to float32 in between."""
     rng = np.random.default_rng(1)
     t = {w: rng.standard_normal(np.shape(feeds[w])) for w in test.wrt}
     with np.errstate(all="ignore"), contextlib.suppress(ValueError):  # a shape that depends on the values
@@ -243,7 +243,7 @@ def _is_smooth(run: Run, test: NodeTest, feeds: Feeds) -> bool:
 
 
 def _oracle(test: NodeTest, model: onnx.ModelProto, feeds: Feeds) -> tuple[Run | None, str]:
-    """What evaluates `model` as the node test says."""
+    """The evaluator of `model` that agrees with the node test."""
     lowest = _bits(test)
     tolerance = 1e-3 if lowest >= 23 else 2e-2 if lowest >= 10 else 1e-1
     for name, make in (("reference", reference), ("onnxruntime", on_runtime)):
@@ -310,7 +310,7 @@ def _worst(got: np.ndarray, want: np.ndarray, trusted: np.ndarray) -> str:
 
 
 def _execute(out: Outcome, test: NodeTest, native, wide, form: str, given: Feeds, want: Feeds) -> None:
-    """Where ONNX Runtime runs the primal it must run what is derived from it, and give the same."""
+    """If ONNX Runtime runs the primal, it must run its derivatives, with the same results."""
     for label, model in (("native", native), ("float64", wide)):
         if model is None or (
             label == "float64" and all(_is_float(v) and v.dtype == np.float64 for v in test.feeds.values())

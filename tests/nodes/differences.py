@@ -41,7 +41,7 @@ def derivative(along: Callable[[float], Arrays], step: float = STEP) -> tuple[Ar
 
 
 def excess(got: np.ndarray, want: np.ndarray, y: float, trusted: np.ndarray, tolerance: float = 1e-5) -> float:
-    """How many times the tolerance the worst trusted element is off; ∞ where one is not finite. 0: no element."""
+    """The largest error of a trusted element, in tolerances; ∞ for a non-finite one. 0: no element."""
     scale = np.abs(want) + 1e-2 * np.max(np.abs(want[trusted]), initial=0.0)
     allowed = tolerance * scale + 1e-8 * max(1.0, y)
     with np.errstate(all="ignore"):

@@ -335,7 +335,7 @@ standard operators of ONNX and differentiated.
 
 
 def examined(row: Row) -> dict[str, Outcome]:
-    """What came out, by form."""
+    """The results, by form."""
     test = row.node_test()
     return {form: examine(test, form) for form in FORMS}
 

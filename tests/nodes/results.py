@@ -1,4 +1,4 @@
-"""Which tests prove which operator: runs the suites that hold derivatives to something else, and writes results.json.
+"""The tests that prove each operator: runs the suites that compare derivatives, and writes results.json.
 
 A case of the ladder, or of its float types, proves the operator of the case; any other test of these suites proves the
 operators of the models that it differentiates. A node test of the onnx package proves the operator of its one node.
@@ -28,12 +28,12 @@ ASIDE = ("test_mutations.py",)
 
 
 def key(domain: str, op_type: str) -> str:
-    """How an operator is written in the table."""
+    """The operator as the table writes it."""
     return f"{domain}::{op_type}" if domain not in ("", "ai.onnx") else op_type
 
 
 def _own(node: ir.Node) -> bool:
-    """Whether a node is one of the test's model, and not one that a derivative has written."""
+    """True for a node of the test's model, rather than of a derivative."""
     return not (node.name or "").startswith(("d_", "raised_"))
 
 
@@ -121,7 +121,7 @@ def run(chosen: Sequence[str] = ()) -> int:
 
 
 def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What is known of an operator from an earlier run and from one of some files."""
+    """The records of an operator from an earlier run, joined with a run of some files."""
     return {
         "tests": dict(sorted({**old.get("tests", {}), **new.get("tests", {})}.items())),
         **{k: sorted({*old.get(k, []), *new.get(k, [])}) for k in ("dtypes", "vjp_nodes")},
@@ -130,7 +130,7 @@ def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """What the last run found."""
+    """The results of the last run."""
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 

@@ -115,7 +115,7 @@ def opsets(o: Operator) -> str:
 
 
 def forward(o: Operator) -> str:
-    """Where forward mode comes from."""
+    """The source of forward mode."""
     rule = registry.get(o.domain, o.op_type, onnx.defs.onnx_opset_version())
     if rule is None or isinstance(rule, (Zero, Undefined)):
         return "" if rule is not None or o.status not in (LOWERING, BODY) else "of its parts"
@@ -125,7 +125,7 @@ def forward(o: Operator) -> str:
 
 
 def facts(o: Operator) -> tuple[str, ...]:
-    """What the registry and the specification say of an operator."""
+    """The facts about an operator in the registry and the specification."""
     name = f"{o.domain}::{o.op_type}" if o.domain else o.op_type
     inputs = ", ".join(MARKS[fate].format(cell(i)) for i, fate in fates(o))
     return name, opsets(o), o.status, inputs, cell(o.formula), forward(o)

@@ -69,7 +69,7 @@ of its outputs with respect to the operand: by central differences of `onnx.refe
 
 
 def tag(formal: onnx.defs.OpSchema.FormalParameter) -> str:
-    """What the specification says of a parameter."""
+    """The specification's tag of a parameter."""
     kinds = onnx.defs.OpSchema.DifferentiationCategory
     said = {kinds.Differentiable: "differentiable", kinds.NonDifferentiable: "non-differentiable"}
     return said.get(formal.differentiation_category, "none")

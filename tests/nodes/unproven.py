@@ -22,5 +22,5 @@ REASONS = {
 
 
 def reasons(name: str) -> list[str]:
-    """Those that are given for a node test."""
+    """The reasons listed for a node test."""
     return [reason for pattern, reason in REASONS.items() if fnmatchcase(name, pattern)]

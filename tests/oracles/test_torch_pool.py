@@ -53,7 +53,7 @@ def operands(room, ties):
 
 
 def of_torch(pool, x, rng, *args):
-    """What PyTorch pools `x` to, a cotangent of that, and the cotangent of `x`."""
+    """PyTorch's pooled `x`, a cotangent of it, and the cotangent of `x`."""
     t = torch.tensor(x, requires_grad=True)
     out = getattr(torch.nn.functional, pool)(t, *args)
     u = rng.standard_normal(tuple(out.shape)).astype(np.float32)

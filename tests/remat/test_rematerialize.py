@@ -24,7 +24,7 @@ ROWS, WIDTH, LAYERS = 256, 16, 10
 
 
 def peak(proto: onnx.ModelProto, feeds, folder: Path, reuse: bool) -> tuple[int, list[np.ndarray]]:
-    """What results took at their fullest in a stock session, and the outputs."""
+    """The peak memory of results in a stock session, and the outputs."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.enable_mem_pattern = False

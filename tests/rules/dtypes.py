@@ -27,7 +27,7 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 def loads(model: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime has what the model needs."""
+    """True if ONNX Runtime has the kernels that the model needs."""
     try:
         session(model)
     except Exception:
@@ -36,7 +36,7 @@ def loads(model: onnx.ModelProto) -> bool:
 
 
 def runs(model: onnx.ModelProto, feeds: dict) -> bool:
-    """Whether ONNX Runtime runs `model`: some kernels load, and then refuse a type."""
+    """True if ONNX Runtime runs `model`: some kernels load, and then refuse a type."""
     try:
         run = session(model)
         run.run(None, _fed(run, feeds))

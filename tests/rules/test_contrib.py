@@ -238,14 +238,14 @@ test_rule = ladder("contrib", CASES)
 
 
 def stock(model: onnx.ModelProto, feeds: dict) -> list[np.ndarray]:
-    """What the kernels of ONNX Runtime give."""
+    """The results of ONNX Runtime's kernels."""
     return session(model).run(None, feeds)
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES, ids=[c.id for c in CASES])
 def test_kernel(case: Case) -> None:
-    """What stands for an operator gives what its kernel gives, to the last digits, with and without known shapes."""
+    """A lowering equals the kernel of its operator, to the last digits, with and without known shapes."""
     rng = np.random.default_rng(1)
     feeds = {f"x{i}": _fed(x, rng) for i, x in enumerate(case.inputs) if x is not None}
     wanted = None
@@ -304,7 +304,7 @@ def _convolved(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("documented", [False, True])
 def test_nhwc_conv_takes_weights_in_both_layouts(documented: bool) -> None:
-    """As the tools write them, and as the documentation has them, where their sizes tell."""
+    """Weights in the layout of the tools, and in that of the documentation, if sizes tell them apart."""
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((2, 5, 6, 2)), rng.standard_normal((3, 3, 3, 2))
     given = w.transpose(0, 3, 1, 2) if documented else w

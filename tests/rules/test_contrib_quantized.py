@@ -286,7 +286,7 @@ def test_products_with_rounded_activations() -> None:
 
 @pytest.mark.parametrize("op", ["MatMulIntegerToFloat", "QGemm"])
 def test_scales_of_weights(op: str) -> None:
-    """Where the result is a float it is linear in a scale: its values for unit scales are the Jacobian."""
+    """A float result is linear in a scale: its values for unit scales are the Jacobian."""
     case = next(c for c in KERNELS if c.op == op and ("by column uint8" in c.note or c.note == "plain uint8"))
     at = 3 if op == "MatMulIntegerToFloat" else 4
     feeds = {f"x{i}": np.asarray(x) for i, x in enumerate(case.inputs) if x is not None}

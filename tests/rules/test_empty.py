@@ -80,7 +80,7 @@ def dirty_memory():
 
 
 def results(proto, feeds, level):
-    """What several runs give, in memory that was not cleared."""
+    """The results of several runs, in memory that was not cleared."""
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False
     options.graph_optimization_level = level

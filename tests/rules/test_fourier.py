@@ -45,7 +45,7 @@ CUT = {"runtime": False}
 
 
 def _is_exact(case: Case) -> bool:
-    """Whether F⁻¹ does not occur, or N is a power of two: else that of ONNX Runtime is exact to float32 only."""
+    """True without F⁻¹, or if N is a power of two: else that of ONNX Runtime is exact to float32 only."""
     if not case.attrs.get("inverse"):
         return True
     x, *lengths = case.inputs

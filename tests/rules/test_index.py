@@ -97,7 +97,7 @@ test_dtype = dtypes(CASES)
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("start", "end", "step", "want"), [(-9, -99, -1, [1, 0, 0]), (-4, -99, -2, [1, 0, 0])])
 def test_a_slice_backwards_from_before_the_first_takes_the_first(symbolic, start, end, step, want):
-    """As ONNX has it, and its runtime; the reference evaluator slices as Python does, and takes none."""
+    """ONNX and its runtime take the first element; the reference evaluator slices like Python, and takes none."""
     held = [helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in zip("seap", (start, end, 0, step))]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N" if symbolic else 3])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["M"])

@@ -134,7 +134,7 @@ def test_the_gradient_is_that_of_the_runtime_at_hand(how, form, symbolic):
 
 @pytest.mark.parametrize("opset", [7, 9])
 def test_upsample(opset):
-    """What Upsample was is raised to Resize."""
+    """Upsample is raised to Resize."""
     held = [onnx.numpy_helper.from_array(np.array([1, 1, 2, 1.5], np.float32), "s")]
     attrs = {"scales": [1, 1, 2, 1.5]} if opset == 7 else {}
     node = onnx.helper.make_node("Upsample", ["x"] if opset == 7 else ["x", "s"], ["y"], mode="linear", **attrs)
@@ -179,7 +179,7 @@ def test_scales_that_mean_more_are_refused(derive, attrs, says):
 
 
 def place(form, i, n, o, s, start, end):
-    """Where element i of o is read among n, by the specification."""
+    """The coordinate among n at which element i of o is read, by the specification."""
     if form == "tf_crop_and_resize":
         return (start + i * (end - start) / (o - 1) if o > 1 else (start + end) / 2) * (n - 1)
     if form == "asymmetric":

@@ -30,7 +30,7 @@ def passed(proto, **setting):
 
 
 def kept_by_the_runtime(proto, path):
-    """How often the runtime holds as many numbers as the matrix has, once the graph is loaded."""
+    """The number of copies of the matrix that the runtime stores after loading the graph."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(path)

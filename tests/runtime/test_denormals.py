@@ -20,7 +20,7 @@ ROWS = 3000  # as many numbers as are worth several threads
 
 
 def kept():
-    """Whether this thread computes with denormal numbers."""
+    """True if this thread computes with denormal numbers."""
     return bool(np.all(np.full(16, 1e-39, np.float32) * np.float32(0.5)))
 
 

@@ -1,4 +1,4 @@
-"""What is fed to a session counts as the numbers that it holds, however they lie in memory, or is refused."""
+"""Feeds of a session count by their numbers, for any memory layout, or are refused."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_types_that_numpy_lacks_are_fed():
 
 
 def test_state_of_another_byte_order():
-    """What a checkpoint of another machine holds is refused, not misread."""
+    """A checkpoint of a machine with another byte order is refused, not misread."""
     with pytest.raises(BadInput, match="starts as float32 of the other byte order"):
         Resident(_accumulator(), {"s": Slot("s", "t", np.zeros((2, 3), ">f4"))}, ["y"])
     machine = Resident(_accumulator(), {}, ["t"], held={"s": _X.astype(">f4")})

@@ -1,4 +1,4 @@
-"""Where transforms are easily wrong: nothing at all, one number, rows that do not belong together, ragged loops."""
+"""Corner cases of transforms: no element, one number, rows that do not belong together, ragged loops."""
 
 import numpy as np
 import pytest
@@ -211,7 +211,7 @@ LOOP = """
 
 
 def test_a_loop_that_runs_longer_for_some_examples():
-    """What it leaves on its tape is of another length for each: no stack can hold that."""
+    """Its tape has another length for each example: no stack can store that."""
     source, w = text(LOOP), np.float64(1.1)
     x = np.array([[1.3, 1.2], [3.0, 1.0], [1.01, 1.02]])
     one = session(grad(source, wrt="w"))

@@ -1,4 +1,4 @@
-"""What whole models grow by: nodes that differentiation adds, held to a golden file like those of single rules.
+"""The growth of whole models: nodes that differentiation adds, compared with a golden file like single rules.
 
 ``ONNXGRAD_GOLDEN=update pytest -n0 tests/transforms/test_sizes.py`` writes the file anew.
 """

@@ -31,7 +31,7 @@ def operators(source) -> list[str]:
 
 
 def by_rows(source, in_axes, feeds, rows):
-    """What the loop over rows gives."""
+    """The results of a loop over rows."""
     f = session(source)
 
     def row(k):

@@ -61,7 +61,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, *, within: float = 60, **params: Any) -> dict[str, Any]:
-        """What the browser answers to a method of the protocol."""
+        """The browser's answer to a method of the protocol."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if self._session is not None:
@@ -154,7 +154,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", **how)
 
     def downloads(self, folder: Path) -> None:
-        """Where files go that the page offers."""
+        """The folder of files that the page offers."""
         self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
 

@@ -60,7 +60,7 @@ def page(site) -> Iterator[Page]:
 
 
 def script(page: Page, text: str) -> list:
-    """What a function body with these names at hand returns."""
+    """The result of a function body with these names in scope."""
     head = """
         const ort = (window.ort ??= await import("/ort/ort.webgpu.min.mjs"));
         ort.env.wasm.numThreads = 1;

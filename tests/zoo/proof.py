@@ -50,7 +50,7 @@ class NotJudged(Exception):
 
 @dataclass
 class Outcome:
-    """What was proven, and what came of it."""
+    """The result of a proof."""
 
     verdict: str
     proven: list[str] = field(default_factory=list)
@@ -199,7 +199,7 @@ class Case:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Those that initializers hold."""
+        """The parameters that are initializers."""
         own = dict(self.net.named_parameters())
         return {w.parameter: own[w.parameter] for w in self.weights.values()}
 
@@ -268,7 +268,7 @@ class Case:
             )
 
     def second_order(self) -> None:
-        """How the gradient of one weight, along a direction, depends on every weight."""
+        """The dependence of one weight's gradient, along a direction, on every weight."""
         _, y, u = self.pulled()
         sources = self.parameters
         holders = [w.parameter for w in self.weights.values()]
@@ -298,7 +298,7 @@ class Case:
         )
 
     def folded(self) -> int:
-        """How many parameters that matter are in the file only as what the exporter made of them."""
+        """The number of relevant parameters that exist only in the exporter's folded form."""
         _, y, u = self.pulled()
         held = self.parameters
         rest = [p for n, p in self.net.named_parameters() if p.requires_grad and n not in held]

@@ -33,7 +33,7 @@ class Prepared:
 
 @dataclass
 class Workload:
-    """What is in the folder of a workload (see `benchmarks.training.workloads.export`)."""
+    """The content of the folder of a workload (see `benchmarks.training.workloads.export`)."""
 
     name: str
     folder: Path

@@ -123,7 +123,7 @@ def test_against_autograd():
 
 
 def test_repeated_values():
-    """As in PyTorch: the values have a derivative, the vectors have inf or nan."""
+    """Like PyTorch: the values have a derivative, the vectors have inf or nan."""
     unit = onp.eye(3)
     close(og.grad(lambda x: np.sum(L.svdvals(x)))(unit), unit)
     close(og.grad(lambda x: L.matrix_norm(x, ord="nuc"))(onp.diag([2.0, 0.0, 0.0])), unit)

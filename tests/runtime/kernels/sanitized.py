@@ -22,7 +22,7 @@ _FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omi
 
 
 def environment(folder: Path) -> dict[str, str] | None:
-    """What a process needs in its environment to use kernels that are watched; None without a compiler for them."""
+    """The environment of a process that runs kernels under sanitizers; None without a compiler for them."""
     compiler = next(filter(None, map(shutil.which, ("gcc", "cc"))), None)
     if compiler is None or sys.platform != "linux":
         return None

@@ -198,7 +198,7 @@ def test_operands_that_are_broadcast_or_wide_stay_operators():
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("shape", [(2, 3, 9, 8), (2, 9, 24)], ids=str)
 def test_the_operator_attention(causal, shape):
-    """As it is lowered for its derivative; with a mask, whose rows may hide every key, too."""
+    """The operator lowered for its derivative; with a mask, whose rows may hide every key, too."""
     arrays = {name: normal(*shape, seed=i) for i, name in enumerate("qkv")}
     heads = {"q_num_heads": 3, "kv_num_heads": 3} if len(shape) == 3 else {}
     node = helper.make_node("Attention", [*arrays], ["y"], is_causal=causal, **heads)

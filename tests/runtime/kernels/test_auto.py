@@ -107,8 +107,7 @@ def test_the_graph_says_what_there_is_not_its_notes(tmp_path, ran, inferred):
 
 @needs_kernels
 def test_files_that_are_left_to_the_runtime(tmp_path, ran):
-    """Those whose weights lie elsewhere, those without anything for a kernel, and everything where operators are asked
-    for: byte by byte as they are."""
+    """Models with external weights, without parts for kernels, or for operators only stay unchanged, byte by byte."""
     big = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[64, 64] x) => (float[64, 64] y) {'
         "a = Mul (x, w) y = Tanh (a) }"

@@ -80,7 +80,7 @@ def pulled(geometry, symbolic=False, dtype=np.float32, wrt="w", **changed):
 
 
 def tolerance(seed):
-    """That of a sum over so many products."""
+    """The tolerance of a sum over so many products."""
     return {"rtol": 1e-4, "atol": 5e-6 * max(1.0, seed[:, 0].size) ** 0.5 + 1e-5}
 
 

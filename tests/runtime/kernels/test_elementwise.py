@@ -140,7 +140,7 @@ INTEGERS = [
 
 @pytest.mark.parametrize("text", INTEGERS)
 def test_integers(text):
-    """What the hash of Dropout consists of, with its overflows."""
+    """The hash of Dropout, with its overflows."""
     rng = np.random.default_rng(0)
     x, y = rng.integers(-(1 << 31), 1 << 31, (2, 3000)).astype(np.int32)
     x[:500] = y[:500]
@@ -315,7 +315,7 @@ def test_sizes_that_a_name_promises_and_a_run_breaks():
 
 
 def test_other_operators_between():
-    """What leads through a product and back is not one group; a shortcut around it is."""
+    """A path through a product and back is not in one group; a shortcut around it is."""
     text = "a = Mul(x, x) b = Add(a, y) p = MatMul(b, w) c = Sub(p, b) d = Mul(c, y) z = Relu(d)"
     ends = "(float[64,64] x, float[64,64] y, float[64,64] w) => (float[64,64] z)"
     rng = np.random.default_rng(0)

@@ -54,7 +54,7 @@ ATTRIBUTES = {
 
 
 def called(name, arrays, attributes, outputs=None):
-    """What a node that calls a kernel gives for these operands (None for one that is left out)."""
+    """The results of a node that calls a kernel with these operands (None for a missing one)."""
     kinds, results = KERNELS[name]
     if kinds.endswith("L") and len(arrays) == len(kinds) - 1:
         arrays = [*arrays, None]

@@ -123,7 +123,7 @@ def test_steps_with_batch_normalization():
 
 
 def test_columns():
-    """What makes y of x, by image and channel of what is viewed; zeros where there is nothing to normalize."""
+    """The columns that make y of x, per image and channel of the view; zeros without anything to normalize."""
     x, scale, bias = normal(2, 4, 15, seed=5), normal(4, seed=6), normal(4, seed=7)
     y, centre, gain, shift = called("GroupNorm", [x, scale, bias], settings(2, spread=3, rank=5))
     assert centre.shape == gain.shape == shift.shape == (2, 12, 1, 1, 1)

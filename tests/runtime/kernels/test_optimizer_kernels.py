@@ -170,7 +170,7 @@ OPERATORS = {
     ("op", "attributes"), [(op, a) for op, found in OPERATORS.items() for a in found], ids=lambda x: str(x)[:60]
 )
 def test_operators_of_the_specification(op, attributes):
-    """Whatever a training model says with them, at T = 0 as well."""
+    """Every update that a training model can express with them, at T = 0 as well."""
     states = 2 if op == "Adam" else 1
     shapes = ((3, 5), (0,), (33,))
     model = lower_gradients(ir.from_proto(optimizer_model(op, states, shapes=shapes, **attributes)))

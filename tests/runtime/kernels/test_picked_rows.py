@@ -57,7 +57,7 @@ SIZES = [(1, 1, [1, 3]), (5, 3, [4, 7]), (7, 64, [3, 20]), (300, 20, [50, 1]), (
 
 
 def same(step, batches, kernels, threads=(1, 2)):
-    """As `same` of optimizers; elementwise operators stay, which have bits of their own."""
+    """Like `same` of optimizers; elementwise operators, which have bits of their own, stay."""
     found = [n.op_type for n in with_kernels(step.model).graph if n.domain == DOMAIN]
     assert sorted(found) == sorted(kernels)
     losses, state = train(step, batches, Options(threads=1, target="portable"))

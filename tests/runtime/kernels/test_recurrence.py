@@ -22,7 +22,7 @@ CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 
 
 def kinds(model):
-    """How many Scans are left, and how many calls there are in their place."""
+    """The number of remaining Scans, and of calls that replace others."""
     model = recurrent(model if isinstance(model, ir.Model) else ir.from_proto(model))
     nodes = [(n.domain, n.op_type) for graph in scopes(model.graph) for n in graph]
     return nodes.count(("", "Scan")), nodes.count((DOMAIN, "Recurrence"))

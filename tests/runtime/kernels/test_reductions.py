@@ -13,7 +13,7 @@ pytestmark = needs_kernels
 
 
 def run(model, feeds):
-    """What the groups of `model` give: the same bits with one, two and three threads."""
+    """The results of the groups of `model`: the same bits with one, two and three threads."""
     found = [Session(model, Options(threads=n, target="native")).run(feeds) for n in (1, 2, 3)]
     for other in found[1:]:
         for name, array in found[0].items():
@@ -92,7 +92,7 @@ def test_many_equal_numbers_do_not_lose_their_sum():
 
 
 def test_sums_by_ones_and_of_views():
-    """As the derivative writes a sum over leading axes; the matrix is also read by a product, which does not matter."""
+    """The sums that a derivative writes over leading axes; that a product reads the matrix too has no effect."""
     model = model_of(
         "y = Mul(x, g) f = Flatten<axis=2>(y) s = MatMul(ones, f) d = Gemm<transA=1>(f, h)"
         " v = Reshape(y, flat) n = ReduceSum<keepdims=0>(v, a)"

@@ -106,7 +106,7 @@ def test_an_exported_step_is_portable(tmp_path):
 @needs_kernels
 @pytest.mark.parametrize("optimizer", ["adam", "lion"])
 def test_training_models_in_files(tmp_path, optimizer):
-    """What was named by `attach` is still known when its model comes from a file."""
+    """Names that `attach` noted are still known when its model comes from a file."""
     path = tmp_path / "m.onnx"
     onnx.save(trainable(optimizer, 0.01), path)
     kernel = optimizer.capitalize()

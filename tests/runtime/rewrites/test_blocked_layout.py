@@ -88,7 +88,7 @@ def test_same_numbers(name):
 
 @pytest.mark.parametrize("k", [(3, 3), (3, 1), (2, 4)])
 def test_weights_are_turned_round_in_blocks(k):
-    """What the transposed convolution reads is not made number by number and then reordered."""
+    """The operand of the transposed convolution is not computed number by number and then reordered."""
     model = _conv(B, 2 * B, k, pads=(0, 0, 0, 0), hw=(8, 8))
     assert any(n.op_type == "Slice" for n in model.graph)
     assert not any(n.op_type == "Slice" for n in optimized(model).graph)

@@ -50,7 +50,7 @@ def test_same_numbers(ids, table):
 
 @pytest.mark.parametrize("start", ["zeros", "h"])
 def test_messages_along_edges_that_are_fed(start):
-    """As exporters write `scatter_add`: the index of an edge, repeated along what it carries."""
+    """The `scatter_add` of exporters: the index of an edge, repeated along its message."""
     model = onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["" : 20]>
         g (float[V, 6] h, float[E, 6] sent, int64[E] to) => (float[V, 6] y) {{

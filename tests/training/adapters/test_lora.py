@@ -287,7 +287,7 @@ def test_branches_that_are_always_taken(tmp_path):
 
 
 def test_the_merged_file_is_measured_where_the_training_graph_drops(tmp_path):
-    """What is behind an added Dropout is there twice in training; the merged file has it once, without A and B."""
+    """Nodes behind an added Dropout exist twice in training; the merged file has them once, without A and B."""
     model = with_weights(
         """<ir_version: 10, opset_import: ["": 21]>
         two (float[N, 4] x) => (float[N, 3] y) { h = MatMul (x, v)  r = Relu (h)  y = MatMul (r, w) }""",

@@ -72,7 +72,7 @@ def trained(model, *targets, **asked):
 
 
 def moved(found, model):
-    """Which columns of the weight have changed."""
+    """The columns of the weight that have changed."""
     new = found.inference_ir().graph.initializers["c_attn"].const_value.numpy()
     (old,) = [onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "c_attn"]
     return np.flatnonzero((new != old).any(0)).tolist()

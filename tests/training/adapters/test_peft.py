@@ -130,7 +130,7 @@ def test_vera_of_peft_is_the_same_here(exported, tmp_path, save):
 
 
 def check_loaded(exported, model, place):
-    """What PEFT saves of `model` gives the same here, beside the weights and in them."""
+    """An adapter that PEFT saves for `model` gives the same here, unmerged and merged."""
     model.save_pretrained(place)
     expected = of_peft(model)
     assert np.abs(expected - scores(exported)).max() > 0.05

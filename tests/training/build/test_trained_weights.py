@@ -1,4 +1,4 @@
-"""What is trained: which weights, under which names, of which types."""
+"""Trained weights: their choice, names and types."""
 
 from __future__ import annotations
 

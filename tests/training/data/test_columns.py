@@ -1,4 +1,4 @@
-"""Which array feeds what, which conversions are made, what is refused in one line that names the array."""
+"""The matching of arrays to inputs, conversions, and refusals in one line that names the array."""
 
 import io
 

@@ -203,7 +203,7 @@ def test_a_tokenizer_of_a_stranger_in_a_model(monkeypatch, ask):
     ids=["grows", "panics"],
 )  # fmt: skip
 def test_a_tokenizer_that_fails_on_a_text(tmp_path, monkeypatch, capfd, parts, text, says):
-    """What it does depends on the text, so the trial shows nothing; the child process is heard by no one."""
+    """The failure depends on the text, so the trial shows nothing; the output of the child process is discarded."""
     pytest.importorskip("tokenizers")
     monkeypatch.setattr(tokenizer_file, "MEMORY", 1 << 29)
     (tmp_path / "tokenizer.json").write_text(json.dumps(_described(**parts)))

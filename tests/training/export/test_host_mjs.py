@@ -272,7 +272,7 @@ def test_one_clear_message(node, modules, exported, tmp_path, case, runtime):
 
 
 def test_providers(node, modules, exported):
-    """One that there is not, and WebGPU where there is none."""
+    """A missing provider, and WebGPU where there is none."""
     text = """
         const [folder] = process.argv.slice(1);
         const ort = await import("onnxruntime-node");

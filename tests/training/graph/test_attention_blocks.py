@@ -298,7 +298,7 @@ def test_operators_of_onnx_runtime(operator, unidirectional, monkeypatch):
 
 
 def test_blocks_that_a_mask_hides_are_not_computed(monkeypatch):
-    """What is no number, among values that only the last queries see, is not met by the others."""
+    """A NaN among values that only the last queries see does not reach the others."""
     monkeypatch.setattr(attention_blocks, "KEYS", 4)
     model = layer("causal", 12, np.float32)
     spoil = np.zeros((12, 1), np.float32)

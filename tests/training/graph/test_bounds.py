@@ -6,7 +6,7 @@ from onnxgrad.training.graph.bounds import bounds
 
 
 def test_many_paths_are_looked_at_once():
-    """As many as 2⁴⁰: each sum reads one value twice, as each block of a residual network does."""
+    """There are 2⁴⁰ paths: each sum reads one value twice, as each block of a residual network does."""
     node = ir.Node("", "Sigmoid", [ir.Value(name="x")])
     for _ in range(40):
         node = ir.Node("", "Add", [node.outputs[0], node.outputs[0]])

@@ -1,4 +1,4 @@
-"""What trains by default: weights by their use, and not what exporters have made initializers of besides."""
+"""Default trainable weights: chosen by their use, without constants that exporters store as initializers."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def network(kind):
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("kind", ["normalized", "frozen", "rotary", "pairs"])
 def test_what_pytorch_exports_trains_its_parameters(kind, dynamo):
-    """As many numbers as the module has parameters, whatever the exporter calls them; buffers stay."""
+    """The trained numbers are as many as the module's parameters, under any names; buffers stay."""
     module, operands, count = network(kind)
     attached = attach(exported(module, operands, dynamo), loss="mse")
     step = compile_step(attached)

@@ -1,4 +1,4 @@
-"""Which weights train: by name, glob, type and depth, and out of branches and bodies."""
+"""The choice of trained weights: by name, glob, type and depth, also inside branches and bodies."""
 
 from __future__ import annotations
 

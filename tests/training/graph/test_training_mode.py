@@ -171,7 +171,7 @@ def dropout_net(ratio=None, rest=()):
 
 @pytest.mark.parametrize(("ratio", "dropped"), [(None, 0.5), (0.25, 0.25), (0.0, 0.0)])
 def test_dropout_drops_in_training(ratio, dropped):
-    """Where y is dropped, so is its gradient; elsewhere both carry the factor 1/(1 - r)."""
+    """The gradient of a dropped y is dropped; elsewhere both have the factor 1/(1 - r)."""
     step = compile_step(
         attach(
             dropout_net(ratio),

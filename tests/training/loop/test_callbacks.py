@@ -1,4 +1,4 @@
-"""What listens to a run: it stops early, keeps the best weights, lowers the rate, and remembers all of it."""
+"""Callbacks of a run: early stopping, best weights, rate reduction, and their saved state."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""What a trainer holds: counted in bytes of arrays and messages, or by who copies, on small models."""
+"""The memory of a trainer: bytes of arrays and messages, or copies counted, on small models."""
 
 import sys
 import tracemalloc

@@ -1,4 +1,4 @@
-"""What a new user gets wrong: each is one clear error that says what it is about and what to do, never a traceback."""
+"""Mistakes of a new user: each is one clear error with its subject and a remedy, never a traceback."""
 
 import numpy as np
 import onnx

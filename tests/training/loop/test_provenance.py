@@ -1,4 +1,4 @@
-"""Where numbers come from stands beside them: in the history, in the report and in TensorBoard's files."""
+"""Provenance is stored with the numbers: in the history, in the report and in TensorBoard's files."""
 
 import json
 import shlex

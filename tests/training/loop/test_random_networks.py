@@ -81,7 +81,7 @@ def test_a_wrong_weight_is_found(monkeypatch, target):
 
 
 def test_a_wrong_gradient_is_found(monkeypatch):
-    """That of float64, which all others are held to, is held to differences."""
+    """The float64 gradient, the reference of all others, is compared with differences."""
     real = training.stepped
 
     def twice(step, data, rows, state=None, count=STEPS):

@@ -265,7 +265,7 @@ def test_probabilities_without_logits_are_refused(case):
 
 
 def test_scores_are_left_alone():
-    """What may be anything is taken as it is, also where it is cut off or made positive."""
+    """Values without a known range are used unchanged, also when clipped or made positive."""
     for tail in ("z = Relu (y)", "z = Tanh (y)", "z = LogSoftmax <axis = 0> (y)", "z = Softplus (y)"):
         w = np.ones((4, 3), np.float32)
         for loss in ("cross_entropy", "bce_with_logits"):
@@ -327,7 +327,7 @@ def detector(tail):
 
 @pytest.mark.parametrize("tail", TAILS)
 def test_boxes_beside_scores_are_no_scores(tail):
-    """As YOLO's [N, 4 + C, anchors]: the loss is refused unless the output is named."""
+    """The output of YOLO, [N, 4 + C, anchors]: the loss is refused unless the output is named."""
     for loss in ("cross_entropy", "focal", "bce_with_logits"):
         with pytest.raises(BadInput, match="only a part of 'z' can be scores"):
             attach(detector(TAILS[tail]), loss=loss, trainable=["w"])

@@ -64,7 +64,7 @@ def _reduced(x, reduction):
 
 
 def _binary_focal(f, y, t, alpha, gamma):
-    """As torchvision.ops.sigmoid_focal_loss."""
+    """Equal to torchvision.ops.sigmoid_focal_loss."""
     p = y.sigmoid()
     p_t = p * t + (1 - p) * (1 - t)
     loss = f.binary_cross_entropy_with_logits(y, t, reduction="none") * (1 - p_t) ** gamma

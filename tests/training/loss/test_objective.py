@@ -1,4 +1,4 @@
-"""What is minimized: sums of losses, teachers, losses that are graphs, and what a step measures beside."""
+"""The objective: sums of losses, teachers, losses that are graphs, and further measures of a step."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_the_axis_of_the_rows_is_not_that_of_the_classes():
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "cross_entropy:axis=-1,block_rows=4"])
 def test_labels_in_another_order_of_axes_are_refused(loss):
-    """As many labels as scores, and rows of them, but [rows, width, height] for [rows, height, width]."""
+    """Labels with as many elements and rows as scores, but [rows, width, height] for [rows, height, width]."""
     proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
         pixels (float[N,H,W,4] x) => (float[N,H,W,3] y) { y = MatMul (x, w) }""")
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
@@ -129,7 +129,7 @@ def test_labels_in_another_order_of_axes_are_refused(loss):
 
 @pytest.mark.parametrize(("perm", "axis"), [("0,1,2", -1), ("0,2,1", 1)])
 def test_the_class_axis_of_a_square_is_that_of_the_model(perm, axis):
-    """As many classes as time steps: sizes do not tell them apart."""
+    """Equally many classes and time steps: sizes do not identify the axis."""
     proto, weight = tagger("N,T,4", "N,a,b", "0,1,2", f"y = Transpose <perm = [{perm}]> (z)")
     data = rows(6, 3)
     if axis == 1:

@@ -220,7 +220,7 @@ def test_half_precision_has_its_state_in_float(name):
     [("sgd", 2), ("rmsprop", 9), ("adam", 12), ("lion", 9), ("nadam", 15), ("adafactor", 28), ("lamb", 25)],
 )
 def test_nodes_per_tensor(name, nodes):
-    """What tensors share is written once: how many nodes one more vector costs (beside its gradient), at most."""
+    """Shared values of tensors are computed once: the most nodes for one more vector (besides its gradient)."""
     counts = []
     for names in (["b1"], ["b1", "b2"]):
         model = attach(mlp(), loss="mse", optimizer=name, trainable=names)

@@ -30,7 +30,7 @@ def part_of(batch, collective):
 
 
 def stepped(model, size, data, parts=1, outputs=()):
-    """What each of `size` ranks has after steps on `data`: its state, and the losses."""
+    """The state and losses of each of `size` ranks after steps on `data`."""
 
     def work(collective):
         machine = DataParallel(split_step(model, outputs=outputs), parts, collective, options=ONE)

@@ -105,7 +105,7 @@ def test_weights_are_those_of_replicated_training(case):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64], ids=lambda d: np.dtype(d).name)
 def test_weights_of_other_types(dtype):
-    """Those of 16 bits are updated in float32, which ranks keep parts of; what they tell each other is of 16 bits."""
+    """Weights of 16 bits are updated in float32, of which ranks have parts; they exchange 16 bits."""
     clip = 0.5 if dtype == np.float64 else None  # a factor of 16 bits would show how the norm was rounded
     model = attach(of(dtype), loss="mse", optimizer="adam", learning_rate=0.05, accumulate=True, clip_norm=clip)
     rng = np.random.default_rng(0)
@@ -118,7 +118,7 @@ def test_weights_of_other_types(dtype):
 
 
 def test_kernels_update_parts_as_they_update_all():
-    """Where they can be had; a part of a tensor is a vector, of which there is a named update as well."""
+    """With kernels, if available; a part of a tensor is a vector, which has a named update as well."""
     model = attach(classifier(), loss="cross_entropy", optimizer="adamw", clip_value=0.1, ema=0.9, accumulate=True)
     first, second, _ = both(model, 3, how=Options(threads=1))
     check_alike(first, second)

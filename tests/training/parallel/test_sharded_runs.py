@@ -24,7 +24,7 @@ HOW = {"loss": "cross_entropy", "optimizer": "adam", "learning_rate": 0.02}
 
 
 def fitted(size, folder=None, dies=None, deaths=None, shard=True, after=lambda trainer: trainer, **options):
-    """What `after` makes of the trainers of `size` ranks after a run."""
+    """The results of `after` on the trainers of `size` ranks after a run."""
     own = HOW | {k: options.pop(k) for k in ("optimizer", "ema", "clip_norm") if k in options}
     options = {"epochs": 3, "batch_size": 16, "seed": 3, "progress": False, **options}
 
@@ -111,7 +111,7 @@ def parts_in(folder):
 
 
 def test_parts_of_a_checkpoint_are_files_of_their_ranks(tmp_path):
-    """What is replicated is written once; the index and the one before it name all files, and no others are there."""
+    """Replicated state is written once; the index and the previous one name all files, and no others exist."""
     fitted(3, tmp_path)
     index = Checkpoint.load_file(tmp_path / FILE)
     assert set(index.state) == {"w1", "b1", "w2", "steps"}

@@ -39,7 +39,7 @@ class _Each(list):
 
 
 def numbers(trainer):
-    """What was measured, without what is timed."""
+    """The measurements, without times."""
     return [{k: v for k, v in r.items() if "second" not in k} for r in trainer.history.epochs]
 
 

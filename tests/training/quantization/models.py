@@ -11,7 +11,7 @@ def proto(model) -> onnx.ModelProto:
 
 
 def scores(model, feeds, optimized=True) -> np.ndarray:
-    """What plain ONNX Runtime computes."""
+    """The results of plain ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     if not optimized:

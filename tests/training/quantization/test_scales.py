@@ -13,7 +13,7 @@ T = RNG.standard_normal((7, 2)).astype(np.float32)
 
 
 def stepped(model, rate=1.0, optimizer="sgd", **data):
-    """What one step changes, by name, and the state before."""
+    """The changes of one step, by name, and the state before."""
     trainer = Trainer(model, loss="mse", optimizer=optimizer, learning_rate=rate)
     before = trainer.state()
     trainer.machine.step({"x": X, "labels": T} | data)
@@ -21,7 +21,7 @@ def stepped(model, rate=1.0, optimizer="sgd", **data):
 
 
 def gradients(model):
-    """What a step takes away per learning rate; scales take steps that leave them far from where they are stopped."""
+    """The change of a step per learning rate; steps of scales are small enough not to reach their bounds."""
     found = {}
     for rate, names in ((1.0, ["w"]), (1e-5, ["x_scale", "w_scale"])):
         before, after = stepped(model, rate)

@@ -22,7 +22,7 @@ def model(text: str, functions: str = "") -> onnx.ModelProto:
 
 
 def evaluated(proto: onnx.ModelProto, reference: bool = True, **feeds: np.ndarray) -> dict[str, np.ndarray]:
-    """What ONNX Runtime makes of the lowered model; the reference evaluator agrees."""
+    """The results of the lowered model in ONNX Runtime; the reference evaluator agrees."""
     lowered = lower_gradients(proto)
     onnx.checker.check_model(lowered, full_check=True)
     assert all(n.domain == "" for g in ir.from_proto(lowered).graphs() for n in g)
@@ -106,7 +106,7 @@ def test_fed_with_what_is_computed_on_the_way():
 
 
 def test_tensors_of_another_shape():
-    """What is fed may be a batch of another size than that of the model."""
+    """Fed tensors may have another batch size than the model."""
     proto = model("""g (float[N, 2] x, float[2] w, float[M, 2] other) => (float[M, 2] dx, float[2] dw) {
         t = Mul (x, w)
         y = Exp (t)

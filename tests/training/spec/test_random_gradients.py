@@ -26,7 +26,7 @@ def program(rng: np.random.Generator, inputs: list[str]) -> list[tuple[str, tupl
 
 
 def leaves(nodes, y: str, cut: set[str]) -> set[str]:
-    """What y is computed from, with no way past `cut`."""
+    """The values that y is computed from, without paths through `cut`."""
     made, found, todo = {n[2]: n for n in nodes}, set(), [y]
     while todo:
         name = todo.pop()

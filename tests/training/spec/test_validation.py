@@ -345,7 +345,7 @@ def test_inference_graph_may_not_read_an_algorithm():
 
 
 def test_binding_the_wrong_way_round():
-    """As drafts had it: from the output to the initializer."""
+    """The binding of drafts: from the output to the initializer."""
 
     def change(info):
         del info.update_binding[:]

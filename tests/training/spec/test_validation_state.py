@@ -134,7 +134,7 @@ def test_check_reports_them_as_a_table(tmp_path):
 
 
 def test_check_of_a_graph_that_holds_a_gradient(tmp_path):
-    """What can be differentiated is the graph that the Gradient stands for."""
+    """The graph that the Gradient stands for can be differentiated."""
     model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "ai.onnx.preview.training": 1]>
         g (float[2] a) => (float[2] d) {
             y = Exp (a)

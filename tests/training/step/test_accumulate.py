@@ -90,7 +90,7 @@ def test_the_bucket_is_one_vector():
 
 
 def test_running_statistics_move_with_every_part():
-    """As in PyTorch: two parts move them twice."""
+    """Like PyTorch: two parts move them twice."""
     model = attach(norm_net(momentum=0.5), loss="mse", optimizer="sgd", learning_rate=0.0, accumulate=True)
     step = compile_step(model)
     x = np.random.default_rng(2).standard_normal((8, 4)).astype(np.float32)

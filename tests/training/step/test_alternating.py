@@ -231,7 +231,7 @@ def test_entries_that_update_nothing_have_no_step():
 
 
 def test_one_initialization_for_all():
-    """What is drawn is drawn once, so that the steps agree on it; by an entry compiled alone as well."""
+    """The draws are shared by the steps; an entry compiled alone has the same."""
     model = initialize(two_entries(("p_", "q_")), {"w1": "he_normal", "b1": "normal"}, entry=0)
     first, second = compile_entries(model).values()
     for name in ("w1", "b1"):

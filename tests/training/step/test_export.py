@@ -1,4 +1,4 @@
-"""What a host on a device gets: it trains as the trainer does, bit for bit, with onnxruntime and numpy alone."""
+"""The files for a host on a device: it trains like the trainer, bit for bit, with onnxruntime and numpy alone."""
 
 import json
 import re

@@ -206,7 +206,7 @@ def test_without_gates_nothing_is_saved(monkeypatch):
 
 
 def test_a_budget_in_between_isused():
-    """What fits is kept: half of the way down costs less work than all of it."""
+    """Values are saved as far as they fit: a budget half way down costs less work than the smallest."""
     step, planned, rows = planned_of("mlp")
     hard = planned.plan
     easy = within_memory(step, (hard.plain + hard.budget) // 2, rows).plan

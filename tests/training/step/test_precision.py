@@ -181,7 +181,7 @@ def test_the_command_refuses_a_precision_that_there_is_not(place):
 
 @pytest.mark.parametrize("more", ["", " --accumulate 2"])
 def test_the_command_trains_in_16_bits_where_a_provider_has_them(place, monkeypatch, more):
-    """One that ONNX Runtime has everywhere, and that leaves all nodes to the CPU, is said to have them."""
+    """A provider that is in every ONNX Runtime, and leaves all nodes to the CPU, is declared to have them."""
     monkeypatch.setattr(of_step, "takes", lambda *asked: True)
     monkeypatch.setattr(of_step, "has_kernel", lambda *asked: True)
     losses = []
