@@ -27,7 +27,8 @@ EXTRAS = {"demo": "demo", "test": "dev", "lint": "dev", "docs": "docs", "wheel":
 
 def set_up(extra: str) -> None:
     """Create the environment and install the project with `extra`, unless that was done already."""
-    kernels = sorted((HERE / "src/onnxgrad/runtime/kernels/source").iterdir())  # compiled by the installation
+    source = HERE / "src/onnxgrad/runtime/kernels/source"  # compiled by the installation
+    kernels = sorted(file for file in source.rglob("*") if file.is_file())
     files = [HERE / "pyproject.toml", HERE / "constraints.txt", HERE / "setup.py", *kernels]
     pinned = b"".join(file.read_bytes() for file in files)
     stamp, digest = ENV / f"installed-{extra}", hashlib.sha256(pinned).hexdigest()
