@@ -52,8 +52,8 @@ def vmapped(
 ) -> list[Var]:
     """Apply `write` to every slice of the seeds along their first axis, and stack the results.
 
-    No direction at all gives empty results; one that is known to be the only one takes no Scan. Where it is not
-    `guarded`, nodes that need no Scan over the directions get no If for the case that there is no direction.
+    Without directions, the results are empty; a single known direction needs no Scan. Unless `guarded`, nodes that need
+    no Scan over the directions get no If for the case of no direction.
     """
     assert seeds[0].shape is not None
     count = seeds[0].shape[0]

@@ -48,8 +48,8 @@ def check(
 ) -> None:
     """Say of every operator between `wrt` and `of` how it is differentiated, or why it cannot be.
 
-    With --train, say whether the model trains as it was exported, what onnxgrad mends by itself, and what a better
-    export would give.
+    With --train, report whether the model trains as exported, what onnxgrad repairs automatically, and what a better
+    export would improve.
 
     If the model carries training information, every rule of the specification that it violates is listed as well.
     The exit code is 0 if the model is differentiable and its training information valid, 1 if not, 2 if it

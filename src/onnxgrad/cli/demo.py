@@ -46,8 +46,8 @@ def demo(
     """Train a model that is given as a bare .onnx file, on real data.
 
     digits: a small convolutional classifier of handwritten digits, from nothing. handwriting: a pretrained recogniser
-    of printed text learns strips of handwritten digits. reviews: a pretrained sentence encoder learns to tell praise
-    from blame.
+    of printed text learns strips of handwritten digits. reviews: a pretrained sentence encoder learns to classify
+    praise and blame.
 
     All on stock ONNX Runtime. It leaves the model before and after, a checkpoint, the metrics, a plot of the curves
     and a report. The scores are those of the saved files on data that training never sees.

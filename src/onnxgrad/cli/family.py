@@ -46,8 +46,8 @@ def family(
 ) -> None:
     """Write MODEL and its derivatives to a folder, for programs that have no Python.
 
-    With a loss, or of a model that carries training information, the training step goes to the folder `step` in it, as
-    export-step writes it.
+    With a loss, or for a model that carries training information, the training step is written to the folder `step` in
+    it, in the form of export-step.
     """
     attaching = read_flags(flags)
     loss, optimizer = attaching.get("loss"), attaching.get("optimizer")

@@ -57,8 +57,8 @@ def quantize(
 ) -> None:
     """Quantize MODEL as ONNX Runtime does, and train the quantized model if asked to.
 
-    The result has QuantizeLinear and DequantizeLinear nodes, which ONNX Runtime runs with kernels for integers. A model
-    that is quantized already is trained by `train`, as it is.
+    The result has QuantizeLinear and DequantizeLinear nodes, which ONNX Runtime runs with kernels for integers. `train`
+    fine-tunes a model that is quantized already.
     """
     if not qat:
         _refuse_training(context)

@@ -25,8 +25,8 @@ _KEPT = frozenset({"Cast", "CastLike", "HardSigmoid"})
 def hoist_elementwise(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> list[StepInput]:
     """Hoist elementwise nodes of the body of `b` to stacked nodes in `o`; the columns that the body then reads.
 
-    Apart from stacks of one shape, these nodes read scalars only, so that they are valid for zero steps as well.
-    `own` is what the body reads besides `columns`.
+    Apart from stacks of one shape, these nodes read only scalars, so that they are valid for zero steps as well. `own`
+    are the values that the body reads besides `columns`.
     """
     formals = {c.inner for c in columns} | {v.value for v in own}
     stacks = {c.inner: c for c in columns if c.outer is not None and not c.in_sequence and c.slot.axis == 0}

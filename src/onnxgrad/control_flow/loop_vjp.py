@@ -154,8 +154,8 @@ def _is_stackable(op: Op, it: Iteration) -> bool:
 def _is_carried(op: Op, it: Iteration, i: int, asked: bool, reached: set[ir.Value]) -> bool:
     """True if the backward iteration carries the cotangent of state `i`.
 
-    It has where the step made the next state of something, or read this one: a state that a step resets
-    still carries what the first step read. A Loop of no steps gives its first states back as they are.
+    It does if a step computes the next value of another state from this one, or reads it: a state that a step resets
+    still has the value that the first step read. A Loop of no steps returns its initial states unchanged.
     """
     if it.following[i] in reached or it.states[i] in reached:
         return True

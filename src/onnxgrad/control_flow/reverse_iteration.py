@@ -24,8 +24,8 @@ from onnxgrad.rules.op import Op
 class StepInput:
     """An input `inner` of a step: the slice of `outer`, or the number of the step if that is None.
 
-    `outer` may be a sequence of what the steps read; if that are sequences themselves or optionals, `lengths`
-    says how many of the elements belong to each step.
+    `outer` may be a sequence with an element per step. For steps that read sequences or optionals, `lengths` has the
+    number of elements of each step.
     """
 
     inner: ir.Value

@@ -84,7 +84,7 @@ def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, wri
 
     Rows that fill up the last block contribute neither to the results nor to cotangents.
 
-    Of the rows that fill up the last block, nothing is left in the results, nor in a cotangent.
+    Rows that fill up the last block contribute neither to the results nor to cotangents.
 
     Args:
         b: where to write.

@@ -27,7 +27,7 @@ FEWEST = 4
 def in_segments(builder: Builder, node: ir.Node, of: Sequence[ir.Value]) -> list[ir.Node] | None:
     """Replace `node` by an iteration over segments if `checkpointing` asks for it; the new nodes, or None.
 
-    A stack that nothing reads, and that is not among `of`, is left out.
+    Unread stacks that are not among `of` are omitted.
     """
     every = segment_length(node)
     if every is None:
@@ -73,7 +73,7 @@ def _of_all(it: Iteration, used: Sequence[int], results: Sequence[Var]) -> list[
 class _Segments:
     """A Loop over segments of `length` steps; for "sqrt" and an unknown number of steps, of 1, 2, 3 … steps.
 
-    What a segment stacks goes into a sequence, since the last segment may be shorter than the others.
+    The stacks of segments go into a sequence, since the last segment may be shorter than the others.
     """
 
     def __init__(self, b: Builder, node: ir.Node, length: int | str, used: Sequence[int]) -> None:
@@ -197,8 +197,8 @@ class _Segments:
 def _scan(b: Builder, node: ir.Node, used: Sequence[int], steps: int | None, length: int | str) -> list[Var | None]:
     """A Scan over whole segments, then one over the steps that are left.
 
-    A Scan of no steps fails in ONNX Runtime: where the number of steps is not known, some are always left, and
-    where there is not one segment, the Scan stays as it is.
+    A Scan of no steps fails in ONNX Runtime: for an unknown number of steps, some are always left over, and without a
+    whole segment, the Scan is unchanged.
     """
     it = Iteration.of(node)
     if steps is not None:

@@ -35,8 +35,8 @@ class Lost(TrainingError):
 class Collective(Protocol):
     """A process group: `size` ranks, numbered from 0; this process has number `rank`.
 
-    Every method but `close` is called by all ranks, in the same order. It raises `Lost` where a rank is gone or has not
-    come within the timeout of the engine, and `BadInput` for an array that cannot be exchanged (see `check`).
+    All ranks call every method but `close`, in the same order. A method raises `Lost` if a rank is gone or has not come
+    within the timeout of the engine, and `BadInput` for an array that cannot be exchanged (see `check`).
     """
 
     rank: int

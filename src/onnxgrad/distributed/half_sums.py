@@ -80,7 +80,7 @@ class HalfSums:
 def _send(block: np.ndarray, message: np.ndarray) -> None:
     """Write `block` to `message` as an exponent and numbers below 2¹⁵, and leave the rounding loss in `block`.
 
-    Of numbers that are not finite nothing is left: the step that sees them is skipped, and what comes after it counts.
+    Numbers that are not finite leave no rounding loss: the step that reads them is skipped, and later losses count.
     """
     largest = np.abs(block).max(initial=0)
     if not np.isfinite(largest):

@@ -1,4 +1,4 @@
-"""Reverse and forward mode over a list of nodes; knows no operator by name."""
+"""Reverse and forward mode over a list of nodes, by the rule of each node."""
 
 from onnxgrad.engine.forward import forward
 from onnxgrad.engine.reverse import reverse

@@ -95,9 +95,9 @@ def _sum_to_at_run_time(b: Builder, x: Var, like: Var) -> Var:
 def product(x: Var, y: Var) -> Var:
     """x·y, and 0 where nothing is summed.
 
-    ONNX Runtime leaves a batch of products, or one with a vector on the right, as it found the memory if the size that
-    is summed over is 0. A product with a matrix on the right is right anyway; so is one without elements, which it is
-    where that size is also one of the result's.
+    ONNX Runtime leaves a batch of products, or one with a vector on the right, uninitialized if the summed size is 0. A
+    product with a matrix on the right is correct; so is a product without elements, which it is if that size is also a
+    size of the result.
     """
     z = x @ y
     size = None if x.shape is None else x.shape[-1]

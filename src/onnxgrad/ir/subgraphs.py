@@ -58,7 +58,7 @@ def cond(
 ) -> list[Var]:
     """Append an If whose branches are written by `then` and `otherwise`.
 
-    The results have the types and shapes of `like`; without that, the types of what `then` writes.
+    The results have the types and shapes of `like`, by default the types of the results of `then`.
     """
     branches = []
     for name, write in (("then_branch", then), ("else_branch", otherwise)):

@@ -32,7 +32,7 @@ def _least(dtype: ir.DataType | None) -> float:
 def _masked(b: Builder, node: ir.Node, q: Var, k: Var, mask: Var | None, past: Var | None) -> Var | None:
     """The bias of the scores [B, H, S, T] from a mask in one of its forms and from causal order.
 
-    `past` are keys in front of those that belong to the tokens.
+    `past` are keys that precede those of the tokens.
     """
     given = float(attribute(node, "mask_filter_value", -10000.0))
     low, least, added = b.const(max(given, _least(q.dtype)), q.dtype), b.const(_least(q.dtype), q.dtype), None

@@ -56,7 +56,7 @@ def put_back(model: ir.Model, held: Mapping[str, ir.TensorProtocol]) -> None:
 def external_aside(model: ir.Model) -> None:
     """Copy the weights of `model` from external data to the unnamed file, in place: other programs may rewrite theirs.
 
-    They go into a file without a name, and into memory where they are small or there is no room.
+    They are stored in a file without a name, or in memory if they are small or there is no room.
     """
     values = [v for g in model.graphs() for v in g.initializers.values()]
     external = [(v, t) for v in values if isinstance(t := v.const_value, ir.ExternalTensor)]

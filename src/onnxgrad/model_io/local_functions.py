@@ -293,7 +293,7 @@ def unshadow(graph: ir.Graph, outer: set[str], names: Names) -> None:
 def worth_keeping(model: ir.Model) -> set[Identifier]:
     """The functions to keep: large ones with enough calls.
 
-    A function that only an inlined function calls counts as called from wherever that lands.
+    A call from an inlined function counts at every place that the function is inlined into.
     """
     functions = model.functions
     if not functions:

@@ -52,7 +52,7 @@ TARGETS: ScopedSetting[RuleTargets] = ScopedSetting("rule_targets", RuleTargets(
 def cut_out(model: ir.Model, cut: Cut, *, required: bool) -> None:
     """Make the sub-graph `cut` of `model` a function, in place; captured values become operands too.
 
-    A model that lacks the values is left as it is unless they are `required`.
+    A model without the values is unchanged, unless they are `required`.
 
     Raises:
         UnknownName: the model lacks a value.

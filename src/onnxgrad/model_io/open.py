@@ -112,9 +112,9 @@ def open_model(
 ) -> Opened:
     """A private copy of `model`, ready to be differentiated.
 
-    Local functions are inlined, but those that `keep` chooses; nodes below opset 18 are raised, types and shapes
-    inferred, arithmetic on known shapes is folded. What must see the model as it was written is done by `first`, in
-    place, before that.
+    Local functions are inlined, except those that `keep` chooses; nodes below opset 18 are raised, types and shapes are
+    inferred, and arithmetic on known shapes is folded. `first` sees, and may change, the model as written, before all
+    that.
 
     Raises:
         BadInput: it cannot be read, is no valid model, or cannot be raised.

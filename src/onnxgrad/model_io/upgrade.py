@@ -42,7 +42,7 @@ def _changes(op_type: str, source: int, target: int) -> bool:
 def raised_functions(model: ir.Model, wanted: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
     """Raise those of the `wanted` functions that mean the same at the opset of `raise_opset`; return them.
 
-    The others have to be inlined: what replaces a node may depend on types and attributes, which differ from call to
+    The others must be inlined: the replacement of a node may depend on types and attributes, which differ from call to
     call.
     """
     opset = model.graph.opset_imports.get("", LOWEST_RULES)

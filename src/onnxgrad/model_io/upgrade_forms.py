@@ -188,7 +188,7 @@ def _upsample(site: UpgradedNode) -> list[ir.Value | None]:
 def _resize(site: UpgradedNode) -> list[ir.Value | None] | None:
     """Convert to an asymmetric Resize; the nearest element was rounded down in enlarging, up in shrinking.
 
-    How to round was never written down; this is what ONNX Runtime does with such models.
+    The rounding was never specified; this is the behaviour of ONNX Runtime on such models.
     """
     if site.source >= 11:
         if site.attr("coordinate_transformation_mode") == "tf_half_pixel_for_nn":
@@ -235,8 +235,7 @@ def _asymmetric(site: UpgradedNode, scales: ir.Value, rounding: str = "floor") -
 def _scan(site: UpgradedNode) -> list[ir.Value | None]:
     """It ran over a batch of sequences: a Scan over the batch, whose body is a Scan over one of them.
 
-    Where an example has a length of its own, only so many of its steps are taken, and what they give is filled up
-    with zeros.
+    For an example with a shorter length, only so many steps run, and their results are filled up with zeros.
     """
     count = int(site.attr("num_scan_inputs"))  # type: ignore[call-overload]
     body = site.node.attributes["body"].as_graph()

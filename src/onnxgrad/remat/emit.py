@@ -165,7 +165,7 @@ class Rewriter:
     def _delay(self, node: ir.Node, waits: Sequence[ir.Value], number: int) -> None:
         """Have `node`, which is recomputed, read an operand behind a gate of its group.
 
-        A view takes nothing, and stays where it is; next to a gate the runtime might make one Reshape of both.
+        A view uses no memory and stays in place; next to a gate the runtime might merge both Reshapes.
         """
         producers = (v.producer() for v in node.inputs if v is not None)
         if is_view(node) or any(self.group.get(p) == number for p in producers if p is not None):

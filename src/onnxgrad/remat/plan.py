@@ -66,8 +66,8 @@ def fit_budget(
 ) -> Plan:
     """Rewrite the graph of `model` such that the results of its nodes use at most `budget` bytes at a time.
 
-    Inputs, outputs and initializers are not counted, nor is what a kernel takes for itself. The rewritten graph gives
-    the same numbers.
+    Inputs, outputs and initializers do not count, nor does the workspace of kernels. The rewritten graph has the same
+    results.
 
     Args:
         model: its graph is changed, unless it meets the budget as it is.
@@ -110,7 +110,7 @@ def fit_budget(
 class _Attempt:
     """A copy of a model, to write one schedule into.
 
-    Its nodes are in the order in which it takes least as it is; or in another one, if it is `like` another copy.
+    Its nodes are in the order of least memory; or in the order of `like`, another copy.
     """
 
     def __init__(

@@ -69,7 +69,8 @@ class Roots:
 def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
     """Reorder the nodes of `graph` to the candidate order with the smallest peak of memory. Returns the peak in bytes.
 
-    Of orders with about the same peak it is the one that takes least on average, over products: it leaves most to gain.
+    Among orders with about the same peak, it chooses the one with the least average memory over products, which leaves
+    most room for savings.
     """
     found: list[tuple[int, int, int, list[ir.Node]]] = []
     for order in orders(graph):

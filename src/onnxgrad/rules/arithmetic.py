@@ -98,8 +98,8 @@ def sqrt(op: Op, g: Var, x: Var, y: Var) -> Result:
 def pow_(op: Op, g: Var, x: Var, k: Var, y: Var) -> Result:
     """y = xᵏ: (g·k·xᵏ⁻¹, g·y·log x), in which 0⁰⁻¹ counts as 0 and log 0 as 0.
 
-    So both are finite wherever the derivative is. The two operands may differ in type; `g` has the type
-    of y in reverse mode, and in forward mode that of the operand that moves.
+    So both are finite wherever the derivative is. The two operands may differ in type; `g` has the type of y in reverse
+    mode, and in forward mode that of the operand with a tangent.
     """
     return _pow_base(op, g, x, k), _pow_exponent(op, g, x, k, y) if op.is_float(k) else None
 

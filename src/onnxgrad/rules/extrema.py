@@ -82,7 +82,7 @@ def clip(op: Op, g: Var, x: Var, low: Var | None, high: Var | None, y: Var) -> R
 def _mask_outside(op: Op, g: Var, x: Var, low: Any, high: Any, y: Var) -> Any:
     """`g` where low ≤ x ≤ high, else 0; tested by x = y unless low > high.
 
-    Between two known bounds |x - y| is never ∞ - ∞, and a falling step of it is fast.
+    Between two known bounds |x - y| is never ∞ - ∞, and its falling step is fast.
     """
     if x.dtype in HALF:  # y may have been rounded where x was not
         inside = [mask for mask in (low is not None and x >= low, high is not None and x <= high) if mask is not False]

@@ -21,9 +21,9 @@ _EXACT = 2**20
 def _sources(op: Op, x: Var, index: Var, shape: Var | None) -> Var:
     """For every element of y the number, from 1, of the element of x that came there, or 0; a vector.
 
-    MaxUnpool itself tells, of a tensor of numbers: which of several elements with one index stays, and what
-    an index means beside an output shape, is not for the rule to say, and ONNX Runtime and the reference
-    evaluator do not agree on it.
+    MaxUnpool itself resolves ambiguities, on a tensor of element numbers: the winner among several elements with one
+    index, and the meaning of an index with an output shape. ONNX Runtime and the reference evaluator differ there, so
+    the rule must not decide.
     """
     numbers = op.Add(numbered(op, x), 1)
     known = op.shape_of(x).const

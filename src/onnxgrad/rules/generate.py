@@ -39,7 +39,7 @@ def range_(op: Op, g: Var, start: Var, limit: Var, delta: Var) -> Result:
 def affine_grid(op: Op, g: Var, theta: Var, size: Var) -> Result:
     """y = A·p + b at each point p of a grid, θ = [A b]: [Σ g·pᵀ, Σ g]
 
-    The points are what the operator itself gives for A = 1, b = 0.
+    The points are the operator's own result for A = 1, b = 0.
     """
     n = g.rank - 2
     same = expand_to(op.const(np.eye(n, n + 1)[None], theta.dtype), theta)

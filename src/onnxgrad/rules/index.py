@@ -64,7 +64,7 @@ def put_rows(op: Op, g: Var, index: Var, x: Var, axis: int, unique: bool = False
 def _cuts(x: Var, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
     """(axis, start, end, step) per sliced axis, or None where one is computed or may count from an unknown end.
 
-    A computed end is None: where a slice begins, and how long it is, say the rest.
+    A computed end is None: the start and the size of a slice determine the rest.
     """
     known = [None if v is None else v.const for v in (starts, axes, steps)]
     if x.shape is None or any(v is not None and k is None for v, k in zip((starts, axes, steps), known)):
@@ -82,7 +82,7 @@ def _cuts(x: Var, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
 def _margins(op: Op, g: Var, x: Var, axis: int, start: Any, end: Any) -> Any:
     """The numbers of elements that x[start:end] leaves out before and after, as lists or vectors of one.
 
-    Where the end is computed (None), `g` tells how many it takes.
+    If the end is computed (None), the size of `g` is the length.
     """
     size = x.dims[axis]
     if end is None and start == 0 and same_dim(g.dims[axis], size):

@@ -93,7 +93,7 @@ def softmax_cross_entropy_loss(
 ) -> Result:
     """L = -Σᵢ wᵢ·log pᵢₜ (/Σ w) with p = softmax x: k·p, but k·(p - 1) at the targets; weights as above
 
-    log p is the node's own second output, whose cotangent goes through LogSoftmax.
+    log p is the node's own second output, whose cotangent passes through LogSoftmax.
     """
     g, g_log_prob = (*gs, None)[:2]
     log_prob = op.output(1)

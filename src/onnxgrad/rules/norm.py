@@ -69,8 +69,8 @@ def over_channels(op: Op, x: Var) -> Var:
 def layer_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over the axes from `axis` on: (r·(ĝ - mean ĝ - x̂·mean ĝx̂), Σ g·x̂, Σ g) with ĝ = g·s
 
-    The second and third outputs are residuals, μ and r, and can carry cotangents of their own, m and q:
-    then (m - q·r²·x̂)/n is added to the first. They are float32 at most, so for float64 both are found anew.
+    The second and third outputs are residuals, μ and r, and can carry cotangents of their own, m and q: then (m -
+    q·r²·x̂)/n is added to the first. They are float32 at most, so for float64 both are recomputed.
     """
     g, g_mean, g_inv = (*g, None, None)[:3]
     axis = op.attr("axis") % x.rank
@@ -248,9 +248,9 @@ def batch_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var, mu: Var, var
 def _batch_statistics(op: Op, x: Var, momentum: float) -> tuple[Var, Var]:
     """x - μ and v of the batch.
 
-    The outputs of the node hold μ and v as they are only if the momentum is 0. Otherwise they are found anew,
-    which costs no more than another BatchNormalization would, and reads none of the running statistics:
-    ONNX Runtime overwrites these operands in training mode.
+    The outputs of the node are μ and v only for a momentum of 0. Otherwise these are recomputed, which costs no more
+    than another BatchNormalization would, and reads none of the running statistics: ONNX Runtime overwrites these
+    operands in training mode.
     """
     axes = [0, *range(2, x.rank)]
     if momentum == 0:

@@ -108,9 +108,8 @@ def reduce_log_sum_exp(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
 def reduce_prod(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = Π x: gᵢ·Πⱼ≠ᵢ xⱼ
 
-    The products without one factor are written as such, over a copy of the reduced elements for each of
-    them, with a 1 in its place: n² elements for n reduced ones, but right at any number of zeros and to
-    any order, where y/x is not.
+    The products without one factor are computed directly, over a copy of the reduced elements for each of them, with a
+    1 in its place: n² elements for n reduced ones, but right at any number of zeros and to any order, where y/x is not.
     """
     known = reduced_axes(op, x, axes)
     if known is None:
@@ -169,8 +168,8 @@ def cum_sum(op: Op, g: Var, x: Var, axis: Var) -> Result:
 def _factors(op: Op, x: Var) -> tuple[Var, Var]:
     """The derivative of the cumulative product: dyᵢ = Σⱼ (eⱼ·dxⱼ)·Mⱼᵢ, as a pair (e, M).
 
-    eⱼ is the product of what comes before j, and Mⱼᵢ of what comes after it, up to i: n² elements for n, but
-    right at any number of zeros and to any order, where y/x is not. The axis is the last one here.
+    eⱼ is the product of the factors before j, and Mⱼᵢ of those after it, up to i: n² elements for n, but right at any
+    number of zeros and to any order, where y/x is not. The axis is the last one here.
     """
     exclusive, reverse = op.attr("exclusive"), op.attr("reverse")
     last = op.const(-1)

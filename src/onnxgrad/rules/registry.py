@@ -41,8 +41,8 @@ _STRAIGHT_THROUGH: ScopedSetting[frozenset[str]] = ScopedSetting("straight_throu
 class Registry:
     """Rules by (domain, operator); the one with the highest since_version ≤ the node's opset applies.
 
-    Beside the derivatives stand estimators: what some operators, whose derivative is zero, are taken to have
-    for one while `straight_through` names them.
+    Besides derivatives it has estimators, which replace the zero derivative of some operators while `straight_through`
+    names them.
     """
 
     def __init__(self) -> None:
@@ -115,10 +115,10 @@ def straight_through(*operators: str) -> AbstractContextManager[None]:
         with straight_through("QuantizeLinear"):
             model = grad(model, wrt="w")
 
-    Operators that round have derivative zero, and so has everything before them. A straight-through
-    estimator (Bengio, Léonard & Courville 2013, arXiv:1308.3432) takes their derivative for that of what they
-    round, within the range that they do not clip. It is not the derivative; it is what quantization-aware
-    training uses for one. docs/conventions.md lists the operators and what each is taken to have.
+    Operators that round have derivative zero, and so has everything before them. A straight-through estimator (Bengio,
+    Léonard & Courville 2013, arXiv:1308.3432) replaces their derivative by that of their operand, within the range that
+    they do not clip. It is not the derivative; quantization-aware training uses it instead. docs/conventions.md lists
+    the operators and their estimators.
 
     Raises:
         UnknownName: an operator without an estimator.
@@ -135,7 +135,7 @@ def without_lowerings(*names: str) -> Iterator[None]:
         with without_lowerings("interleaved_weight"):
             slower = grad(model, wrt="w")
 
-    Gradients are the same but for rounding. docs/internals/runtime.md lists the names, and what each of them gains.
+    Gradients differ by rounding only. docs/internals/runtime.md lists the names, and the gain of each.
 
     Raises:
         UnknownName: there is no lowering of that name.

@@ -35,8 +35,8 @@ HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 def comparable(op: Op, x: Var) -> Var:
     """`x` for comparison with a result of its own, in float32 for types of 16 bits.
 
-    ONNX Runtime computes some operators of 16 bits in 32, and does not round what goes from one to the next; then no
-    operand is equal to the largest of all, which was rounded. One that was widened is the same wherever it is read.
+    ONNX Runtime computes some 16-bit operators in 32 bits, and does not round between them; then no operand equals the
+    largest of all, which was rounded. A value widened once is the same for all readers.
     """
     return op.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in HALF else x
 

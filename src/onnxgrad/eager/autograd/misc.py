@@ -20,7 +20,7 @@ Function = Callable[..., Any]
 def flatten(value: Any) -> tuple[Array, Function]:
     """The elements of all arrays of a container as one vector, and the function that undoes it.
 
-    Both carry derivatives. Numbers and arrays come in the order of the containers; keys of dicts are sorted.
+    Both are differentiable. Numbers and arrays come in the order of the containers; keys of dicts are sorted.
     """
     ordered = _sorted(value)
     parts = [as_array(x) for _, x in trees.leaves(ordered)]

@@ -45,7 +45,7 @@ MOST_PLANS = 1024
 def new_builder(operators: Iterable[Primitive]) -> Builder:
     """A builder of an empty graph in the opset for which `operators` were written.
 
-    What has no version of its own is the same in all of them.
+    Operators without a version of their own are the same in all of them.
     """
     wanted = [op.versions for op in dict.fromkeys(operators) if op.versions is not None]
     imports: dict[str, int] = {}

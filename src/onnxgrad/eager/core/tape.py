@@ -86,7 +86,7 @@ def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = Fa
 def varies(node: Node, discrete: bool = False) -> bool:
     """True if `node` depends on a variable, so that reading its value as a constant loses a derivative.
 
-    Integers, booleans and what `stop_gradient` returns have none to lose; with `discrete` they count too.
+    Integers, booleans and results of `stop_gradient` have no derivative to lose; with `discrete` they count too.
     """
     seen: set[Node] = set()
     stack = [node]
@@ -138,8 +138,8 @@ def program(
 ) -> Program:
     """The program of those of `nodes` (default: the history of `results`) that depend on `leaves`.
 
-    With `stopped`, all values of the results follow from the program, and not only their derivatives: it contains
-    what `stop_gradient` returns.
+    With `stopped`, the program computes all values of the results, and not only their derivatives: it contains the
+    results of `stop_gradient`.
     """
     place: dict[Any, int] = {node: ~k for k, node in enumerate(leaves)}
     moving = set(leaves)

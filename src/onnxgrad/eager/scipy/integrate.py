@@ -19,9 +19,9 @@ from onnxgrad.eager.xp.ufuncs import module_fallback
 def odeint(func: Callable[..., Any], y0: Any, t: Any, args: tuple[Any, ...] = (), **options: Any) -> Array:
     """The solution of dy/dt = func(y, t, *args) with y = `y0` at t[0], at the times `t`: of shape (times, unknowns).
 
-    It is differentiable with respect to `y0`, `t` and `args`, by the adjoint equation, which is solved backwards from
-    each time to the one before (Chen et al. 2018, "Neural ordinary differential equations", appendix B). Variables that
-    `func` reads otherwise are refused. `options` are SciPy's (``rtol``, ``atol``, …).
+    It is differentiable with respect to `y0`, `t` and `args`, by the adjoint equation, which is solved backwards
+    between times (Chen et al. 2018, "Neural ordinary differential equations", appendix B). Other variables that `func`
+    reads are refused. `options` are SciPy's (``rtol``, ``atol``, …).
     """
     args = tuple(args)
 

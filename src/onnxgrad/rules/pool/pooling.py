@@ -28,9 +28,9 @@ _REPEATED = lowering("repeated_tiles", "AveragePool in tiles", "Resize", "`band_
 def _winners(op: Op, x: Var, y: Var, kernel: list[int]) -> Var:
     """1 where an element of `x` is the first of the largest of its tile, else 0.
 
-    Each largest element bears the number of its place, counted down; the largest number of a tile wins.
-    A steep HardSigmoid, clip(αz + 1, 0, 1), is [z ≥ 0] for z ≤ 0, threaded and without a cast. Infinities, whose
-    difference would be NaN, are taken for the largest numbers there are.
+    Each largest element gets the number of its place, counted down; the largest number of a tile wins. A steep
+    HardSigmoid, clip(αz + 1, 0, 1), is [z ≥ 0] for z ≤ 0, threaded and without a cast. Infinities, whose difference
+    would be NaN, are replaced by the largest finite numbers.
     """
     assert x.dtype is not None
     least = lowest(x.dtype)
@@ -66,8 +66,8 @@ def _max_pool_jvp(op: Op, tangents: Tangents, x: Var, y: Var) -> Result:
 def max_pool(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = max of x over each window: Σ g over the windows in which x is the first of the largest.
 
-    Where windows tile x, comparing it with the upsampled y costs half of what the Indices do (1.3 ms against
-    2.4 for 32×32×28×28 in tiles of 2×2): MaxPool that gives Indices is 20 times as slow as MaxPool.
+    If windows tile x, comparing it with the upsampled y costs half as much as the Indices (1.3 ms against 2.4 for
+    32×32×28×28 in tiles of 2×2): MaxPool with Indices is 20 times as slow as MaxPool.
     """
     dx = _to_winners(op, g, x, y)
     where, moving = windows(op, x)
@@ -113,7 +113,7 @@ def global_max_pool(op: Op, g: Var, x: Var) -> Result:
 def average_pool(op: Op, g: Var, x: Var) -> Result:
     """y = mean of x over each window: Σ g/count over the windows in which x is
 
-    The count leaves out the padding unless count_include_pad, and always what hangs over the padding.
+    The count excludes the padding unless count_include_pad is set, and always the part of a window beyond the padding.
     """
     kernel = tiled(op, x) if _REPEATED.is_enabled else None
     if kernel:

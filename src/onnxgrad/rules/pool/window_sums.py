@@ -35,7 +35,7 @@ def tiled(op: Op, x: Var) -> list[int] | None:
 def upsample(op: Op, y: Var, kernel: list[int]) -> Var:
     """Every element of `y` repeated over a tile of shape `kernel`: an exact copy, even of an infinity.
 
-    A Resize over three axes takes ONNX Runtime ten times as long as one over two and copies of what that gives.
+    A Resize over three axes takes ONNX Runtime ten times as long as one over two followed by copies.
     """
     sizes = [size(y, a + 2) for a in range(len(kernel))]
     modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

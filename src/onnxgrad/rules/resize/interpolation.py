@@ -118,7 +118,7 @@ def _pad_region(op: Op, region: Var) -> list[Any]:
 def _matrix_of_all(op: Op, x: Var, unit: Var, place: int, axes: list[int]) -> Var:
     """The same where the scale depends on every axis: each unit vector is laid out over the other axes.
 
-    What is constant along an axis stays so, and one place of the other axes tells all.
+    A result that is constant along an axis stays so, and one place of the other axes suffices.
     """
     if crops(op):
         raise NoDerivative("there is no rule for a region of interest beside an aspect ratio that is kept")
