@@ -33,8 +33,8 @@ _REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 def settle_external(proto: onnx.ModelProto, path: Path) -> Folder:
     """Check all external data of `proto`, which was read from `path`, and return its files.
 
-    Weights of the graph stay on disk. External data in attributes, functions and training information are read now:
-    nothing later would look for them.
+    Weights of the graph stay on disk. External data in attributes, functions and training information are read now,
+    since no later code looks for them.
 
     Raises:
         BadInput: a file is not there, no ordinary one, elsewhere, or too short.

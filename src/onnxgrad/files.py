@@ -109,7 +109,8 @@ def scratch(path: Path) -> Iterator[Path]:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Be the only one in `folder`, which must be there, until the ``with`` block ends.
 
-    It is locked as such; nothing is written into it. Without locks (Windows, some network disks) nothing is checked.
+    The file or folder itself is locked; nothing is written into it. Without locks (Windows, some network disks) nothing
+    is checked.
 
     Raises:
         BadInput: another one is there, in this process or another.

@@ -116,9 +116,9 @@ def prepare(
 ) -> list[ir.Node]:
     """The nodes to differentiate: those on the path, each with a rule.
 
-    An operator without a rule is replaced, in its graph, by the specification's own function body; for reverse
-    mode, one with a rule by what the rule has instead of it.
-    Raises NoRule or NoDerivative, before anything is written, naming every obstacle.
+    An operator without a rule is replaced, in its graph, by the specification's own function body; for reverse mode, an
+    operator whose rule rewrites it is replaced by that form. Raises NoRule or NoDerivative, before anything is written,
+    naming every obstacle.
     """
     nodes = list(nodes)
     while True:

@@ -25,8 +25,8 @@ def forward(
 ) -> dict[ir.Value, Var]:
     """Emit the tangents of `of` given those of some values (`seeds`).
 
-    A seed at an intermediate value is added to the tangent that flows into it, as the transpose of
-    what `reverse` does there. Values of `of` that no seed moves are absent from the result.
+    A seed at an intermediate value is added to the tangent that reaches it, the transpose of what `reverse` does there.
+    Values of `of` that depend on no seed are absent from the result.
     """
     path = prepare(nodes, list(seeds), of, builder)
     seeded = {builder.now(v): t for v, t in seeds.items()}
@@ -64,7 +64,7 @@ def _probe(x: Var) -> Var:
 def _transposed(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
     """J·t as the derivative of u ↦ ⟨Jᵀu, t⟩.
 
-    The u is 1 where it is computed at all: a rule that iterates until Jᵀu has converged would stop at once for 0.
+    The u is 1 if it is computed at all: a rule that iterates until Jᵀu has converged would stop at once for 0.
     """
     outputs = [v for v in node.outputs if v.name and is_differentiable(v)]
     moved = {v for v in [*node.inputs, *captured(node)] if v is not None and v in tangents}

@@ -233,7 +233,7 @@ class Builder:
     def emit(self, op_type: str, *inputs: Any, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
         """Append a node; returns its output, or a tuple of them if `outputs` is not 1.
 
-        An attribute that is ``None`` is left out; an ``ir.Attr`` is taken as it is.
+        A ``None`` attribute is omitted; an ``ir.Attr`` is used unchanged.
         """
         values = self._values(inputs)
         attrs: Sequence[ir.Attr] = ()
@@ -297,8 +297,8 @@ class Builder:
     def transpose(self, x: Var, *, perm: Sequence[int] | None = None) -> Var:
         """`x` with its axes in the order `perm` (default: reversed).
 
-        There and back is nothing. Of two in a row that were both written here, one is left; but after one of the
-        primal graph there will be another, which the runtime may take into the product that reads it.
+        Transposing back cancels. Two consecutive Transposes that were both emitted here are merged; a Transpose of the
+        primal graph is followed by another, which the runtime may fuse into the product that reads it.
         """
         node = producer(x.value, "Transpose")
         before = None if node is None else permutation(node)
@@ -360,8 +360,8 @@ class Builder:
     def named(self, name: str, outputs: Sequence[Var | None], *, of: Sequence[Var | None], **attributes: Any) -> None:
         """Note that `outputs` are the function `name` of `of`, for which a runtime may have a kernel: `ir.composites`.
 
-        Nothing is emitted. Every other value that `outputs` are computed from is a constant, or the shape of
-        something. An unused output may be None.
+        Nothing is emitted. Every other value that `outputs` are computed from must be a constant, or the shape of a
+        value. An unused output may be None.
         """
         if not self.noting:
             return

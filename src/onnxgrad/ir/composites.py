@@ -75,7 +75,7 @@ class Part:
 def named_parts(graph: ir.Graph) -> Iterator[Part]:
     """The parts of `graph` (not of graphs inside it) that were named, each once, in order of their first output.
 
-    Their values may be those of the graph that this one is a copy of: names tell which they are here.
+    The values may be those of the original of this graph: names identify them here.
     """
     seen: set[int] = set()
     for node in graph:
@@ -108,8 +108,8 @@ Written = Callable[[str, Mapping[str, float], ir.DataType], Part | None]
 def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None], written: Written) -> None:
     """Move the notes that a file has in its metadata to the nodes.
 
-    A file may claim anything. What it says is taken for a question, whether these values are that part with those
-    attributes; the digests that the graph is held to are those of the part as it is written here.
+    A file is not trusted. Its note only asks if these values are that part with those attributes; the graph is compared
+    with the digests of the part as it is written here.
 
     Args:
         graph: whose nodes have them.

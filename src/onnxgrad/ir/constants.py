@@ -66,7 +66,7 @@ def _size(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray]) -> float:
 
     The size is checked before the node runs: one number of a file could request a tensor of any size.
 
-    What a model can ask for by one number must not be made to see that it is large.
+    A size that a model requests by one number must be checked before memory is allocated for it.
     """
     shape = node.outputs[0].shape
     if shape is not None and all(isinstance(d, int) for d in shape):

@@ -23,7 +23,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTy
 def settle_opset(model: ir.Model, newest: int = NEWEST_LOADED) -> ir.Node | None:
     """Have `model`, whose types are inferred, ask for no newer opset than `newest`, if it can; in place.
 
-    The first node that means something else there, if there is one; the model stays as it is then.
+    The first node whose meaning differs there, if there is one; then the model is unchanged.
     """
     parts: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for held in parts:

@@ -39,11 +39,11 @@ def execution_order(graph: ir.Graph) -> list[ir.Node]:
 def orders(graph: ir.Graph) -> list[list[ir.Node]]:
     """Orders of the nodes of `graph`; ONNX Runtime allocates and frees their results in different orders.
 
-    Of the nodes that no other reads (the updates of weights, in a step), and of those that one reads (all gradients,
-    where their norm is taken), the runtime computes the last one first, with all that it needs. That should be what
-    needs least: then each gradient is computed when its cotangent is there, and not after all cotangents. How much a
-    node needs is counted in products, which every layer has, and only then in nodes, of which an optimizer has more
-    than many a layer.
+    Among nodes without readers (the updates of weights, in a step), and among those with a common reader (all
+    gradients, for their norm), the runtime computes the last one first, with all that it needs. That should be the node
+    that needs least: then each gradient is computed when its cotangent is available, and not after all cotangents. The
+    need is counted in products, which every layer has, and only then in nodes, of which an optimizer has more than many
+    layers.
 
     1. The order that they have.
     2. The same, but those that no other reads behind all others, those first that need most.
@@ -85,7 +85,7 @@ def ordered_by(nodes: Sequence[ir.Node], key: Callable[[ir.Node], tuple[float, .
 def run_as(graph: ir.Graph, like: ir.Graph) -> None:
     """Reorder `graph`, a rewrite of `like`, so that equally named values are computed in the same order.
 
-    That holds for nodes that no other reads: they come when the last of what they give, or else read, came in `like`.
+    That applies to nodes without readers: they come when the last of their results, or other operands, came in `like`.
     """
     place = {v.name: i for i, node in enumerate(execution_order(like)) for v in node.outputs}
 

@@ -23,8 +23,8 @@ from onnxgrad.runtime.session import Options
 def measured_peak(step: StepGraph, batch: Mapping[str, np.ndarray], options: Options | None = None) -> int:
     """The peak of bytes that the results of nodes of `step` use, in a step on `batch`.
 
-    What a kernel takes for itself and gives back before it ends is not counted, nor is what the arena loses between
-    its blocks: the memory of a process grows by up to a quarter more.
+    Workspace that a kernel frees before it ends does not count, nor does fragmentation of the arena: the memory of a
+    process grows by up to a quarter more.
 
     Raises:
         BadInput: the runtime refuses the step or the batch, or has no arena.

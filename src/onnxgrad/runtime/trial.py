@@ -65,7 +65,7 @@ print("ended", flush=True)
 def check_runs(path: Path, source: Path | None = None) -> None:
     """Load the model at `path` with stock ONNX Runtime, and run it once on small inputs, in a subprocess.
 
-    Inputs that do not fit the model say nothing about it. Operators that the CPU provider lacks are told in a warning:
+    Inputs that do not fit the model prove nothing about it. Operators that the CPU provider lacks cause a warning:
     another provider may have them.
 
     Args:

@@ -40,7 +40,7 @@ def open_lowered(
 ) -> Opened:
     """`model` opened (see `open_model`) with its Gradient nodes lowered; every name keeps its meaning.
 
-    Functions that hold one, or are called by its `y`, are inlined: where there is a Gradient, all are.
+    Functions that contain a Gradient, or that its `y` calls, are inlined: with a Gradient, all functions are.
 
     Raises:
         BadInput: a Gradient that the specification does not allow.
@@ -93,8 +93,8 @@ class WithoutGradients:
     def expose(self, name: str) -> ir.Value:
         """A value fit to be the graph output `name`: made by a node of the graph, and exposed once.
 
-        The value called `name` itself if it is fit, else a copy; the copy of a graph input, or the second
-        one of a value, cannot have that name and gets a fresh one.
+        The value called `name` itself if it can be exposed, else a copy; the copy of a graph input, or the second one
+        of a value, cannot have that name and gets a fresh one.
         """
         value = self[name]
         if value.producer() is None or value in self._exposed:

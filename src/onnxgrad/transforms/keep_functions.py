@@ -36,10 +36,10 @@ class Attempt:
 def keeping_functions(derive: Callable[[Attempt | None], Result]) -> Result:
     """Return ``derive(attempt)``, which keeps large local functions, or ``derive(None)``, which inlines all.
 
-    All are inlined where something inside a function cannot be differentiated (the message then gives the whole path),
-    or where something is not known inside that is known from one call. An error is final where no call leads to what
-    is differentiated; so is a RuleError, which is a bug. (Names inside a function are seen when the model is opened,
-    see `Derivation`.)
+    All functions are inlined if a value inside one cannot be differentiated (the message then has the whole path), or
+    if a fact known from a single call is unknown inside. An error is final if no call leads to the differentiated
+    values; so is a RuleError, which is a bug. (Names inside a function are seen when the model is opened, see
+    `Derivation`.)
     """
     attempt = Attempt()
     try:

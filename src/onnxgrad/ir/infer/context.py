@@ -23,8 +23,8 @@ Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
 class Calls(Protocol):
     """Local functions that stay functions.
 
-    The library's own way types a body once for all calls that look alike, with the new symbols of the first: sizes
-    that only a run tells (the number of elements that are not zero) would then pass for equal in all of them.
+    The library types a body once for all similar calls, with the new symbols of the first: sizes known only at run time
+    (the number of nonzero elements) would then count as equal in all of them.
     """
 
     def __contains__(self, node: ir.Node) -> bool:

@@ -53,7 +53,7 @@ FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT
 def alike(op_type: str, operands: Sequence[ir.Value | None]) -> tuple[ir.TypeProtocol, ir.Shape] | None:
     """Type and shape of arithmetic on floats of one known shape, or scalars with it; else None.
 
-    Most of what a derivative consists of is; the library is asked about the rest. As it does, the result shares them
+    Most nodes of a derivative are of this kind; the library infers the rest. Like the library, the result shares shapes
     with an operand: no code changes a shape in place.
     """
     first = operands[0] if operands else None
@@ -227,9 +227,9 @@ def _ints(value: ir.Value) -> list[int]:
 def corrected(infer: Infer, correct: Infer) -> Infer:
     """Combine `infer`, then `correct`, then the shapes that the model declares, as far as they are credible.
 
-    Declared shapes of operators that broadcast were mostly inferred, with the same mistake: of
-    those only numbers are believed. A declared dimension without number and name says nothing. A declared
-    shape of another rank is wrong (ONNX Runtime only warns).
+    Declared shapes of operators that broadcast were mostly inferred, with the same mistake: only their numbers are
+    trusted. A declared dimension without number and name has no information. A declared shape of another rank is wrong
+    (ONNX Runtime only warns).
     """
 
     def infer_corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:

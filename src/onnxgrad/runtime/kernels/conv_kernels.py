@@ -28,7 +28,7 @@ def within_reach(taps: Sequence[int], attributes: Mapping[str, Any]) -> bool:
 def conv_weight_grad(site: Occurrence) -> KernelCall | None:
     """[big side, small side] → [weights], float32; kernel, strides, dilations, padding before, and groups are known.
 
-    Over one axis it is that of pictures of one row.
+    A convolution over one axis counts as one over images of one row.
     """
     sizes = site.sizes(1)
     if not site.all_float32 or sizes is None or len(sizes) != len(site.attributes["kernel"]) + 2:
@@ -51,8 +51,8 @@ _MOST_SUMMED = 32
 def conv_input_grad(site: Occurrence) -> KernelCall | None:
     """[small side, weights] → [big side], float32.
 
-    Windows that are more than one apart are spread, if sums are short. Where they are one apart it is a convolution:
-    there is a kernel for some of 3×3 taps. With one tap it is a product of matrices: ONNX Runtime is as quick.
+    Windows with a stride above one are spread, if sums are short. With stride one it is a convolution: some of 3×3 taps
+    have a kernel. With one tap it is a product of matrices, for which ONNX Runtime is as fast.
     """
     sizes = site.sizes(1)
     if not site.all_float32 or sizes is None:

@@ -29,7 +29,7 @@ _EMPTIEST = 1.6
 def gains(images: int | None, channels: tuple[int, int], size: Sequence[int | None]) -> bool:
     """True if the kernel is quicker from so many channels to so many, for pictures that become `size`.
 
-    It depends on the sizes in the graph alone, so that ranks choose alike.
+    The decision depends on the sizes in the graph alone, so that all ranks make the same one.
     """
     known = [n for n in size if n is not None]
     if len(known) < len(size) or min(channels) < _CHANNELS:

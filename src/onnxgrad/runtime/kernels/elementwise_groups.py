@@ -182,8 +182,8 @@ class _Grouping:
     def plans(self) -> list[GroupCall]:
         """The calls, in topological order.
 
-        What rounds otherwise than ONNX Runtime's operator is not computed by both: a maximum of the one would not be
-        among the elements of the other, and its gradient would be lost.
+        A value that the kernel rounds differently from ONNX Runtime's operator is not computed by both: a maximum of
+        one would not be among the elements of the other, and its gradient would be lost.
         """
         while True:
             found, left = self._attempt()
@@ -197,7 +197,8 @@ class _Grouping:
     def _attempt(self) -> tuple[list[GroupCall], set[ir.Node]]:
         """The calls, and the operators that stay unchanged.
 
-        Groups are looked at from the last on: others give what they read. One that does not fit is cut in two.
+        Groups are examined from the last on, since earlier ones compute their operands. A group that does not fit is
+        split in two.
         """
         self.needed = {n.outputs[0] for n in self.fitting if self._leaves(n.outputs[0])}
         found: list[GroupCall] = []

@@ -18,7 +18,7 @@ def batch_norm(site: Occurrence) -> KernelCall | None:
 def batch_norm_grad(site: Occurrence) -> KernelCall | None:
     """[g, x, mean, variance, scale] → [x̄, scale, bias], float32; missing statistics are computed again.
 
-    Where g comes from a ReLU and goes nowhere else, its mask is taken into the kernel.
+    If g comes from a ReLU without other readers, its mask is fused into the kernel.
     """
     if not site.all_float32 or not _has_planes(site, 1):
         return None

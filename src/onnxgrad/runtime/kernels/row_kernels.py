@@ -36,7 +36,7 @@ def relu_grad(site: Occurrence) -> KernelCall | None:
 def max_pool_grad(site: Occurrence) -> KernelCall | None:
     """[g, x, y] → [Σ g over the windows in which x is the first of the largest, which are y], float32, over two axes.
 
-    Taken into it is the mask of a ReLU after it, if g comes from there alone.
+    The mask of a following ReLU is fused, if g comes from there alone.
     """
     g, x, y = site.inputs
     if not site.all_float32:

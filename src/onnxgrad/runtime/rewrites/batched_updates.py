@@ -162,10 +162,10 @@ def _write(graph: ir.Graph) -> int:
 def compute_soon(graph: ir.Graph) -> None:
     """Have the concatenated vectors in `graph` computed as early as the separate ones were.
 
-    The runtime computes what only the end of a graph reads at its end, and the gradient of a bias is computed from the
-    cotangent of a whole layer, which would be there until then: 15 to 50 % on top of the peak of a step. So each
-    vector is read by one more node, which copies nothing and which is not read; such nodes the runtime runs in turn.
-    It is done last: pruning a graph takes these nodes away.
+    The runtime computes values that only the end of a graph reads at its end. The gradient of a bias is computed from
+    the cotangent of a whole layer, which would live until then: 15 to 50 % on top of the peak of a step. So each vector
+    is read by one more node, which copies nothing and has no readers; the runtime runs such nodes in turn. This is done
+    last: pruning a graph removes these nodes.
     """
     joined = [node for node in graph if _JOINED in node.meta]
     if not joined:

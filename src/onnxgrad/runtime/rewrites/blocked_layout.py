@@ -53,7 +53,7 @@ def block_size() -> int:
 def blocked(model: ir.Model, block: int | None = None) -> ir.Model:
     """`model` with its convolutions in blocks of `block` channels; `model` itself if it has none that gain.
 
-    The default is what the processor has (see `block_size`), and nothing changes where that is unknown.
+    The default is the block size of the processor (see `block_size`); if that is unknown, nothing changes.
     """
     if not any(_gains(node, 1) for node in model.graph):
         return model

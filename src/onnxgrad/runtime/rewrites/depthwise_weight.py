@@ -22,7 +22,7 @@ from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 class RowProducts:
     """W̄[c, i, j] = Σ small[n, c, p, q]·big[n, c, p·s + i·d - head, …], by rows and columns.
 
-    The windows lie flush with the padded `big`: no row or column of it is beyond the last one.
+    The windows end flush with the padded `big`: no row or column of it is beyond the last window.
     """
 
     big: ir.Value

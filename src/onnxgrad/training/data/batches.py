@@ -244,12 +244,11 @@ class Data:
     ) -> Iterator[dict[str, np.ndarray]]:
         """Batches of `size` rows, the last one smaller, in `order`, from the row at position `start` on.
 
-        A `part` (k, n) has the k-th of n blocks of each batch (see `onnxgrad.distributed.blocks`) and reads nothing
-        else; where that has no row, its batch has none.
+        A `part` (k, n) has the k-th of n blocks of each batch (see `onnxgrad.distributed.blocks`) and reads no other
+        rows; without rows in a block, its batch is empty.
 
-        In an `order` the full batches of what lies in memory are handed out in the same arrays again and again. What
-        has to be read is read ahead, by a thread; there, too, pictures are varied, by what `draw` (a seed and an epoch)
-        says. Without it they stay as they are.
+        In an `order`, the full batches of arrays in memory reuse the same arrays. Rows that have to be read are read
+        ahead by a thread, which also augments images by `draw` (a seed and an epoch); without it they are unchanged.
         """
         check_whole(1, batch_size=size)
         varied = draw is not None and self.augment is not None

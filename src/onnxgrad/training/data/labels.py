@@ -105,8 +105,8 @@ def class_column(column: Column, where: str = "the labels") -> Column:
 def numbered(column: Column, names: Sequence[str], source: str, where: str, ignored: int | None = None) -> Column:
     """`column` of labels as class indices by `names`.
 
-    Numbers stand for themselves, unless they are names: a classifier of the digits 3, 5 and 7 has the classes 0, 1
-    and 2. Where "1" names class 0, only numbers that are names are labels.
+    Numbers are class indices, unless they are names: a classifier of the digits 3, 5 and 7 has the classes 0, 1 and 2.
+    If "1" names class 0, only numbers that are names are labels.
 
     Args:
         column: of text or numbers.

@@ -23,8 +23,7 @@ def check_sample(sample: str, labels: np.ndarray | None, shuffle: bool, source: 
 def balanced(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Draw as many rows as `labels` has, in random order, with equal counts of each class (±1).
 
-    A class that is rare comes round several times, all of its rows before any of them again; of a frequent one, other
-    epochs take other rows.
+    All rows of a rare class occur before any of them repeats; of a frequent class, other epochs draw other rows.
     """
     known = np.unique(labels)
     shares = np.full(len(known), len(labels) // len(known))

@@ -11,8 +11,8 @@ from onnxgrad.training.data.batches import Data
 def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
     """`data` without a random `share` of its rows, and that share.
 
-    The same seed sets the same rows aside. Where one array of labels holds class numbers, one per row, each class is
-    split by itself (stratified): of a class with n rows, share·n are set aside, rounded so that the total is right.
+    The same seed sets the same rows aside. If one array of labels has class indices, one per row, each class is split
+    separately (stratified): of a class with n rows, share·n are set aside, rounded so that the total is right.
 
     Raises:
         BadInput: the share is not between 0 and 1, or leaves one side empty.

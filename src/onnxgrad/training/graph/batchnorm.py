@@ -51,9 +51,9 @@ def update_statistic(b: Builder, old: Var, new: Var, momentum: float) -> Var:
 def _buffer(b: Builder, like: Var, candidates: tuple[Var, ...], x: Var, serial: int) -> Var:
     """Some finite tensor in the shape and dtype of `like`, in memory that nothing else uses.
 
-    Momentum 0 makes its elements irrelevant. It must not be constant (the runtime would fold it into an
-    initializer and overwrite that), nor equal anything else (the runtime would compute both once): so it is a
-    multiple, by an odd number of its own, of something that varies.
+    Momentum 0 makes its elements irrelevant. It must not be constant (the runtime would fold it into an initializer and
+    overwrite that), nor equal another value (the runtime would compute both once): so it is a varying value times an
+    odd number of its own.
     """
     base = next((c for c in candidates if c.const is None and c.dtype == like.dtype), None)
     if base is None:  # everything is constant: use nodes that depend on the batch

@@ -63,8 +63,8 @@ def class_names(model: ir.Model, scores: Collection[str] = (), count: int | None
 def class_labels(graph: ir.Graph, scores: Collection[str] = (), count: int | None = None) -> tuple[str, ...] | None:
     """The labels of the classes in the order of their scores; integers as text. None if the graph has none.
 
-    Of several classifiers, as ensembles have them, those count whose label is an output of the graph; of these, the
-    one that reads or makes one of the `scores`.
+    Among several classifiers, as in ensembles, those whose label is an output of the graph count; among these, the one
+    that reads or computes one of the `scores`.
 
     Args:
         graph: of the model.

@@ -41,7 +41,7 @@ def first_count(seed: int) -> np.ndarray:
 def drop_by_count(graph: ir.Graph, taken: Collection[str] = ()) -> str:
     """Replace every Dropout of `graph` that drops; the name of the input that counts (its next value: ``…_next``).
 
-    Empty if there is none. Dropouts in nested graphs, and those whose mode or ratio is computed, stay what they are.
+    Empty if there is none. Dropouts in nested graphs, and those with a computed mode or ratio, are unchanged.
     """
     nodes = [n for n in graph if _drops(n)]
     if not nodes:

@@ -252,7 +252,7 @@ class _Blocked:
     ) -> list[Var]:  # fmt: skip
         """Write `step`, or `otherwise` for a block whose scores are negligible next to those `seen`.
 
-        Masks are computed once, but for what depends on `moved`, which `step` is to differentiate.
+        Masks are computed once, except those that depend on `moved`, which `step` is to differentiate.
         """
         s = self.scores
         if self.norms is None:

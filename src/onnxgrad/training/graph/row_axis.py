@@ -23,9 +23,9 @@ _ROWS = "onnxgrad_rows"
 def row_axis(model: ir.Model, y: ir.Value) -> int:
     """The axis of the rows of `y`, a value of the inferred `model`; 0 where no other axis provably is.
 
-    Axes with names are told apart by those. A size may be that of several axes, and a file may give an output names of
-    its own: then shapes are inferred once more, with a name for the first dimension of the inputs. A declared shape
-    that this contradicts becomes the inferred one.
+    Named axes are identified by their names. Several axes may have the same size, and a file may give an output names
+    of its own: then shapes are inferred again, with a name for the first dimension of the inputs. A declared shape that
+    contradicts the inferred one is replaced.
     """
     inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
     first = _first_dims(inputs)
