@@ -249,8 +249,6 @@ def kind_of(node: ir.Node) -> tuple[object, ...] | None:
     """A hashable key, equal for nodes whose outputs have equal types and shapes; None for no such key.
 
     Nodes with one output of a standard operator, equal attributes, and operands of equal types and shapes share a key.
-
-    That is: one output, of a standard operator, the same attributes, and operands of the same types and shapes.
     """
     if node.domain or len(node.outputs) != 1:
         return None
@@ -277,8 +275,6 @@ def _kind(op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]
     """The key of a standard operator with one output (see `kind_of`).
 
     Float tensors enter by type and shape. Other operands enter as themselves: their elements may decide the shape.
-
-    Tensors of floats are their type and shape; others are themselves, for the sake of their elements.
     """
     if op_type in _READING:
         return None
