@@ -19,8 +19,8 @@ _TABLES = frozenset({"settings", "provenance", "before", "after", "best"})
 class Curve:
     """Means of the training loss over equal runs of steps; at most `limit` of them, however long the run.
 
-    When it is full, neighbours are merged and the runs get twice as long. So a curve of a million steps
-    costs as much as one of a thousand, and none of them is lost in the means.
+    A full curve merges neighbours, and each point covers twice as many steps. So a curve of a million steps costs as
+    much as one of a thousand, and every step counts in the means.
     """
 
     limit: int = 512

@@ -24,7 +24,8 @@ class Interrupted(KeyboardInterrupt):
 def interruptible(ask: Callable[[], None], launched: bool = False) -> Iterator[None]:
     """Have Ctrl-C, SIGTERM and SIGHUP call `ask` within the block; a second one stops the process at once.
 
-    Not so if it was `launched` with others: its launcher repeats what a terminal says, and kills in the end anyway.
+    Not if the process was `launched` with others: its launcher repeats the terminal's signal, and kills the processes
+    in the end anyway.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -48,8 +48,8 @@ def save(run: Run) -> None:
 def is_restarted(run: Run) -> bool:
     """True if a launcher has restarted this process, and the checkpoint has an unfinished run.
 
-    Where ranks come or go a launcher starts all of them anew and does not count it: the run of its job is then not at
-    its end.
+    If ranks join or leave, a launcher restarts all of them without counting it: then the run of its job is not at its
+    end.
     """
     launch = launched()
     if run.checkpoint is None or not run.checkpoint.is_file() or not (launch.restarts or launch.job):

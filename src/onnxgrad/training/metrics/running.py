@@ -121,7 +121,7 @@ class Whole(_Sums):
 class Explained(_Sums):
     """R²: 1 minus the share of the variance that is left.
 
-    The variance is that of each element of a row over all rows, so that what differs between elements explains nothing.
+    The variance is that of each element of a row over all rows, so that differences between elements explain nothing.
     """
 
     SUMS = ("squared",)

@@ -221,7 +221,7 @@ def muon(o: Formula, x: Var, g: Var, *states: Var) -> list[Var]:
     """V' = μV + (1-μ)G, X' = (1 - Rλ)X - R·s·orthogonal((1-μ)G + μV'); nesterov = false: orthogonal(V')
 
     Kernels are matrices [out, rest]; s = √max(1, rows/columns), or 0.2·√max(rows, columns) to match the size of the
-    steps of AdamW ("match_rms_adamw"). What has fewer than two axes follows AdamW.
+    steps of AdamW ("match_rms_adamw"). Tensors with fewer than two axes follow AdamW.
     """
     if x.rank < 2:
         return adamw(o, x, g, *states)

@@ -27,7 +27,7 @@ DEFAULT_OPTIMIZER = "adam"
 class OperatorNode:
     """A node of the training domain: its type, its attributes, whether its T includes the present step.
 
-    `shrinks`: the weights that it is given were shrunk by 1 - Rλ before.
+    `shrinks`: the weights passed to it were shrunk by 1 - Rλ before.
     """
 
     type: str

@@ -73,7 +73,7 @@ class Update:
     def _wide(self, x: ir.Value, g: Var) -> tuple[ir.Value, Var]:
         """A 16-bit weight as float32, which the state stores in addition, and its gradient likewise.
 
-        A step of it may be smaller than what 16 bits tell apart, and many of them would be none.
+        A step may be smaller than the resolution of 16 bits; many such steps would have no effect.
         """
         if x.dtype not in HALVES:
             return x, g

@@ -168,7 +168,7 @@ class Ranks:
     def running(self) -> Iterator[None]:
         """Leave the other ranks on an error of this rank alone, and send them the reason.
 
-        A TrainingError as such, which all ranks find in the same numbers, and an interrupt are raised as they are.
+        A TrainingError, which all ranks find in the same numbers, and an interrupt are raised unchanged.
         """
         try:
             yield

@@ -31,8 +31,9 @@ from onnxgrad.training.step.step import Step
 class Sharded(DataParallel):
     """The machine of a rank that has its part of the optimizer's state (see `onnxgrad.runtime.Machine`).
 
-    `state` and `load_state` are of what this rank has: weights and what else all ranks have are whole; of the others
-    there are only those that it has a part of, vectors where that is not all. `gather` and `load_whole` are of all.
+    `state` and `load_state` are for this rank's part: weights and replicated state are complete; sharded state has only
+    tensors that this rank has a part of, as vectors unless the part is the whole. `gather` and `load_whole` are for the
+    complete state.
 
     Args:
         split: the step, its bucket in the order of `shares`.

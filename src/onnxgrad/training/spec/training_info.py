@@ -118,9 +118,9 @@ def merge(source: Source, index: int, bound: Mapping[str, str], others: set[str]
 def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
     """The graph that the specification has executed for entry `index`: the inference graph, then the algorithm.
 
-    Whether each name is defined once, and before it is read, must be known already (see `validate`).
-    The second part of what is returned are the nodes of the algorithm. Its outputs are not listed as outputs.
-    Initializers that are listed as inputs as well are initializers only.
+    The caller must have checked that each name is defined once, and before it is read (see `validate`). The second
+    result is the list of the algorithm's nodes. Its outputs are not listed as outputs. Initializers that are listed as
+    inputs as well are initializers only.
     """
     algorithm = source.infos[index].algorithm
     model = source.model.clone()

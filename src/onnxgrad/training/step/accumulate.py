@@ -274,7 +274,7 @@ class Accumulating:
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
         """Add up the gradients of all parts in the bucket. Returns the sums of results, and of their denominators.
 
-        The bucket is not touched where there are no rows, nor are sums given where there was nothing to weigh.
+        Without rows, the bucket is unchanged; without weights, there are no sums.
         """
         found: dict[str, np.ndarray] = {}
         total = 0.0

@@ -60,8 +60,8 @@ def within_memory(
 ) -> Step:
     """`step`, rewritten so that its intermediate results use at most `memory` at a time; its `plan` has the details.
 
-    What does not fit is computed anew where the way back reads it. Counted is what the nodes of the step give, for a
-    batch of `batch_size` rows; not the state, the batch and the results, nor what a kernel takes for itself.
+    Residuals that do not fit are recomputed in the backward pass. The results of the step's nodes count, for a batch of
+    `batch_size` rows; not the state, the batch and the results, nor the workspace of kernels.
 
     Args:
         step: from `compile_step`; it is not changed.
