@@ -26,7 +26,7 @@ def _work(count: int, derive, monkeypatch) -> Counter[str]:
     done: Counter[str] = Counter()
     with monkeypatch.context() as patch:
         for owner, name in (
-            (inference.Inference, "known"),
+            (inference.Inference, "look_up"),
             (inference.Inference, "of"),
             (activity, "rule_of"),
             (activity, "moved_by"),
