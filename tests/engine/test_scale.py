@@ -47,7 +47,7 @@ def _work(count: int, derive, monkeypatch) -> Counter[str]:
 def test_work_grows_with_the_nodes(monkeypatch):
     for derive in (vjp, jvp):
         small, large = (_work(n, derive, monkeypatch) for n in (100, 400))
-        assert small["known"] > 100
+        assert small["look_up"] > 100
         for what, count in large.items():
             assert count <= 4.2 * max(small[what], 1), f"{what}: {small[what]} for 100 nodes, {count} for 400"
         assert large["of"] == 1
