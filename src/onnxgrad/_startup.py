@@ -21,8 +21,8 @@ def _stop(*_: Any) -> None:
 
 def is_command() -> bool:
     """True if this process is ``onnxgrad …`` or ``python -m onnxgrad …``."""
-    told = sys.orig_argv
-    called = "-m" in told[:-1] and told[told.index("-m") + 1] == "onnxgrad"
+    arguments = sys.orig_argv
+    called = "-m" in arguments[:-1] and arguments[arguments.index("-m") + 1] == "onnxgrad"
     return called or PurePath(sys.argv[0] if sys.argv else "").stem == "onnxgrad"
 
 

@@ -149,6 +149,6 @@ def build() -> typer.Typer:
     ) -> None:
         pass
 
-    for name, told in COMMANDS.items():
-        app.command(name, help=told)(lambda: None)
+    for name, summary in COMMANDS.items():
+        app.command(name, help=summary)(lambda: None)
     return app

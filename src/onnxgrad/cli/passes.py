@@ -52,8 +52,8 @@ def passes(
         for i, r in enumerate(group):
             nodes = "" if r.nodes is None else f"{r.nodes[0]} → {r.nodes[1]}"
             why = f"none found: {r.where}" if r.reason == NO_SITE else r.reason
-            told = Text(r.what) if r.places else Text(why, "dim")
-            table.add_row("" if i else phase, r.name, str(r.places) if r.places else "–", nodes, told)
+            text = Text(r.what) if r.places else Text(why, "dim")
+            table.add_row("" if i else phase, r.name, str(r.places) if r.places else "–", nodes, text)
     out.print(table)
 
 

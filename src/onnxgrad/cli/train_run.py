@@ -106,9 +106,9 @@ class Job:
         begin = Beginning(self.before, self.notes, str(recipe.loop.schedule or "constant"), self.quiet)
         begin.saves_adapter, begin.measures_twice = outputs.save_adapter is not None, bool(self.between)
         shown = [begin] if self.quiet else [begin, reporter(console(sys.stderr))]
-        told = replace(log, report=None, callbacks=[*log.callbacks, *shown], progress=False)
+        quiet_log = replace(log, report=None, callbacks=[*log.callbacks, *shown], progress=False)
         try:
-            trainer = train(self.model, data, recipe=replace(recipe, log=told), output=self.after)
+            trainer = train(self.model, data, recipe=replace(recipe, log=quiet_log), output=self.after)
         except Interrupted as e:
             if begin.run is not None:
                 error(f"{e}\n  hint: the same command with --resume goes on from there")

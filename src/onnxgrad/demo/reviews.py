@@ -126,11 +126,11 @@ def _features(session: onnxruntime.InferenceSession, arrays: Arrays, size: int =
 
 def pictures(before: Path, after: Path, test: Arrays) -> list[Picture]:
     """Some sentences of the test set, with the prediction of each model."""
-    said = []
+    lines = []
     for path in (before, after):
         session = plain_session(path)
         rows = [{k: test[k][i][None] for k in ("input_ids", "attention_mask")} for i in range(SHOWN)]
-        said.append([int(session.run(["logits"], row)[0].argmax()) for row in rows])
+        lines.append([int(session.run(["logits"], row)[0].argmax()) for row in rows])
     with drawing() as new_figure:
         figure = new_figure(figsize=(10, SHOWN * 0.45), layout="constrained")
         axes = figure.subplots()
@@ -139,7 +139,7 @@ def pictures(before: Path, after: Path, test: Arrays) -> list[Picture]:
         places = (0.0, 0.07, 0.14, 0.21)
         for x, word in zip(places, ("people", "before", "after", "sentence")):
             axes.text(x, -0.5, word, fontsize=9, weight="bold")
-        for i, (text, truth, *answers) in enumerate(zip(test["text"], test["labels"], *said)):
+        for i, (text, truth, *answers) in enumerate(zip(test["text"], test["labels"], *lines)):
             for x, answer in zip(places, (truth, *answers)):
                 colour = "black" if answer == truth else "tab:red"
                 axes.text(x, i + 0.4, "+" if answer else "−", fontsize=11, color=colour)

@@ -29,8 +29,8 @@ CONSTANT = "onnxgrad.constant"
 
 def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
     """Return the rule that applies to `node` at the opset of the model; None if it has to be replaced."""
-    if (said := properties(node)) and CONSTANT in said:
-        return Zero(said[CONSTANT])
+    if (metadata := properties(node)) and CONSTANT in metadata:
+        return Zero(metadata[CONSTANT])
     if (noted := notes(node)) and OWN in noted:
         return noted[OWN]
     if (functions := builder.functions) is not None and node in functions:

@@ -89,7 +89,7 @@ def named_parts(graph: ir.Graph) -> Iterator[Part]:
 def spell_notes(graph: ir.Graph) -> None:
     """Copy the notes on the nodes of `graph` to their metadata, so that they are saved."""
     for part in named_parts(graph):
-        said = {
+        spelled = {
             "name": part.name,
             "inputs": [None if v is None else v.name for v in part.inputs],
             "outputs": [None if v is None else v.name for v in part.outputs],
@@ -98,7 +98,7 @@ def spell_notes(graph: ir.Graph) -> None:
         for value in part.outputs:
             node = None if value is None else value.producer()
             if node is not None:
-                node.metadata_props[_KEY] = json.dumps(said)
+                node.metadata_props[_KEY] = json.dumps(spelled)
 
 
 #: Writes a part of this name, with these attributes, over inputs of this type; None if it cannot.
@@ -131,12 +131,12 @@ def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None], written:
 
 def _read(text: str, find: Callable[[str], ir.Value | None], written: Written) -> Part | None:
     try:
-        said = json.loads(text)
-        inputs, outputs = ([None if n is None else find(n) for n in said[end]] for end in ("inputs", "outputs"))
-        numbers = {str(key): float(number) for key, number in said["attributes"].items()}
+        fields = json.loads(text)
+        inputs, outputs = ([None if n is None else find(n) for n in fields[end]] for end in ("inputs", "outputs"))
+        numbers = {str(key): float(number) for key, number in fields["attributes"].items()}
         dtype = inputs[0].dtype if inputs and inputs[0] is not None else None
-        lost = any(v is None and n is not None for v, n in zip(inputs, said["inputs"]))
-        part = None if lost or dtype is None else written(str(said["name"]), numbers, dtype)
+        lost = any(v is None and n is not None for v, n in zip(inputs, fields["inputs"]))
+        part = None if lost or dtype is None else written(str(fields["name"]), numbers, dtype)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):  # not written here
         return None
     return None if part is None else Part(part.name, inputs, outputs, part.attributes, part.digests)
@@ -169,10 +169,10 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
             arrays[top] = array
             known[todo.pop()] = _of_tensor(ir.tensor(array, dtype=top.dtype))
         else:
-            said = _of_node(node, known)
-            if said is None:
+            digest = _of_node(node, known)
+            if digest is None:
                 return None
-            known |= {v: f"{said} {i}" for i, v in enumerate(node.outputs) if v not in known}
+            known |= {v: f"{digest} {i}" for i, v in enumerate(node.outputs) if v not in known}
     return known[value]
 
 

@@ -116,8 +116,8 @@ class Copies:
 
 def _noted(made: Noted, like: Noted) -> Noted:
     """`made`, with the notes of `like`."""
-    if said := properties(like):
-        made.metadata_props.update(said)
+    if metadata := properties(like):
+        made.metadata_props.update(metadata)
     if held := notes(like):
         made.meta.update(held)
     return made

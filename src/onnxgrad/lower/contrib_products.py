@@ -98,8 +98,8 @@ def nhwc_conv(b: Builder, node: ir.Node, X: Var, W: Var, B: Var | None) -> Seque
     # as the tools write W, and the kernels for CUDA read it; the documentation has it the other way round
     (_, second, *_, last), channels = W.shape or (None, None, None), X.shape[-1] if X.shape is not None else None
     group = attribute(node, "group", 1)
-    told = all(isinstance(d, int) for d in (second, last, channels))
-    documented = told and last * group != channels and second * group == channels
+    are_known = all(isinstance(d, int) for d in (second, last, channels))
+    documented = are_known and last * group != channels and second * group == channels
     w = W if documented else b.Transpose(W, perm=[0, W.rank - 1, *range(1, W.rank - 1)])
     return [_convolved(b, node, X, w, B, None, last=True)]
 

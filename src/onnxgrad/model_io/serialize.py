@@ -106,13 +106,13 @@ class _Writer:
                 value.const_value.name = value.name
                 ir.serde.serialize_tensor_into(proto.initializer.add(), value.const_value)
         for node in graph:
-            said = self.node(node)
-            if said is None:
+            encoded = self.node(node)
+            if encoded is None:
                 proto.MergeFromString(b"".join(parts))
                 parts.clear()
                 ir.serde.serialize_node_into(proto.node.add(), node, model_ir_version=self.ir_version)
             else:
-                parts += _NODE, said
+                parts += _NODE, encoded
             for value in node.outputs:
                 if value.name and not value.is_graph_output():
                     self.describe(value, parts)
@@ -177,8 +177,12 @@ class _Writer:
     def type(self, held: ir.TypeProtocol, shape: ir.Shape) -> bytes:
         """The field of a value for type and shape."""
         dims = tuple([d if isinstance(d, int) else d.value for d in shape.dims])
-        said = held.denotation or any(map(shape.get_denotation, range(len(dims))))
-        if said or type(held) is not ir.TensorType or min((d for d in dims if isinstance(d, int)), default=0) < 0:
+        has_denotation = held.denotation or any(map(shape.get_denotation, range(len(dims))))
+        if (
+            has_denotation
+            or type(held) is not ir.TensorType
+            or min((d for d in dims if isinstance(d, int)), default=0) < 0
+        ):
             message = ir.serde.serialize_type(held)
             ir.serde.serialize_shape_into(message, shape)
             return _VALUE_TYPE + _measured(message.SerializeToString())
@@ -191,8 +195,8 @@ class _Writer:
 
     def _dim(self, dim: int | str | None) -> bytes:
         """A field of a shape that holds a size, a symbol or nothing."""
-        said = b"" if dim is None else _SIZE + varint(dim) if isinstance(dim, int) else _SYMBOL + self._texts[dim]
-        return _DIM + _measured(said)
+        encoded = b"" if dim is None else _SIZE + varint(dim) if isinstance(dim, int) else _SYMBOL + self._texts[dim]
+        return _DIM + _measured(encoded)
 
 
 def _named(values: Sequence[ir.Value]) -> list[str]:

@@ -85,8 +85,8 @@ def _tensor(tensor: ir.TensorProtocol) -> _Pieces:
         return _field(onnx.GraphProto, "initializer", [ir.to_proto(tensor).SerializeToString()])
     about = onnx.TensorProto(name=tensor.name, data_type=tensor.dtype, dims=list(tensor.shape.numpy()))
     about.doc_string = tensor.doc_string or ""
-    for key, said in tensor.metadata_props.items():
-        about.metadata_props.add(key=key, value=said)
+    for key, value in tensor.metadata_props.items():
+        about.metadata_props.add(key=key, value=value)
     if not tensor.doc_string:
         about.ClearField("doc_string")
     data = _field(onnx.TensorProto, "raw_data", [tensor])

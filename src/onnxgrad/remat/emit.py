@@ -121,9 +121,9 @@ class Rewriter:
             if number > group:
                 group, self.gates = number, {}
                 trigger = next(n for n in self.plan[i:] if n not in self.group)
-                told = [j for j in range(since, i) if ends.get(j, 0) >= self.least]
-                told += [place[p] for v in reads(trigger) if (p := v.producer()) in before and place[p] < i]
-                waits = self._results(told or range(i), before, first=bool(told))
+                ready = [j for j in range(since, i) if ends.get(j, 0) >= self.least]
+                ready += [place[p] for v in reads(trigger) if (p := v.producer()) in before and place[p] < i]
+                waits = self._results(ready or range(i), before, first=bool(ready))
                 since = i
             if number:
                 self._delay(node, waits, number)

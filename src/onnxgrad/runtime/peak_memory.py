@@ -34,8 +34,8 @@ def measured_peak(step: StepGraph, batch: Mapping[str, np.ndarray], options: Opt
         runner = StepRunner(step, options=dataclasses.replace(options, profile=str(Path(folder, "step"))))
         runner.step(batch)
         events = json.loads(Path(runner.session.end_profiling()).read_text())
-    told = [e.get("args", {}).get("mem_bytes_requested_in_use") for e in events]
-    asked = [int(n) for n in told if n is not None]
+    amounts = [e.get("args", {}).get("mem_bytes_requested_in_use") for e in events]
+    asked = [int(n) for n in amounts if n is not None]
     if not asked:
         raise BadInput("this ONNX Runtime does not report the memory in use: it has no arena")
     return max(asked)

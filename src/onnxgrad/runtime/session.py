@@ -117,13 +117,13 @@ class Options:
         """Replace the target "auto" by ``ONNXGRAD_TARGET``, or by "native" if kernels for it are available."""
         if self.target != "auto":
             return self
-        said = os.environ.get(TARGET) or "auto"
-        if said not in TARGETS:
-            raise BadInput(f"{TARGET} must be 'auto', 'portable' or 'native', not {said!r}")
-        if said == "auto":
+        target = os.environ.get(TARGET) or "auto"
+        if target not in TARGETS:
+            raise BadInput(f"{TARGET} must be 'auto', 'portable' or 'native', not {target!r}")
+        if target == "auto":
             on_cpu = self.providers[:1] == ("CPUExecutionProvider",)
-            said = "native" if on_cpu and has_kernels() else "portable"
-        return dataclasses.replace(self, target=said)
+            target = "native" if on_cpu and has_kernels() else "portable"
+        return dataclasses.replace(self, target=target)
 
     def for_a_plan(self) -> Options:
         """The same for a step within a budget of memory: standard operators, unless a target was named.

@@ -198,8 +198,8 @@ def _rank(name: str, value: ir.Value, batch: int | None) -> None:
 def _rows_agree(values: dict[str, ir.Value], batch: int) -> None:
     counts = {name: n for name, v in values.items() if v.shape is not None and isinstance(n := v.shape[batch], int)}
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{name!r} has {n}" for name, n in counts.items())
-        raise BadInput(f"along axis {batch} lie rows that belong together, but {said}")
+        counted = ", ".join(f"{name!r} has {n}" for name, n in counts.items())
+        raise BadInput(f"along axis {batch} lie rows that belong together, but {counted}")
 
 
 def _without(dims: list[Any], batch: int | None) -> list[Any]:

@@ -93,8 +93,8 @@ def _as_batch_of_one(model: ir.Model, batch: int, shared: set[str]) -> dict[str,
         raise BadInput("no input of the model holds examples")
     counts = {name: n for name, shape in shapes.items() if isinstance(n := shape[batch], int)}
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{name!r} has {n}" for name, n in counts.items())
-        raise BadInput(f"along axis {batch} lie the examples, but {said}; name in `shared` what holds none")
+        counted = ", ".join(f"{name!r} has {n}" for name, n in counts.items())
+        raise BadInput(f"along axis {batch} lie the examples, but {counted}; name in `shared` what holds none")
     for g in (graph, *graph.subgraphs()):
         for value in (*(g.inputs if g is not graph else ()), *(v for node in g for v in node.outputs)):
             value.shape = None

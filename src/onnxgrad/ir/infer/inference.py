@@ -278,5 +278,5 @@ def _kind(op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]
     """
     if op_type in _READING:
         return None
-    told = [v if v is None or not _is_array(v) else (v.dtype, v.shape.dims) for v in operands]  # type: ignore[union-attr]
-    return op_type, *told, *held
+    keys = [v if v is None or not _is_array(v) else (v.dtype, v.shape.dims) for v in operands]  # type: ignore[union-attr]
+    return op_type, *keys, *held

@@ -87,9 +87,11 @@ def elements(dims: Iterable[Dim | None]) -> ir.Shape:
     return ir.Shape([d if isinstance(d, int) else None for d in dims])
 
 
-def better(inferred: ir.Shape | None, said: ir.Shape | None) -> ir.Shape | None:
+def better(inferred: ir.Shape | None, declaration: ir.Shape | None) -> ir.Shape | None:
     """The declared shape; the inferred one if none of this rank is declared."""
-    return inferred if said is None or (inferred is not None and len(inferred) != len(said)) else said
+    return (
+        inferred if declaration is None or (inferred is not None and len(inferred) != len(declaration)) else declaration
+    )
 
 
 def _is_empty(value: ir.Value) -> bool:
@@ -235,10 +237,10 @@ def _start(state: ir.Value, first: ir.Value, after: ir.Value, force: bool) -> bo
 
     A shape that a rule wrote down stays if the step, which is typed as it is written, confirms it, unless `force`.
     """
-    said, empty = declared(state), _is_empty(first)
-    if not force and said is not None and DECLARED not in (notes(after) or ()):
-        begins = empty or elements_in_common(state, first) == said
-        if begins and said == state.shape == elements_in_common(state, after):
+    declaration, empty = declared(state), _is_empty(first)
+    if not force and declaration is not None and DECLARED not in (notes(after) or ()):
+        begins = empty or elements_in_common(state, first) == declaration
+        if begins and declaration == state.shape == elements_in_common(state, after):
             return False
     before, state.shape = state.shape, elements_in_common(first)
     if empty:
@@ -248,9 +250,9 @@ def _start(state: ir.Value, first: ir.Value, after: ir.Value, force: bool) -> bo
 
 def _agree(state: ir.Value, after: ir.Value) -> bool:
     """Reduce the element shape of a sequence to the part shared with the next one. Returns True if it changed."""
-    before, said = state.shape, declared(state)
+    before, declaration = state.shape, declared(state)
     common = elements_in_common(after) if state.meta.pop(EMPTY, False) else elements_in_common(state, after)
-    state.shape = said if common is None else elements(refined(said, list(common)))
+    state.shape = declaration if common is None else elements(refined(declaration, list(common)))
     return before != state.shape
 
 
@@ -261,13 +263,13 @@ def _common(
     if state.shape is None:
         return None
     if after.shape is None:  # the body may still declare a rank and sizes, which hold at every step
-        said = declared(state)
-        if said is None:
+        declaration = declared(state)
+        if declaration is None:
             return None
-        if all(isinstance(d, int) or (state, axis) in varies for axis, d in enumerate(said)):
+        if all(isinstance(d, int) or (state, axis) in varies for axis, d in enumerate(declaration)):
             return state.shape
-        varies.update((state, axis) for axis in range(len(said)))
-        return ir.Shape([d if isinstance(d, int) else ctx.new_symbolic_dim() for d in said])
+        varies.update((state, axis) for axis in range(len(declaration)))
+        return ir.Shape([d if isinstance(d, int) else ctx.new_symbolic_dim() for d in declaration])
     if len(state.shape) != len(after.shape):
         return None
     dims: list[Dim] = list(state.shape)

@@ -125,6 +125,14 @@ class Beforehand(_Nodes):
         cut = self.emit("Slice", rows, self.integers(part.start), self.integers(part.stop), self.integers(1))
         return self.shaped(cut, [outputs(self.weight) // part.every * (part.stop - part.start)])
 
+    def concatenate(self, value: ir.Value, other: ir.Value, axis: int) -> ir.Value:
+        """Two matrices, one behind the other."""
+        shape = [int(d) for d in value.shape or ()]  # type: ignore[arg-type]
+        shape[axis] += int(other.shape[axis])  # type: ignore[index,arg-type]
+        out = self.emit("Concat", value, other, attributes=[ir.AttrInt64("axis", axis)])
+        out.shape = ir.Shape(shape)
+        return out
+
     def first(self, value: ir.Value, count: int, axis: int) -> ir.Value:
         """The first rows, or columns, of a matrix that is shared."""
         shape = [int(d) for d in value.shape or ()]  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters import peft
 from onnxgrad.training.adapters.foreign import understood
 from onnxgrad.training.adapters.insert import insert
-from onnxgrad.training.adapters.merge import merged
+from onnxgrad.training.adapters.merge import make_plain, merged
 from onnxgrad.training.adapters.record import VERA, Entry, Record, base_fingerprint, record_in, record_of
 from onnxgrad.training.adapters.sites import CONV, Weight, weights
 from onnxgrad.training.adapters.targets import Target
@@ -67,11 +67,13 @@ def save_adapter(
     Raises:
         BadInput: the model has no adapter, or the folder cannot be written.
     """
+    for each in (model, base):
+        make_plain(each)
     record = check_adapter(model)
     held = model.graph.initializers
     peft.name_parameters(record, weights(base.graph), held)
     values = {n: held[n].const_value.numpy() for n in record.trained}  # type: ignore[union-attr]
-    shared = {n: held[n].const_value.numpy() for n in record.shared.values()}  # type: ignore[union-attr]
+    shared = {n: held[n].const_value.numpy() for n in record.constants}  # type: ignore[union-attr]
     whole = {e.module: lengths(base.graph.initializers[e.weight], e) for e in record.entries if "m" in e.tensors}
     tensors = peft.written(record, values | shared, whole)
     try:
@@ -148,26 +150,27 @@ def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = Fa
     """
     place = Path(folder)
     tensors, header = load_tensors(place / TENSORS_FILE)
-    told = record_of(header)
+    record = record_of(header)
     opened = open_model(model, standardize)
     graph = opened.model.graph
     external_aside(opened.model)
+    make_plain(opened.model)
     present = record_in(opened.model)
-    own_tensors(opened.model, told.also if told is not None else ())
+    own_tensors(opened.model, record.also if record is not None else ())
     base = present.base if present is not None else base_fingerprint(graph)
-    if told is not None and told.base != base:
+    if record is not None and record.base != base:
         raise BadInput(f"the adapter in {str(place)!r} is that of another model: it was trained beside other weights")
-    if told is None:
-        told, values = _of_peft(place, tensors, graph, base)
+    if record is None:
+        record, values = _of_peft(place, tensors, graph, base)
     else:
-        values = peft.read(told, tensors, str(place))
+        values = peft.read(record, tensors, str(place))
     if present is None:
-        _insert(graph, told, values, str(place))
-        present = told
+        _insert(graph, record, values, str(place))
+        present = record
         present.write(opened.model)
     else:
-        _replace(graph, present, told, values, str(place))
-    for name in told.also:
+        _replace(graph, present, record, values, str(place))
+    for name in record.also:
         _set(graph, name, values[name], str(place))
     opened.model.metadata_props.update({key: header[key] for key in _CARRIED if key in header})
     if merge:
@@ -175,20 +178,20 @@ def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = Fa
     return opened.close()
 
 
-def _insert(graph: ir.Graph, told: Record, values: dict[str, np.ndarray], place: str) -> None:
+def _insert(graph: ir.Graph, record: Record, values: dict[str, np.ndarray], place: str) -> None:
     found = weights(graph)
     targets, own = [], []
-    entries, told.entries = told.entries, []
-    shared = {letter: values[name] for letter, name in told.shared.items()}
+    entries, record.entries = record.entries, []
+    shared = {letter: values[name] for letter, name in record.shared.items()}
     for entry in entries:
         if entry.weight not in found:
             unknown = UnknownName(entry.weight, found, "weight")
             raise BadInput(f"the adapter in {place!r} is that of another model: {unknown}")
         weight = found[entry.weight]
         own.append({letter: values[name] for letter, name in entry.tensors.items()})
-        _check(weight, entry, told.form, own[-1], shared, place)
+        _check(weight, entry, record.form, own[-1], shared, place)
         targets.append(Target(weight, entry.part, entry.label))
-    insert(graph, targets, own, [e.scale for e in entries], shared, told)
+    insert(graph, targets, own, [e.scale for e in entries], shared, record)
 
 
 def _check(
@@ -211,19 +214,19 @@ def _check(
         )
 
 
-def _replace(graph: ir.Graph, present: Record, told: Record, values: dict[str, np.ndarray], place: str) -> None:
+def _replace(graph: ir.Graph, present: Record, record: Record, values: dict[str, np.ndarray], place: str) -> None:
     """Replace an adapter by one of the same weights, form and rank."""
-    if present.form != told.form:
-        raise BadInput(f"the adapter in {place!r} is {told.form}, and that of the model is {present.form}")
+    if present.form != record.form:
+        raise BadInput(f"the adapter in {place!r} is {record.form}, and that of the model is {present.form}")
     mine = {(e.weight, e.part): e for e in present.entries}
-    theirs = {(e.weight, e.part): e for e in told.entries}
+    theirs = {(e.weight, e.part): e for e in record.entries}
     for name, _ in mine.keys() ^ theirs.keys():
         raise BadInput(f"the adapter in {place!r} and that of the model are not both of {name!r}")
     for key, entry in theirs.items():
         for letter, name in entry.tensors.items():
             factor = entry.scale / mine[key].scale if letter == "B" else 1.0
             _set(graph, mine[key].tensors[letter], values[name] * factor, place)
-    for letter, name in told.shared.items():
+    for letter, name in record.shared.items():
         _set(graph, present.shared[letter], values[name], place)
 
 

@@ -35,6 +35,7 @@ class Entry:
         quantized: it stays beside its adapter.
         part: which of the outputs; None: all.
         label: the part as it is called, in brackets.
+        fixed: the names of initializers that extend A and B as constants: A₀ and −B₀ of PiSSA and OLoRA.
     """
 
     weight: str
@@ -47,6 +48,7 @@ class Entry:
     quantized: bool = False
     part: WeightPart | None = None
     label: str = ""
+    fixed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -84,6 +86,11 @@ class Record:
         return [name for e in self.entries for name in e.tensors.values()]
 
     @property
+    def constants(self) -> list[str]:
+        """The names of the initializers of the adapter that do not train."""
+        return [*self.shared.values(), *(name for e in self.entries for name in e.fixed.values())]
+
+    @property
     def trained(self) -> list[str]:
         """The names of all initializers that train."""
         return [*self.own, *self.also]
@@ -111,17 +118,17 @@ def record_of(props: Mapping[str, str]) -> Record | None:
     if not text:
         return None
     try:
-        told: dict[str, Any] = json.loads(text)
-        if told.pop("version") != _VERSION:
+        fields: dict[str, Any] = json.loads(text)
+        if fields.pop("version") != _VERSION:
             raise ValueError
-        entries = [_entry(about) for about in told.pop("entries")]
-        found = Record(**told, entries=entries)
+        entries = [_entry(about) for about in fields.pop("entries")]
+        found = Record(**fields, entries=entries)
         own, shared = _LETTERS[found.form]
         numbers = (found.rank, found.alpha, found.dropout, found.seed, *(e.scale for e in entries))
         names = (
             found.base,
             *found.trained,
-            *found.shared.values(),
+            *found.constants,
             *found.renamed.values(),
             *found.turned,
             *(n for e in entries for n in (e.weight, e.module, e.label)),
@@ -137,6 +144,8 @@ def record_of(props: Mapping[str, str]) -> Record | None:
         if not found.renamed.keys() <= set(found.also) or not set(found.turned) <= set(found.also):
             raise ValueError
         if found.shared.keys() != shared or any(e.tensors.keys() != own for e in entries):
+            raise ValueError
+        if any(e.fixed and e.fixed.keys() != own & {"A", "B"} for e in entries):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"the metadata {ADAPTER!r} describe no known adapter: {text[:60]}") from error
@@ -157,7 +166,7 @@ def record_in(model: ir.Model) -> Record | None:
     found = record_of(model.metadata_props)
     if found is None:
         return None
-    for name in (*(e.weight for e in found.entries), *found.trained, *found.shared.values()):
+    for name in (*(e.weight for e in found.entries), *found.trained, *found.constants):
         held = model.graph.initializers.get(name)
         if held is None or held.const_value is None:
             raise BadInput(f"the metadata {ADAPTER!r} name {name!r}, which the model does not have")

@@ -36,14 +36,14 @@ def cut_off(
     for value in initializers:
         assert value.const_value is not None
         tensor = declared(value.const_value)
-        for key, said in value.metadata_props.items():
-            tensor.metadata_props.add(key=key, value=said)
+        for key, text in value.metadata_props.items():
+            tensor.metadata_props.add(key=key, value=text)
         algorithm.initializer.append(tensor)
     made = (v for node in nodes for v in node.outputs if v.name)
     algorithm.value_info.extend(ir.serde.serialize_value(v) for v in made if v.type is not None or v.shape is not None)
     algorithm.output.extend(ir.to_proto(v) for v in ends)
-    for key, said in bindings.items():
-        info.update_binding.add(key=key, value=said)
+    for key, text in bindings.items():
+        info.update_binding.add(key=key, value=text)
     graph.remove(nodes, safe=False)
     for value in inputs:
         graph.inputs.remove(value)

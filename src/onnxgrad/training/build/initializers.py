@@ -258,8 +258,8 @@ def initialize(
         made = names.exactly(identifier(f"{name}_initial"))
         fans = _fans(copy, name, tuple(tensor.dims))
         plain = tensor.data_type == onnx.TensorProto.FLOAT
-        said = "" if seed is None else f", seed: float = {float(seed) + i!r}"
-        lines += write(Draw(made if plain else f"{made}_drawn", tuple(tensor.dims), *fans, said))
+        seed_attribute = "" if seed is None else f", seed: float = {float(seed) + i!r}"
+        lines += write(Draw(made if plain else f"{made}_drawn", tuple(tensor.dims), *fans, seed_attribute))
         if not plain:
             lines.append(f"{made} = Cast <to = {tensor.data_type}> ({made}_drawn)")
         outputs.append(helper.make_tensor_value_info(made, tensor.data_type, tensor.dims))

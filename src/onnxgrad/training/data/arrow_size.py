@@ -62,8 +62,8 @@ def _buffer(held: Any, at: int, body: int, packed: bool) -> int:
     """The bytes of the buffer described at `at`; a size of -1 means that it is not compressed."""
     offset, length = _number(held, "q", at), _number(held, "q", at + 8)
     if packed and length >= 8:
-        said = _number(held, "q", body + offset)
-        return said if said >= 0 else length
+        size = _number(held, "q", body + offset)
+        return size if size >= 0 else length
     return max(length, 0)
 
 

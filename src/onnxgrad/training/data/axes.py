@@ -67,9 +67,9 @@ def fixed_batch(fields: Sequence[Field]) -> int | None:
     """The batch size that the model fixes, if it does. Raises BadInput if inputs fix several."""
     fixed = {f.name: f.batch for f in fields if f.batch is not None}
     if len(set(fixed.values())) > 1:
-        said = ", ".join(f"{name!r} of {size}" for name, size in fixed.items())
+        sizes = ", ".join(f"{name!r} of {size}" for name, size in fixed.items())
         raise BadInput(
-            f"the inputs take batches of different sizes: {said}\n"
+            f"the inputs take batches of different sizes: {sizes}\n"
             "  hint: an input without a batch axis is fed whole, by an array with all of its rows"
         )
     return next(iter(fixed.values()), None)

@@ -170,8 +170,8 @@ def check_labels(labels: np.ndarray, field: Field, where: str, rows: np.ndarray 
             known = "classes are numbered from 0"
             if field.classes is not None:
                 known = f"the model tells {field.classes} classes apart, 0 to {field.classes - 1}"
-            said = f"{where} has the label {_at(labels, bad, rows)}; {known}"
-            raise BadInput(said + _label_hint(labels, bad, field))
+            message = f"{where} has the label {_at(labels, bad, rows)}; {known}"
+            raise BadInput(message + _label_hint(labels, bad, field))
     elif field.binary and labels.dtype.kind == "f":
         bad = (labels < 0) | (labels > 1)
         if bad.any():

@@ -29,8 +29,8 @@ def own_tensors(model: ir.Model, wanted: Collection[str] = ()) -> None:
     for value in list(graph.inputs):
         if value.is_initializer():
             graph.inputs.remove(value)
-    told = "".join(model.metadata_props.values())
+    metadata = "".join(model.metadata_props.values())
     for name, value in list(graph.initializers.items()):
         unused = not value.uses() and not value.is_graph_output()
-        if unused and value.dtype not in FLOATS and f'"{name}"' not in told:
+        if unused and value.dtype not in FLOATS and f'"{name}"' not in metadata:
             del graph.initializers[name]  # shapes that were folded: ONNX Runtime warns of each

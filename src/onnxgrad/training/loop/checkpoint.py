@@ -273,9 +273,9 @@ def _copy_part(
     part: Checkpoint, state: Mapping[str, np.ndarray], places: Mapping[str, list[tuple[int, int]]], path: Path
 ) -> None:
     """Write the tensors of a part to their places in `state`."""
-    told = part.run.get("places")
+    places_of = part.run.get("places")
     for name, array in part.state.items():
-        place = told.get(name) if isinstance(told, dict) else None
+        place = places_of.get(name) if isinstance(places_of, dict) else None
         if name not in state or array.dtype != state[name].dtype or not _is_place(place, array.size, state[name].size):
             raise BadInput(f"the part {str(path)!r} is damaged: it does not record the place of its {name!r}")
         low, high = place  # type: ignore[misc]

@@ -86,8 +86,8 @@ class LossByBlocks:
         own = b.GatherElements(y, b.Unsqueeze(labels, [1]), axis=1)
         better = b.ReduceSum(b.Cast(y > own, to=INT64), [1], keepdims=1)
         surprise = b.Unsqueeze(b.SoftmaxCrossEntropyLoss(y, labels, reduction="none"), [1])
-        told = [b.Cast(x, to=DOUBLE) for x in (b.ArgMax(y, axis=1, keepdims=1), better, surprise)]
-        give(b, [*body.outputs, b.Concat(*told, axis=1)])
+        columns = [b.Cast(x, to=DOUBLE) for x in (b.ArgMax(y, axis=1, keepdims=1), better, surprise)]
+        give(b, [*body.outputs, b.Concat(*columns, axis=1)])
         slots = len(body.outputs)
         for name in ("scan_output_axes", "scan_output_directions"):
             if name in node.attributes:

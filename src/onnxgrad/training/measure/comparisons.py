@@ -108,9 +108,9 @@ class Ranked(Classes):
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Three numbers [rows, 3] for each label that counts; rows behind the last label are there to fill a block."""
         labels = label.reshape(-1).astype(np.int64)
-        told = prediction.reshape(-1, 3)[: labels.size]
+        scores_of_rows = prediction.reshape(-1, 3)[: labels.size]
         kept = np.ones(labels.shape, bool) if self.ignored is None else labels != self.ignored
-        return told[kept], labels[kept]
+        return scores_of_rows[kept], labels[kept]
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

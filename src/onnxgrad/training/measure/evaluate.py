@@ -317,8 +317,8 @@ def as_json(found: Evaluated) -> str:
     classes = {name: {k: plain(v) for k, v in row.items()} for name, row in table} or None
     worst = None
     if found.worst is not None:
-        told = ("row", "actual", "predicted")
-        worst = [{k: getattr(m, k) for k in told} | {"loss": plain(m.loss)} for m in found.worst]
+        columns = ("row", "actual", "predicted")
+        worst = [{k: getattr(m, k) for k in columns} | {"loss": plain(m.loss)} for m in found.worst]
     return json_text(
         {
             "task": found.task,

@@ -133,8 +133,8 @@ def _top(k: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     return lambda scores, labels: (scores > _own(scores, labels)).sum(1) < k
 
 
-def _ratio(name: str, right: np.ndarray, said: np.ndarray, actual: np.ndarray) -> np.ndarray:
-    whole = {"precision": said, "recall": actual, "f1": (said + actual) / 2}[name]
+def _ratio(name: str, right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    whole = {"precision": predicted, "recall": actual, "f1": (predicted + actual) / 2}[name]
     with np.errstate(invalid="ignore", divide="ignore"):
         return right / whole
 
@@ -142,8 +142,8 @@ def _ratio(name: str, right: np.ndarray, said: np.ndarray, actual: np.ndarray) -
 def _macro(name: str) -> Callable[[], Running]:
     """Of each class that occurs, averaged."""
 
-    def mean(right: np.ndarray, said: np.ndarray, actual: np.ndarray) -> float:
-        return float(np.nan_to_num(_ratio(name, right, said, actual)[actual > 0]).mean())
+    def mean(right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> float:
+        return float(np.nan_to_num(_ratio(name, right, predicted, actual)[actual > 0]).mean())
 
     return lambda: Tally(mean)
 

@@ -87,9 +87,9 @@ class Tally(_Sums):
 
     def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
         """Scores [rows, classes]; or log-odds [rows], of the classes 0 and 1."""
-        said = scores.argmax(1) if scores.ndim > 1 else (scores > 0).astype(np.int64)
+        predicted = scores.argmax(1) if scores.ndim > 1 else (scores > 0).astype(np.int64)
         size = scores.shape[1] if scores.ndim > 1 else 2
-        parts = (labels[said == labels], said, labels)
+        parts = (labels[predicted == labels], predicted, labels)
         found = np.stack([np.bincount(p, minlength=size) for p in parts])
         self.table = found if self.table is None else self.table + found
 

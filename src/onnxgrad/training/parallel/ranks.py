@@ -89,8 +89,8 @@ class Ranks:
             yield
             self.agree(document)
 
-    def _judge(self, said: Mapping[str, Any]) -> None:
-        found = gathered(self.collective, said)
+    def _judge(self, message: Mapping[str, Any]) -> None:
+        found = gathered(self.collective, message)
         self.agreed = True
         errors = {rank: one["error"] for rank, one in enumerate(found) if "error" in one}
         if errors:

@@ -73,10 +73,10 @@ def record_in(model: ir.Model) -> Storage | None:
     return found
 
 
-def _read(told: Mapping[str, Any]) -> Storage:
-    if told["version"] != _VERSION:
+def _read(fields: Mapping[str, Any]) -> Storage:
+    if fields["version"] != _VERSION:
         raise ValueError
-    found = Storage(dict(told["weights"]), {name: Bias(**about) for name, about in told["biases"].items()})
+    found = Storage(dict(fields["weights"]), {name: Bias(**about) for name, about in fields["biases"].items()})
     names = [*found.weights.values()]
     names += [n for b in found.biases.values() for n in (b.stored, b.scale, b.point, b.input, b.weight)]
     if not all(isinstance(n, str) for n in names) or not all(isinstance(b.axis, int) for b in found.biases.values()):

@@ -305,17 +305,17 @@ def _of_inference(proto: onnx.ModelProto, held: ir.Model, infos: list[onnx.Train
     """Check the inference graph's use of training features; onnx.checker covers the rest."""
     own, where = _graph_names(proto.graph), "inference graph"
     theirs = {name: i for i, info in enumerate(infos) for name in _graph_names(info.algorithm)}
-    said = False
+    is_reported = False
     for node in proto.graph.node:
         for name in node.input:
             if name and name not in own and name in theirs:
                 what = f"reads {name!r}, which the algorithm of entry {theirs[name]} defines"
                 yield Problem(where, "visibility", f"{described(node)} {what}")
-                said = True
+                is_reported = True
     try:
         is_ordered(held.graph)
     except BadInput as e:
-        if not said:
+        if not is_reported:
             yield Problem(where, "visibility", str(e))
         return
     ours = [n for n in proto.graph.node if n.domain == DOMAIN]
