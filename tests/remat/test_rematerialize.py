@@ -41,7 +41,7 @@ def peak(proto: onnx.ModelProto, feeds, folder: Path, reuse: bool) -> tuple[int,
 
 
 def least(model: onnx.ModelProto) -> int:
-    with pytest.raises(BadInput, match="takes at least") as refused:
+    with pytest.raises(BadInput, match="use at least") as refused:
         onnxgrad.rematerialize(model, 64, dims={"N": ROWS})
     return amount(str(refused.value).split("at least ")[1].split(" at a time")[0])
 

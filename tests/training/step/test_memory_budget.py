@@ -135,7 +135,7 @@ def planned_of(name: str):
 
 def least_of(step, rows: int) -> int:
     """The smallest budget that can be met, as the message of the refusal tells."""
-    with pytest.raises(BadInput, match="takes at least") as refused:
+    with pytest.raises(BadInput, match="use at least") as refused:
         within_memory(step, 64, rows)
     return amount(str(refused.value).split("at least ")[1].split(" at a time")[0])
 
