@@ -81,13 +81,13 @@ def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None)
     """
     with blamed(model):
         try:
-            return _checked(open_lowered(model), wrt, of)
+            return _check_opened(open_lowered(model), wrt, of)
         except NotDifferentiable as e:  # the target of a Gradient node
             named = [[names] if isinstance(names, str) else list(names or ()) for names in (wrt, of)]
             return Report(named[0], named[1], problem=str(e))
 
 
-def _checked(opened: Opened, wrt: Names | None, of: Names | None) -> Report:
+def _check_opened(opened: Opened, wrt: Names | None, of: Names | None) -> Report:
     graph = opened.model.graph
     values = named_values(graph)
     if wrt is None:
@@ -197,7 +197,7 @@ class Operator:
 
 def operators() -> list[Operator]:
     """List every operator with a rule, then those without: lowered, differentiated by their bodies, or refused."""
-    table = [_described(*entry) for entry in registry.items()]
+    table = [_describe_operator(*entry) for entry in registry.items()]
     known = {(o.domain, o.op_type) for o in table}
     for schema in sorted(onnx.defs.get_all_schemas(), key=lambda s: s.name):
         if schema.deprecated or (schema.domain, schema.name) in known:
@@ -218,7 +218,7 @@ def operators() -> list[Operator]:
     return table
 
 
-def _described(domain: str, op_type: str, since: int, rule: Rule) -> Operator:
+def _describe_operator(domain: str, op_type: str, since: int, rule: Rule) -> Operator:
     try:
         schema = onnx.defs.get_schema(op_type, domain)
     except onnx.defs.SchemaError:

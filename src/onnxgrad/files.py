@@ -115,7 +115,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     Raises:
         BadInput: another one is there, in this process or another.
     """
-    handle = _locked(folder.resolve())
+    handle = _lock_path(folder.resolve())
     if handle is None:
         raise BadInput(f"another run is at work in {str(folder)!r}\n  hint: wait for its end, or choose another folder")
     try:
@@ -150,8 +150,8 @@ def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
         if folder:
             made = Path(tempfile.mkdtemp(_SUFFIX, prefix, path.parent))
         else:
-            made = _created(prefix, path.parent)
-        handle = _locked(made)
+            made = _create_temporary(prefix, path.parent)
+        handle = _lock_path(made)
         if handle is not None and (handle < 0 or _is(handle, made)):
             break
         if handle is not None:  # another process removed it first
@@ -164,7 +164,7 @@ def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
             os.close(handle)
 
 
-def _created(prefix: str, folder: Path) -> Path:
+def _create_temporary(prefix: str, folder: Path) -> Path:
     """Create an empty file with the mode of an ordinary file; those of `tempfile` are private."""
     while True:
         path = folder / f"{prefix}{os.urandom(4).hex()}{_SUFFIX}"
@@ -197,7 +197,7 @@ def sweep(folder: Path, names: str) -> None:
     except OSError:
         return
     for old in left:
-        handle = _locked(old)
+        handle = _lock_path(old)
         if handle is not None and handle >= 0:
             _remove(old)
             os.close(handle)
@@ -211,7 +211,7 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _locked(path: Path) -> int | None:
+def _lock_path(path: Path) -> int | None:
     """A handle that locks `path` while it is open; None if another process has the lock, -1 without locks.
 
     Only files and folders are opened, not links: another user may have put a link there.

@@ -123,7 +123,7 @@ class Function:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the model as a file, without sessions and derived functions."""
-        return _unpickled, (model_bytes(self.model), self.options, self.results)
+        return _unpickle, (model_bytes(self.model), self.options, self.results)
 
     def __repr__(self) -> str:
         def typed(value: ir.Value) -> str:
@@ -140,7 +140,7 @@ class Function:
             BadInput: arguments that the model does not take, or that ONNX Runtime fails on.
         """
         found = self.session.run(self.feeds(*args, **kwargs), list(dict.fromkeys(_leaves(self.results))))
-        return _filled(self.results, found)
+        return _fill_leaves(self.results, found)
 
     def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Map input names to the arguments, as arrays of the right dtype or lists of arrays."""
@@ -163,7 +163,7 @@ class Function:
 
         def value_and_grad(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
             found = both.session.run(both.feeds(*args, **kwargs), list(dict.fromkeys(_leaves(both.results))))
-            return _filled(both.results[""], found), _filled(both.results[" "], found)
+            return _fill_leaves(both.results[""], found), _fill_leaves(both.results[" "], found)
 
         return value_and_grad
 
@@ -248,7 +248,7 @@ class Function:
         def make() -> Function:
             mapped = Function(transforms.vmap(self.model, in_axes, out_axes, axis_size=axis_size), options=self.options)
             names = dict(zip((v.name for v in self.model.graph.outputs), (v.name for v in mapped.model.graph.outputs)))
-            mapped.results = _renamed(self.results, names)
+            mapped.results = _rename_leaves(self.results, names)
             return mapped
 
         axes = [tuple(sorted(a.items())) if isinstance(a, Mapping) else a for a in (in_axes, out_axes)]
@@ -305,7 +305,7 @@ class Function:
                     raise BadInput(f"{len(directions)} arguments for {len(seeds)} inputs: {', '.join(seeds.values())}")
                 return linear(**point, **dict(zip(seeds.values(), directions)))
 
-            return _filled(self.results, found), apply
+            return _fill_leaves(self.results, found), apply
 
         return at
 
@@ -354,7 +354,7 @@ def model_of_bytes(data: bytes) -> ir.Model:
     return ir.from_proto(onnx.ModelProto.FromString(data))
 
 
-def _unpickled(data: bytes, options: Options, results: Results) -> Function:
+def _unpickle(data: bytes, options: Options, results: Results) -> Function:
     return _rebuilt(model_of_bytes(data), options, results)
 
 
@@ -400,16 +400,16 @@ def _leaves(results: Any) -> list[str]:
     return [n for r in results.values() for n in _leaves(r)] if isinstance(results, Mapping) else [results]
 
 
-def _renamed(results: Any, names: Mapping[str | None, str | None]) -> Any:
+def _rename_leaves(results: Any, names: Mapping[str | None, str | None]) -> Any:
     """The same tree with the new names."""
     if not isinstance(results, Mapping):
         return names[results]
-    return {label: _renamed(r, names) for label, r in results.items()}
+    return {label: _rename_leaves(r, names) for label, r in results.items()}
 
 
-def _filled(results: Any, found: Mapping[str, np.ndarray]) -> Any:
+def _fill_leaves(results: Any, found: Mapping[str, np.ndarray]) -> Any:
     """The same tree with arrays in place of names; a dict of one entry is that entry."""
     if not isinstance(results, Mapping):
         return found[results]
-    filled = {label: _filled(r, found) for label, r in results.items()}
+    filled = {label: _fill_leaves(r, found) for label, r in results.items()}
     return next(iter(filled.values())) if len(filled) == 1 else filled

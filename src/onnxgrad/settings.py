@@ -134,7 +134,7 @@ def takes(*recipes: type, others: bool = False) -> Callable[[F], F]:
         ]
         rest = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD and others]
         function.__signature__ = signature.replace(parameters=[*own, *made, *rest])  # type: ignore[attr-defined]
-        function.__doc__ = _described(function.__doc__ or "", found)
+        function.__doc__ = _insert_settings(function.__doc__ or "", found)
         return function
 
     return decorate
@@ -151,7 +151,7 @@ def _literal_globs(text: str) -> str:
     return re.sub(r"[^\s,;:(]*'[^'\s]*\*[^'\s]*'", r"``\g<0>``", text)
 
 
-def _described(text: str, settings: Mapping[str, RecipeField]) -> str:
+def _insert_settings(text: str, settings: Mapping[str, RecipeField]) -> str:
     """A docstring whose line ``settings:`` is replaced by a line for each setting."""
     lines = text.splitlines()
     for i, line in enumerate(lines):

@@ -61,10 +61,10 @@ def vmapped(
         return [_none(builder, r) for r in results]
     if count == 1:
         found = write([builder.Squeeze(s, [0]) for s in seeds])
-        return [builder.Unsqueeze(_ranked(y, r), [r.axis]) for y, r in zip(found, results)]
+        return [builder.Unsqueeze(_set_rank(y, r), [r.axis]) for y, r in zip(found, results)]
     b, body = empty(builder, "directions")
     slices = [_slice(builder, s) for s in seeds]
-    found = [_ranked(y, r) for y, r in zip(write(slices), results)]
+    found = [_set_rank(y, r) for y, r in zip(write(slices), results)]
     depends = dependents(builder.graph, [s.value for s in slices])
     moved = [node for node in builder.graph if any(v in depends for v in node.outputs)]
     builder.move(moved, b)
@@ -126,7 +126,7 @@ def _first_to(x: Var, axis: int) -> Var:
     return x.builder.Transpose(x, perm=[*axes[:axis], 0, *axes[axis:]])
 
 
-def _ranked(y: Var, result: Batched) -> Var:
+def _set_rank(y: Var, result: Batched) -> Var:
     """`y`, of known rank: a derivative has the shape of its value."""
     if y.value.shape is None and y.value.producer() is not None:
         y.value.shape = result.like.value.shape

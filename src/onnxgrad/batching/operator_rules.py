@@ -38,7 +38,7 @@ def _prelu(s: BatchedNode) -> Var:
 # --- along axes ------------------------------------------------------------------------------------
 
 
-def _shifted(axes: Sequence[int], rank: int) -> list[int]:
+def _shift_axes(axes: Sequence[int], rank: int) -> list[int]:
     """The same axes of a stack."""
     return [axis % max(rank, 1) + 1 for axis in axes]
 
@@ -46,7 +46,7 @@ def _shifted(axes: Sequence[int], rank: int) -> list[int]:
 def _along_axis(s: BatchedNode) -> Any:
     """Along the axis of an attribute; only the first operand may be a stack."""
     axis = Op(s.b, s.node).attr("axis", -1)
-    return s.emit_again(s.only(0), *s.x[1:], axis=_shifted([axis], s.rank(0))[0])
+    return s.emit_again(s.only(0), *s.x[1:], axis=_shift_axes([axis], s.rank(0))[0])
 
 
 def _reduce(s: BatchedNode) -> Var:
@@ -58,7 +58,7 @@ def _reduce(s: BatchedNode) -> Var:
         axes = list(range(s.rank(0)))
     if not axes:  # of a scalar: an axis of one element, whose reduction is that of the scalar
         return s.emit_again(s.b.Unsqueeze(x, [1]), [1], keepdims=0)
-    return s.emit_again(x, _shifted(axes, s.rank(0)), keepdims=s.int_attr("keepdims", 1))
+    return s.emit_again(x, _shift_axes(axes, s.rank(0)), keepdims=s.int_attr("keepdims", 1))
 
 
 def _transpose(s: BatchedNode) -> Var:
@@ -67,7 +67,7 @@ def _transpose(s: BatchedNode) -> Var:
 
 
 def _unsqueeze(s: BatchedNode) -> Var:
-    return s.b.Unsqueeze(s.only(0), _shifted(s.constant_ints(1), s.out_rank))
+    return s.b.Unsqueeze(s.only(0), _shift_axes(s.constant_ints(1), s.out_rank))
 
 
 def _squeeze(s: BatchedNode) -> Var:
@@ -78,12 +78,12 @@ def _squeeze(s: BatchedNode) -> Var:
         if value.shape is None or not all(isinstance(d, int) for d in value.shape):
             raise Unstackable
         axes = [i for i, d in enumerate(value.shape) if d == 1]
-    return s.b.Squeeze(s.only(0), _shifted(axes, s.rank(0))) if axes else s.only(0)
+    return s.b.Squeeze(s.only(0), _shift_axes(axes, s.rank(0))) if axes else s.only(0)
 
 
 def _slice(s: BatchedNode) -> Var:
     axes = s.constant_ints(3) or list(range(_length(s.x[1])))
-    return s.b.Slice(s.only(0), s.x[1], s.x[2], _shifted(axes, s.rank(0)), *s.x[4:])
+    return s.b.Slice(s.only(0), s.x[1], s.x[2], _shift_axes(axes, s.rank(0)), *s.x[4:])
 
 
 def _pad(s: BatchedNode) -> Var:
@@ -100,7 +100,7 @@ def _pad(s: BatchedNode) -> Var:
 
 
 def _cumulate(s: BatchedNode) -> Var:
-    return s.emit_again(s.only(0), s.b.const(_shifted(s.constant_ints(1), s.rank(0))[0]))
+    return s.emit_again(s.only(0), s.b.const(_shift_axes(s.constant_ints(1), s.rank(0))[0]))
 
 
 def _tile(s: BatchedNode) -> Var:
@@ -108,13 +108,13 @@ def _tile(s: BatchedNode) -> Var:
 
 
 def _concat(s: BatchedNode) -> Var:
-    return s.emit_again(*(s.stack(i) for i in range(len(s.x))), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
+    return s.emit_again(*(s.stack(i) for i in range(len(s.x))), axis=_shift_axes([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
 def _compress(s: BatchedNode) -> Var:
     if "axis" not in s.node.attributes:
         raise Unstackable
-    return s.emit_again(s.only(0), *s.x[1:], axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
+    return s.emit_again(s.only(0), *s.x[1:], axis=_shift_axes([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
 def _dft(s: BatchedNode) -> Var:
@@ -122,7 +122,7 @@ def _dft(s: BatchedNode) -> Var:
     if s.b.opset >= 20:  # the axis is an operand; by default it counts from the end
         axis = [a if a < 0 else a + 1 for a in s.constant_ints(2)] or [-2]
         return s.emit_again(x, s.x[1] if len(s.x) > 1 else None, s.b.const(axis[0], ir.DataType.INT64))
-    return s.emit_again(x, *s.x[1:], axis=_shifted([s.int_attr("axis", 1)], s.rank(0))[0])
+    return s.emit_again(x, *s.x[1:], axis=_shift_axes([s.int_attr("axis", 1)], s.rank(0))[0])
 
 
 def _one_hot(s: BatchedNode) -> Var:
@@ -177,7 +177,7 @@ def _gather(s: BatchedNode) -> Var:
 
 
 def _gather_elements(s: BatchedNode) -> Var:
-    return s.emit_again(s.stack(0), s.stack(1), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
+    return s.emit_again(s.stack(0), s.stack(1), axis=_shift_axes([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
 def _gather_nd(s: BatchedNode) -> Var:
@@ -185,7 +185,7 @@ def _gather_nd(s: BatchedNode) -> Var:
 
 
 def _scatter_elements(s: BatchedNode) -> Var:
-    axis = _shifted([s.int_attr("axis", 0)], s.rank(0))[0]
+    axis = _shift_axes([s.int_attr("axis", 0)], s.rank(0))[0]
     return s.emit_again(s.stack(0), s.stack(1), s.stack(2), axis=axis)
 
 

@@ -73,7 +73,7 @@ def einsum(s: BatchedNode) -> Var:
 # --- rows of a batch -------------------------------------------------------------------------------
 
 
-def _merged(b: Builder, x: Var, axis: int) -> Var:
+def _merge_axes(b: Builder, x: Var, axis: int) -> Var:
     """`x` with axes `axis` and `axis` + 1 as one."""
     one = b.shape_of(x, axis, axis + 1) * b.shape_of(x, axis + 1, axis + 2)
     return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], folded(b, one), b.shape_of(x, axis + 2)))
@@ -84,7 +84,7 @@ def folded(b: Builder, x: Var) -> Var:
     return x if (known := x.const) is None else b.const(known)
 
 
-def _parted(b: Builder, x: Var, axis: int, *sizes: Any) -> Var:
+def _split_axis(b: Builder, x: Var, axis: int, *sizes: Any) -> Var:
     """`x` with axis `axis` as several, of these sizes."""
     return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], *sizes, b.shape_of(x, axis + 1)))
 
@@ -94,7 +94,7 @@ def rows(s: BatchedNode) -> Var:
     b, x = s.b, s.only(0)
     if len(s.node.outputs) != 1 or s.int_attr("training_mode"):
         raise Unstackable
-    return _parted(b, s.emit_again(_merged(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
+    return _split_axis(b, s.emit_again(_merge_axes(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
 
 
 def recurrent(s: BatchedNode) -> list[Var]:
@@ -105,13 +105,13 @@ def recurrent(s: BatchedNode) -> list[Var]:
     operands = list(s.x)
     for i in [i for i in batch if i < len(s.x) and s.x[i] is not None]:
         x, at = s.stack(i), batch[i]
-        operands[i] = _merged(b, b.Transpose(x, perm=_axis_order(x.rank, 0, at)), at)
+        operands[i] = _merge_axes(b, b.Transpose(x, perm=_axis_order(x.rank, 0, at)), at)
     each = b.shape_of(Var(b, s.values[0]), 1, 2) if not s.stacked[0] else b.shape_of(s.x[0], 2, 3)  # type: ignore[arg-type]
     found = s.emit_again(*operands)
     results = []
     for y in found if isinstance(found, tuple) else (found,):
         at = y.rank - 2
-        y = _parted(b, y, at, s.count, each)
+        y = _split_axis(b, y, at, s.count, each)
         results.append(b.Transpose(y, perm=_axis_order(y.rank, at, 0)))
     return results
 
@@ -140,7 +140,7 @@ def conv(s: BatchedNode) -> Var:
         return rows(s)
     if any(s.stacked[2:]) or len([x for x in s.x if x is not None]) > 2:
         raise Unstackable
-    return _paired(s) if s.stacked[0] else _filters(s)
+    return _multiply_groups(s) if s.stacked[0] else _filters(s)
 
 
 def _filters(s: BatchedNode) -> Var:
@@ -148,20 +148,20 @@ def _filters(s: BatchedNode) -> Var:
     b, w, groups = s.b, s.x[1], s.int_attr("group", 1)
     if s.node.op_type == "ConvTranspose":  # [K, C, M/g, …]
         each = b.shape_of(w, 2, 3)
-        w = _merged(b, _swap_first_axes(w), 1)
+        w = _merge_axes(b, _swap_first_axes(w), 1)
     else:  # [K, M, C/g, …]
         if groups > 1 and not isinstance((w.shape or (None, None))[1], int):
             raise Unstackable
         each = b.shape_of(w, 1, 2) if groups == 1 else b.const([w.shape[1] // groups])
         if groups > 1:
-            w = _merged(b, _swap_first_axes(_parted(b, w, 1, [groups], each)), 0)  # [g·K, M/g, …]
-        w = _merged(b, w, 0)
+            w = _merge_axes(b, _swap_first_axes(_split_axis(b, w, 1, [groups], each)), 0)  # [g·K, M/g, …]
+        w = _merge_axes(b, w, 0)
     y = s.emit_again(s.x[0], w)
-    y = b.Transpose(_parted(b, y, 1, [groups], s.count, each), perm=[2, 0, 1, *range(3, s.out_rank + 2)])
-    return _merged(b, y, 2)
+    y = b.Transpose(_split_axis(b, y, 1, [groups], s.count, each), perm=[2, 0, 1, *range(3, s.out_rank + 2)])
+    return _merge_axes(b, y, 2)
 
 
-def _paired(s: BatchedNode) -> Var:
+def _multiply_groups(s: BatchedNode) -> Var:
     """The directions are more groups."""
     b, (x, w), count = s.b, s.x[:2], (s.x[0].shape or (None,))[0]
     if not isinstance(count, int):
@@ -169,8 +169,8 @@ def _paired(s: BatchedNode) -> Var:
     each = b.shape_of(w, 1, 2)
     if s.node.op_type == "ConvTranspose":
         each = b.shape_of(w, 2, 3) * s.int_attr("group", 1)
-    y = s.emit_again(_merged(b, _swap_first_axes(x), 1), _merged(b, w, 0), group=count * s.int_attr("group", 1))
-    return _swap_first_axes(_parted(b, y, 1, [count], each))
+    y = s.emit_again(_merge_axes(b, _swap_first_axes(x), 1), _merge_axes(b, w, 0), group=count * s.int_attr("group", 1))
+    return _swap_first_axes(_split_axis(b, y, 1, [count], each))
 
 
 def _swap_first_axes(x: Var) -> Var:

@@ -90,8 +90,8 @@ def explain(
         number = int(scores[0].reshape(count, -1).max(1).argmax())
     part = output_name if number is None else f"{output_name}[:, {number}]"
     layer = (layer or _last_maps(opened)) if method is Method.grad_cam else None
-    explaining = _derived(opened, method, wrt, part, layer, steps, noise)
-    found = np.asarray(Function(explaining)(**_completed(explaining, feeds, wrt)))[0]
+    explaining = _derive_explanation(opened, method, wrt, part, layer, steps, noise)
+    found = np.asarray(Function(explaining)(**_add_baseline(explaining, feeds, wrt)))[0]
     if save is not None:
         save_model(explaining, save)
         check_runs(save, model)
@@ -149,7 +149,7 @@ def _last_maps(model: ir.Model) -> str:
     return convolutions[-1].outputs[0].name or ""
 
 
-def _derived(
+def _derive_explanation(
     model: ir.Model, method: Method, wrt: str, of: str, layer: str | None, steps: int, noise: float
 ) -> ir.Model:
     if method is Method.grad_cam:
@@ -164,7 +164,7 @@ def _derived(
     return grad(model, wrt=wrt, of=of)
 
 
-def _completed(model: ir.Model, feeds: dict[str, np.ndarray], wrt: str) -> dict[str, np.ndarray]:
+def _add_baseline(model: ir.Model, feeds: dict[str, np.ndarray], wrt: str) -> dict[str, np.ndarray]:
     """`feeds`, and zeros for the baseline of `wrt`."""
     names = [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]
     return {n: feeds[n] if n in feeds else np.zeros_like(feeds[wrt]) for n in names}

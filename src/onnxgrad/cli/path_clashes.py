@@ -133,7 +133,9 @@ class _Place:
             return False
         if other.real.startswith(self.real + os.sep) and _is_data(other.real[len(self.real) + 1 :].split(os.sep)):
             return True
-        return other.file is not None and any(_Place("", p).is_same(other) for p in _linked(self.path, other.file))
+        return other.file is not None and any(
+            _Place("", p).is_same(other) for p in _linked_files(self.path, other.file)
+        )
 
 
 def _is_data(inside: list[str]) -> bool:
@@ -142,7 +144,7 @@ def _is_data(inside: list[str]) -> bool:
     return suffix == ".npy" if len(inside) == 1 else suffix in SUFFIXES
 
 
-def _linked(folder: Path, file: tuple[int, int]) -> Iterator[Path]:
+def _linked_files(folder: Path, file: tuple[int, int]) -> Iterator[Path]:
     """Data in `folder` that are links, or that may be another name of `file`."""
     stack = [(folder, 1)]
     while stack:

@@ -131,11 +131,11 @@ class Job:
         if held_out is not None:
             after = trainer.evaluation.file(self.after, held_out, metrics=begin.run.metrics)
             history.about |= {"before": begin.scores, "after": after}
-            lines.append(_measured("before", begin.scores, self.before))
+            lines.append(_measurement_line("before", begin.scores, self.before))
             if self.between:
                 history.about[self.between] = begin.first
-                lines.append(_measured(self.between, begin.first, "before the first step"))
-            lines.append(_measured("after", after, self.after))
+                lines.append(_measurement_line(self.between, begin.first, "before the first step"))
+            lines.append(_measurement_line("after", after, self.after))
             if log.history:
                 history.write(Path(log.history))
         if log.report is not None:
@@ -213,5 +213,5 @@ def _epochs(run: dict[str, Any]) -> int:
         return 0
 
 
-def _measured(when: str, found: dict[str, float], path: Path | str) -> str:
+def _measurement_line(when: str, found: dict[str, float], path: Path | str) -> str:
     return f"{when:<14} {measured(found)}  {path}"

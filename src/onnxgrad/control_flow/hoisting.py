@@ -32,7 +32,7 @@ def hoist_elementwise(b: Builder, o: Builder, columns: Sequence[StepInput], own:
     stacks = {c.inner: c for c in columns if c.outer is not None and not c.in_sequence and c.slot.axis == 0}
     ahead: dict[ir.Node, StepInput] = {}
     for node in b.graph:
-        operands = _stacked(b, o, node, stacks, formals)
+        operands = _stack_operands(b, o, node, stacks, formals)
         if operands is None:
             continue
         stack = o.append(ir.Node(node.domain, node.op_type, [x.value for x in operands], node.attributes.values()))[0]
@@ -63,7 +63,7 @@ def hoist_transposes(b: Builder, o: Builder, columns: Sequence[StepInput], own: 
                 del node.attributes["transB"]
 
 
-def _stacked(
+def _stack_operands(
     b: Builder, o: Builder, node: ir.Node, stacks: dict[ir.Value, StepInput], formals: set[ir.Value]
 ) -> list[Var] | None:
     """The operands of `node` stacked over all steps, if it is elementwise on stacks and scalars; else None."""

@@ -41,7 +41,7 @@ def give_results_on_the_way_back(graph: ir.Graph) -> int:
             values = _read_alike(node, back)
             if values and not made & set(back.outputs):
                 names = names or Names.of_graph(graph)
-                if _merged(node, back, values, names):
+                if _merge_nodes(node, back, values, names):
                     graph.sort()
                     count += 1
                     break
@@ -86,7 +86,7 @@ def _read_alike(node: ir.Node, back: ir.Node) -> dict[ir.Value, ir.Value]:
     return {} if None in found.values() else {k: v for k, v in found.items() if v is not None}
 
 
-def _merged(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value], names: Names) -> bool:
+def _merge_nodes(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value], names: Names) -> bool:
     """Let `back` compute the results of `node` too."""
     it, body = Iteration.of(node), Iteration.of(back).body
     values |= _constants(it.body, body)

@@ -26,10 +26,10 @@ def saved_state(op: Op, i: int, inner: ir.Value) -> StepInput:
             "optional sequences\n  hint: carry the sequence itself, or read it before the loop"
         )
     if not isinstance(state.type, ir.TensorType):
-        flat, lengths = _filled(op, i)
+        flat, lengths = _collect_states(op, i)
         return StepInput(inner, flat, ScanAxis(0, backwards=True), in_sequence=True, lengths=lengths)
     if it.lead and not same_shape(op.builder.var(state), op.builder.var(first)):
-        return StepInput(inner, _filled(op, i)[0], ScanAxis(0, backwards=True), in_sequence=True)
+        return StepInput(inner, _collect_states(op, i)[0], ScanAxis(0, backwards=True), in_sequence=True)
     for k, (value, slot) in enumerate(zip(it.slice_results, it.outs)):
         maker = value.producer()
         if maker is not None and maker.op_type == "Identity" and maker.inputs[0] is state and slot == ScanAxis():
@@ -37,7 +37,7 @@ def saved_state(op: Op, i: int, inner: ir.Value) -> StepInput:
     return StepInput(inner, stacked(op, state), ScanAxis(0, backwards=True))
 
 
-def _filled(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
+def _collect_states(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
     """The sequence of the values of state `i` at the start of each step.
 
     Where it was a sequence itself, or an optional: all the elements one after the other, and how many each step had.

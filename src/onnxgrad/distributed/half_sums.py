@@ -48,11 +48,11 @@ class HalfSums:
             _send(block, self._message(r))
         self.collective.all_to_all(self._sent, self._places, self._received)
         for message in self._received:
-            self._lost_of_sum += _unpacked(message, self._lost.dtype)
+            self._lost_of_sum += _unpack_message(message, self._lost.dtype)
         _send(self._lost_of_sum, self._message(rank))
         self.collective.all_gather(self._sent, self._places)
         for r, block in enumerate(self._parts(array)):
-            block[...] = _unpacked(self._message(r), array.dtype)
+            block[...] = _unpack_message(self._message(r), array.dtype)
 
     def settle(self) -> None:
         """Add up the rounding losses of all ranks in full precision; the next sum includes them."""
@@ -88,8 +88,8 @@ def _send(block: np.ndarray, message: np.ndarray) -> None:
         return
     message[0] = shift = int(np.frexp(largest)[1]) - 15
     message[1:].view(np.float16)[...] = np.ldexp(block, -shift)
-    block -= _unpacked(message, block.dtype)
+    block -= _unpack_message(message, block.dtype)
 
 
-def _unpacked(message: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _unpack_message(message: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.ldexp(message[1:].view(np.float16).astype(dtype), int(message[0]))

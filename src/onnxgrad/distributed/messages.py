@@ -40,14 +40,14 @@ def broadcast_document(collective: Collective, document: Any, root: int = 0) -> 
 
 
 def _bytes(document: Any) -> np.ndarray:
-    return np.frombuffer(json.dumps(document, default=_spelled).encode(), np.uint8).copy()
+    return np.frombuffer(json.dumps(document, default=_encode).encode(), np.uint8).copy()
 
 
 def _read(text: np.ndarray) -> Any:
     return json.loads(text.tobytes(), object_hook=_array)
 
 
-def _spelled(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:

@@ -56,7 +56,7 @@ def export(f: Callable[..., Any], *args: Any, dynamic: Dynamic | None = None) ->
     others = []
     for offsets in ((1, 2, 4), (3, 7, 5)):
         sizes = {n: _size(first, dims, n) + offsets[i % 3] + 6 * (i // 3) for i, n in enumerate(names)}
-        others.append(_Recording(f, _resized(first, args, dims, sizes)))
+        others.append(_Recording(f, _resize_example(first, args, dims, sizes)))
     recordings = [first, *others]
     table = _Sizes({n: tuple(_size(r, dims, n) for r in recordings) for n in names}, recordings)
     model = _model(first, table, dims)
@@ -136,7 +136,9 @@ def _size(r: _Recording, dims: Mapping[tuple[str, int], str], symbol: str) -> in
     return r.inputs[r.names.index(name)].shape[axis]
 
 
-def _resized(r: _Recording, args: Sequence[Any], dims: Mapping[tuple[str, int], str], sizes: Mapping[str, int]) -> Any:
+def _resize_example(
+    r: _Recording, args: Sequence[Any], dims: Mapping[tuple[str, int], str], sizes: Mapping[str, int]
+) -> Any:
     """The example at other sizes, by repeating its elements."""
     values = []
     for name, x in zip(r.names, r.inputs):

@@ -50,7 +50,7 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
     with telling(node):
         result = rule.jvp(op, given)
     if result is None:
-        return _transposed(builder, node, tangents)
+        return _transpose_vjp(builder, node, tangents)
     found = {v: t for v, t in zip(node.outputs, result) if t is not None and is_differentiable(v)}
     for v, t in found.items():
         _check(node, rule, Var(builder, v), t)
@@ -61,7 +61,7 @@ def _probe(x: Var) -> Var:
     return x.builder.zeros_like(x) if containers.is_optional(x) else x.builder.full_like(x, 1)
 
 
-def _transposed(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
+def _transpose_vjp(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
     """J·t as the derivative of u ↦ ⟨Jᵀu, t⟩.
 
     The u is 1 if it is computed at all: a rule that iterates until Jᵀu has converged would stop at once for 0.

@@ -82,7 +82,7 @@ class Call:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the model as a file, without sessions."""
-        return _unpickled, (model_bytes(self.model), self.inputs, self.outputs, self.options, self.fixed)
+        return _unpickle, (model_bytes(self.model), self.inputs, self.outputs, self.options, self.fixed)
 
     def dtype(self, name: str) -> np.dtype:
         """The dtype of an argument or result. Raises BadInput if the model does not declare it."""
@@ -158,7 +158,7 @@ class Call:
             return derived, signature(derived)
 
 
-def _unpickled(data: bytes, *rest: Any) -> Call:
+def _unpickle(data: bytes, *rest: Any) -> Call:
     return Call(model_of_bytes(data), *rest)
 
 

@@ -91,7 +91,7 @@ def adjoint(model: ir.Model) -> ir.Model:
     wrt, of = _floats(model.graph.inputs), _floats(model.graph.outputs)
     derived = vjp(model, wrt=list(wrt), of=list(of), directions="nadj")
     names = signature(derived)
-    return _packed(derived, "adj", (of, names.cotangents), (wrt, names.gradients))
+    return _pack_directions(derived, "adj", (of, names.cotangents), (wrt, names.gradients))
 
 
 def forward(model: ir.Model, of: list[str] | None = None) -> ir.Model:
@@ -100,7 +100,7 @@ def forward(model: ir.Model, of: list[str] | None = None) -> ir.Model:
     wanted = {n: v for n, v in given.items() if of is None or n in of}
     derived = jvp(model, wrt=list(wrt), of=list(wanted), directions="nfwd")
     names = signature(derived)
-    return _packed(derived, "fwd", (wrt, names.input_tangents), (wanted, names.output_tangents))
+    return _pack_directions(derived, "fwd", (wrt, names.input_tangents), (wanted, names.output_tangents))
 
 
 def _floats(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
@@ -116,7 +116,7 @@ def _floats(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
 Derivatives = tuple[Mapping[str, ir.Value], Mapping[str, str]]
 
 
-def _packed(model: ir.Model, kind: str, given: Derivatives, found: Derivatives) -> ir.Model:
+def _pack_directions(model: ir.Model, kind: str, given: Derivatives, found: Derivatives) -> ir.Model:
     """`model`, whose inputs and outputs of derivatives [directions, …] become matrices as CasADi packs and calls them.
 
     Args:

@@ -65,7 +65,7 @@ def _run(call: Call, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
     def run(*arrays: Any) -> tuple[np.ndarray, ...]:
         found = call([np.asarray(a, call.dtype(n)) for a, n in zip(arrays, call.inputs)])
-        return tuple(_narrowed(y, w.dtype, n) for y, w, n in zip(found, wanted, call.outputs))
+        return tuple(_narrow_integers(y, w.dtype, n) for y, w, n in zip(found, wanted, call.outputs))
 
     return jax.pure_callback(run, wanted, *arguments, vmap_method="sequential")
 
@@ -86,11 +86,11 @@ def _argument(value: Any, dtype: np.dtype, name: str) -> jax.Array:
     if {given.kind, wanted.kind} <= {*"bifc"} and not np.can_cast(given, wanted, "same_kind"):
         raise BadInput(f"{name!r} takes {dtype}, not {array.dtype}\n  hint: convert it: x.astype({str(dtype)!r})")
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and dtype.kind in "iu":
-        array = _narrowed(array, dtype, name)
+        array = _narrow_integers(array, dtype, name)
     return jax.numpy.asarray(array, dtype)
 
 
-def _narrowed(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+def _narrow_integers(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     """Integers in the dtype that JAX uses. Raises BadInput for numbers that do not fit."""
     found = array.astype(dtype, copy=False)
     if dtype.kind in "iu" and dtype != array.dtype and not np.array_equal(found, array):

@@ -53,7 +53,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[torch.Tensor]], output: list[torch.
 
 def _backward(ctx: Any, cotangents: list[torch.Tensor | None]) -> tuple[None, list[torch.Tensor | None]]:
     call, tensors = _calls[ctx.number], list(ctx.saved_tensors)
-    given = _filled(cotangents, ctx.like, [call.is_float(n) for n in call.outputs])
+    given = _fill_zeros(cotangents, ctx.like, [call.is_float(n) for n in call.outputs])
     gradients = iter(_call(_number(call.pullback), [*tensors, *given]))
     return None, [next(gradients) if call.is_float(n) else None for n in call.inputs]
 
@@ -80,14 +80,14 @@ class _Calling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         call = _calls[ctx.number]
-        given = _filled(cotangents, ctx.like, [call.is_float(n) for n in call.outputs])
+        given = _fill_zeros(cotangents, ctx.like, [call.is_float(n) for n in call.outputs])
         gradients = iter(_Calling.apply(_number(call.pullback), *ctx.saved_tensors, *given))
         return None, *(next(gradients) if call.is_float(n) else None for n in call.inputs)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         call, tensors = _calls[ctx.number], ctx.saved_tensors
-        given = _filled(
+        given = _fill_zeros(
             tangents, [(t.shape, t.dtype, t.device) for t in tensors], list(map(call.is_float, call.inputs))
         )
         moved = iter(_Calling.apply(_number(call.pushforward), *tensors, *given))
@@ -104,7 +104,9 @@ class _Calling(torch.autograd.Function):
         return tuple(torch.stack(list(parts)) for parts in zip(*rows)), (0,) * len(rows[0])
 
 
-def _filled(given: Sequence[torch.Tensor | None], like: Sequence[Any], floats: Sequence[bool]) -> list[torch.Tensor]:
+def _fill_zeros(
+    given: Sequence[torch.Tensor | None], like: Sequence[Any], floats: Sequence[bool]
+) -> list[torch.Tensor]:
     """Tangents or cotangents of the float values, with zeros for missing ones."""
     return [
         torch.zeros(shape, dtype=dtype, device=device) if g is None else g

@@ -187,7 +187,7 @@ def _of_node(node: ir.Node, known: Mapping[ir.Value, str]) -> str | None:
         attributes.append(
             (name, _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else _plain_value(a.value))
         )
-    return _hashed(node.domain, node.op_type, operands, attributes)
+    return _hash(node.domain, node.op_type, operands, attributes)
 
 
 def _plain_value(value: Any) -> Any:
@@ -199,8 +199,8 @@ def _plain_value(value: Any) -> Any:
 
 def _of_tensor(tensor: ir.TensorProtocol) -> str:
     small = tensor.size <= _COMPARED and tensor.dtype != ir.DataType.STRING
-    return _hashed(tensor.dtype.name, [int(d) for d in tensor.shape], tensor.tobytes() if small else b"")  # type: ignore[arg-type]
+    return _hash(tensor.dtype.name, [int(d) for d in tensor.shape], tensor.tobytes() if small else b"")  # type: ignore[arg-type]
 
 
-def _hashed(*parts: Any) -> str:
+def _hash(*parts: Any) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

@@ -69,7 +69,7 @@ class Copies:
             name=self.names.fresh(name) if name and self.names else name,
             doc_string=node.doc_string,
         )
-        return _noted(made, node)
+        return _copy_notes(made, node)
 
     def unnamed(self, node: ir.Node) -> ir.Node:
         """A copy of `node`, in no graph yet, to be named by a builder; results have the types of the originals."""
@@ -108,13 +108,13 @@ class Copies:
                 tensor = own_tensor(tensor)
                 tensor.name = name
         made = ir.Value(name=name, type=value.type, shape=value.shape, doc_string=value.doc_string, const_value=tensor)
-        self.values[value] = _noted(made, value)
+        self.values[value] = _copy_notes(made, value)
         if self.noting:
             follow(made, known_as(value))
         return made
 
 
-def _noted(made: Noted, like: Noted) -> Noted:
+def _copy_notes(made: Noted, like: Noted) -> Noted:
     """`made`, with the notes of `like`."""
     if metadata := properties(like):
         made.metadata_props.update(metadata)

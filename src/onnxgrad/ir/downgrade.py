@@ -91,15 +91,15 @@ def _is_allowed(value: ir.Value, parameter: onnx.defs.OpSchema.FormalParameter) 
     """True if the older schema allows the type of `value`; False for an unknown type."""
     if value.type is None:
         return not value.name
-    return _spelled(value.type) in parameter.types
+    return _spell_type(value.type) in parameter.types
 
 
-def _spelled(held: ir.TypeProtocol) -> str:
+def _spell_type(held: ir.TypeProtocol) -> str:
     """A type as schemas write it."""
     if isinstance(held, ir.SequenceType):
-        return f"seq({_spelled(held.elem_type)})"
+        return f"seq({_spell_type(held.elem_type)})"
     if isinstance(held, ir.OptionalType):
-        return f"optional({_spelled(held.elem_type)})"
+        return f"optional({_spell_type(held.elem_type)})"
     return f"tensor({onnx.helper.tensor_dtype_to_string(int(held.dtype)).partition('.')[2].lower()})"
 
 

@@ -38,12 +38,12 @@ def take_known_branches(graph: ir.Graph) -> int:
     names = None
     while (found := next(known_branches(graph), None)) is not None:
         names = names or Names.of_graph(graph)
-        _spliced(*found, names)
+        _splice_branch(*found, names)
         count += 1
     return count
 
 
-def _spliced(node: ir.Node, branch: ir.Graph, names: Names) -> None:
+def _splice_branch(node: ir.Node, branch: ir.Graph, names: Names) -> None:
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     outer = {*graph.initializers, *(v.name for v in graph.inputs)}

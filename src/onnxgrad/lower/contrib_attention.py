@@ -29,7 +29,7 @@ def _least(dtype: ir.DataType | None) -> float:
     return float(ml_dtypes.finfo((dtype or ir.DataType.FLOAT).numpy()).min)
 
 
-def _masked(b: Builder, node: ir.Node, q: Var, k: Var, mask: Var | None, past: Var | None) -> Var | None:
+def _mask_bias(b: Builder, node: ir.Node, q: Var, k: Var, mask: Var | None, past: Var | None) -> Var | None:
     """The bias of the scores [B, H, S, T] from a mask in one of its forms and from causal order.
 
     `past` are keys that precede those of the tokens.
@@ -95,7 +95,7 @@ def projected(
     if past is not None:
         past_k, past_v = (b.Squeeze(x, [0]) for x in b.emit("Split", past, num_outputs=2, axis=0, outputs=2))
         k, v = _append_past(b, past_k, k), _append_past(b, past_v, v)
-    result = attend(b, q, k, v, _scale(node), [_masked(b, node, q, k, mask, past_k), bias])
+    result = attend(b, q, k, v, _scale(node), [_mask_bias(b, node, q, k, mask, past_k), bias])
     present = None
     if len(node.outputs) > 1 and node.outputs[1].name:
         present = b.Concat(b.Unsqueeze(k, [0]), b.Unsqueeze(v, [0]), axis=0)
@@ -143,22 +143,22 @@ def multi_head_attention(
     if packed and bias is not None:
         raise NotDifferentiable("it has a bias beside packed operands\n  hint: add the bias before the node")
     if query.rank == 5:  # [B, S, H, 3, D]
-        q, k, v = (_unpacked(b, x) for x in b.emit("Split", query, num_outputs=3, axis=3, outputs=3))
+        q, k, v = (_unpack_heads(b, x) for x in b.emit("Split", query, num_outputs=3, axis=3, outputs=3))
     else:
         key = needed(key, "key")
         if key.rank == 5:  # [B, T, H, 2, D]
             q = split_heads(b, query, heads)
-            k, v = (_unpacked(b, x) for x in b.emit("Split", key, num_outputs=2, axis=3, outputs=2))
+            k, v = (_unpack_heads(b, x) for x in b.emit("Split", key, num_outputs=2, axis=3, outputs=2))
         else:
             parts: list[Var | None] = [query, key, needed(value, "value")]
-            q, k, v = (_biased(b, x, c, heads) for x, c in zip(parts, _parts(b, bias, query)))
+            q, k, v = (_add_bias(b, x, c, heads) for x, c in zip(parts, _parts(b, bias, query)))
     k, v = _append_past(b, past_key, k), _append_past(b, past_value, v)
-    biases = [_masked(b, node, q, k, key_padding_mask, past_key), attention_bias]
+    biases = [_mask_bias(b, node, q, k, key_padding_mask, past_key), attention_bias]
     result = attend(b, q, k, v, _scale(node), biases)
     return [join_heads(b, result.y), k, v, result.scores]
 
 
-def _unpacked(b: Builder, x: Var) -> Var:
+def _unpack_heads(b: Builder, x: Var) -> Var:
     """[B, S, H, 1, D] as [B, H, S, D]."""
     return b.Transpose(b.Squeeze(x, [3]), perm=[0, 2, 1, 3])
 
@@ -172,7 +172,7 @@ def _parts(b: Builder, bias: Var | None, query: Var) -> Sequence[Var | None]:
     return list(b.Split(bias, b.join(wide, wide, rest), axis=0, outputs=3))
 
 
-def _biased(b: Builder, x: Var | None, bias: Var | None, heads: int) -> Var:
+def _add_bias(b: Builder, x: Var | None, bias: Var | None, heads: int) -> Var:
     """[B, S, H·D] with its bias as [B, H, S, D]; an operand in the latter form has no bias."""
     assert x is not None
     if x.rank == 4:
@@ -272,7 +272,7 @@ def group_query_attention(b: Builder, node: ir.Node, x: _GroupQuery) -> Sequence
             at = b.Where(prompt, b.Add(b.places_along(q, 2), first), x.position_ids)
         caches = needed(x.cos_cache, "cos_cache"), needed(x.sin_cache, "sin_cache")
         q, k = (_rotate(b, y, at, *caches, bool(attribute(node, "rotary_interleaved", 0))) for y in (q, k))
-    k, v = (_cached(b, past, new, before, total) for past, new in ((x.past_key, k), (x.past_value, v)))
+    k, v = (_update_cache(b, past, new, before, total) for past, new in ((x.past_key, k), (x.past_value, v)))
     sink = x.head_sink
     if attribute(node, "smooth_softmax", -1) == 1 and sink is None:
         sink = b.const(np.zeros(heads), q.dtype)
@@ -284,7 +284,7 @@ def group_query_attention(b: Builder, node: ir.Node, x: _GroupQuery) -> Sequence
     return [join_heads(b, result.y), k, v, shown]
 
 
-def _cached(b: Builder, past: Var | None, new: Var, before: Var, total: Var) -> Var:
+def _update_cache(b: Builder, past: Var | None, new: Var, before: Var, total: Var) -> Var:
     """The first `before` rows of the past, then the new rows, then zeros: [B, H, max(past, total), D]."""
     if past is None or (past.shape is not None and same_dim(past.shape[2], 0)):
         return new

@@ -77,7 +77,7 @@ def simplified_layer_norm(b: Builder, node: ir.Node, X: Var, scale: Var) -> Sequ
     return [y, r]
 
 
-def _skipped(x: Var, skip: Var, bias: Var | None) -> Var:
+def _add_skip(x: Var, skip: Var, bias: Var | None) -> Var:
     """The operand of the normalization, in the shape of x."""
     whole = x + skip if bias is None else x + skip + bias
     if x.value.shape is not None:  # the others have no more dimensions, and broadcast to it
@@ -90,7 +90,7 @@ def skip_layer_norm(
     b: Builder, node: ir.Node, input: Var, skip: Var, gamma: Var, beta: Var | None, bias: Var | None
 ) -> Sequence[Var | None]:
     """y = (h - μ)·r·γ + β with h = x + skip + bias"""
-    h = _skipped(input, skip, bias)
+    h = _add_skip(input, skip, bias)
     y, mean, r = b.emit(
         "LayerNormalization", h, gamma, beta, axis=-1, epsilon=attribute(node, "epsilon", 1e-12), outputs=3
     )
@@ -102,7 +102,7 @@ def skip_simplified_layer_norm(
     b: Builder, node: ir.Node, input: Var, skip: Var, gamma: Var, bias: Var | None
 ) -> Sequence[Var | None]:
     """y = h·r·γ with h = x + skip + bias and r = 1/√(mean h² + ε)"""
-    h = _skipped(input, skip, bias)
+    h = _add_skip(input, skip, bias)
     y, r = _root_mean_square(b, h, gamma, [-1], attribute(node, "epsilon", 1e-12))
     if len(node.outputs) > 1 and node.outputs[1].name:
         raise NotDifferentiable("its output mean is asked for, which it does not compute\n  hint: leave it out")
@@ -126,7 +126,7 @@ def embed_layer_norm(
     """y = (h - μ)·r·γ + β with h = word + position + segment, looked up"""
     if position_ids is None:
         position_ids = b.places_along(input_ids, 1)
-    h = _skipped(b.Gather(word_embedding, input_ids), b.Gather(position_embedding, position_ids), None)
+    h = _add_skip(b.Gather(word_embedding, input_ids), b.Gather(position_embedding, position_ids), None)
     if segment_embedding is not None:
         h = h + b.Gather(segment_embedding, needed(segment_ids, "segment_ids"))
     y = b.LayerNormalization(h, gamma, beta, axis=-1, epsilon=attribute(node, "epsilon", 1e-12))

@@ -47,7 +47,7 @@ def _text(node: ir.Node, name: str) -> str:
     return given.decode() if isinstance(given, bytes) else given
 
 
-def _activated(b: Builder, y: Var, name: str, given: Sequence[float | None]) -> Var:
+def _apply_activation(b: Builder, y: Var, name: str, given: Sequence[float | None]) -> Var:
     """`y` after the activation `name` with the node's parameters."""
     first, second = (*given, None, None)[:2]
     if name in ("", "Relu", "Tanh", "Sigmoid", "Softplus", "Softsign", "Abs", "Neg", "HardSwish"):
@@ -71,25 +71,25 @@ def _second(name: str, value: float | None) -> dict[str, Any]:
     return {"gamma" if name == "Selu" else "beta": value}
 
 
-def _convolved(b: Builder, node: ir.Node, x: Var, w: Var, bias: Var | None, z: Var | None, last: bool) -> Var:
+def _convolve(b: Builder, node: ir.Node, x: Var, w: Var, bias: Var | None, z: Var | None, last: bool) -> Var:
     """Conv, then + Z, then the activation; channels are the last axis of x, z and the result if `last`."""
     there, back = [0, x.rank - 1, *range(1, x.rank - 1)], [0, *range(2, x.rank), 1]
     y = b.Conv(b.Transpose(x, perm=there) if last else x, w, bias, **{k: attribute(node, k, None) for k in _CONV})
     y = b.Transpose(y, perm=back) if last else y
     y = y if z is None else y + z
-    return _activated(b, y, _text(node, "activation"), attribute(node, "activation_params", []))
+    return _apply_activation(b, y, _text(node, "activation"), attribute(node, "activation_params", []))
 
 
 @contrib("FusedConv")
 def fused_conv(b: Builder, node: ir.Node, X: Var, W: Var, B: Var | None, Z: Var | None) -> Sequence[Var]:
     """Y = f(X ⋆ W + B + Z)"""
-    return [_convolved(b, node, X, W, B, Z, last=False)]
+    return [_convolve(b, node, X, W, B, Z, last=False)]
 
 
 @contrib("NhwcFusedConv")
 def nhwc_fused_conv(b: Builder, node: ir.Node, X: Var, W: Var, B: Var | None, Z: Var | None) -> Sequence[Var]:
     """Y = f(X ⋆ W + B + Z), channels last but in W"""
-    return [_convolved(b, node, X, W, B, Z, last=True)]
+    return [_convolve(b, node, X, W, B, Z, last=True)]
 
 
 @contrib("NhwcConv")
@@ -101,7 +101,7 @@ def nhwc_conv(b: Builder, node: ir.Node, X: Var, W: Var, B: Var | None) -> Seque
     are_known = all(isinstance(d, int) for d in (second, last, channels))
     documented = are_known and last * group != channels and second * group == channels
     w = W if documented else b.Transpose(W, perm=[0, W.rank - 1, *range(1, W.rank - 1)])
-    return [_convolved(b, node, X, w, B, None, last=True)]
+    return [_convolve(b, node, X, w, B, None, last=True)]
 
 
 @contrib("FusedGemm")
@@ -111,13 +111,13 @@ def fused_gemm(b: Builder, node: ir.Node, A: Var, B: Var, C: Var | None) -> Sequ
     given = [attribute(node, f"activation_{k}", None) for k in ("alpha", "beta")]
     if _text(node, "activation") == "Selu":
         given[1] = attribute(node, "activation_gamma", None)
-    return [_activated(b, y, _text(node, "activation"), given)]
+    return [_apply_activation(b, y, _text(node, "activation"), given)]
 
 
 # --- weights of a few bits -------------------------------------------------------------------------
 
 
-def _unpacked(b: Builder, x: Var, bits: int) -> Var:
+def _unpack_bits(b: Builder, x: Var, bits: int) -> Var:
     """The numbers of `bits` bits in the bytes of x, lowest first, along its last axis."""
     if bits == 8:
         return x
@@ -147,11 +147,11 @@ def matmul_nbits(
     if bits not in (2, 4, 8):
         raise NotDifferentiable(f"its weights have {bits} bits\n  hint: quantize them to 2, 4 or 8")
     blocks = -(-columns // size)
-    q = b.Reshape(_unpacked(b, b.Reshape(B, [rows, blocks, -1]), bits), [rows, blocks * size])
+    q = b.Reshape(_unpack_bits(b, b.Reshape(B, [rows, blocks, -1]), bits), [rows, blocks * size])
     if zero_points is None:
         z = b.const(np.full((1, 1), 2 ** (bits - 1)), A.dtype)
     elif zero_points.dtype == ir.DataType.UINT8:
-        wide = b.Slice(_unpacked(b, b.Reshape(zero_points, [rows, -1]), bits), [0], [blocks], [1])
+        wide = b.Slice(_unpack_bits(b, b.Reshape(zero_points, [rows, -1]), bits), [0], [blocks], [1])
         z = b.cast_like(wide, A)
     else:
         z = b.cast_like(b.Reshape(zero_points, [rows, blocks]), A)

@@ -177,7 +177,7 @@ def update(b: Builder, node: ir.Node, shortest: bool = False) -> list[Var]:
     return updated(b, node.op_type, operands, given, shortest)
 
 
-def _registered(op_type: str) -> None:
+def _register_formula(op_type: str) -> None:
     """Register `update` for an operator under the formula of that operator."""
 
     def lowered(b: Builder, node: ir.Node) -> list[Var]:
@@ -188,4 +188,4 @@ def _registered(op_type: str) -> None:
 
 
 for _op_type in KINDS:
-    _registered(_op_type)
+    _register_formula(_op_type)

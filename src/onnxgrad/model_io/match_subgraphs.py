@@ -89,7 +89,7 @@ def cut_out(model: ir.Model, cut: Cut, *, required: bool) -> None:
     try:
         graph.sort()
     except ValueError as e:
-        raise BadInput(f"{_described(cut)} is no sub-graph: its inputs depend on its outputs") from e
+        raise BadInput(f"{_describe_cut(cut)} is no sub-graph: its inputs depend on its outputs") from e
     prune(graph)
     graph.opset_imports[CUT_DOMAIN] = 1
     model.functions[function] = ir.Function(CUT_DOMAIN, cut.name, graph=body, attributes=[])
@@ -103,13 +103,13 @@ def _inside(
     depends = dependents(graph, inputs)
     for v in outputs:
         if v in inputs or v not in depends:
-            raise BadInput(f"{_described(here)} is no sub-graph: {v.name!r} is not computed from its inputs")
+            raise BadInput(f"{_describe_cut(here)} is no sub-graph: {v.name!r} is not computed from its inputs")
     read = cut(outputs, lambda v: v in inputs or (v not in depends and producer(v, "Constant") is None))
     for v in inputs:
         if v not in read:
-            raise BadInput(f"{_described(here)} is no sub-graph: it does not read {v.name!r}")
+            raise BadInput(f"{_describe_cut(here)} is no sub-graph: it does not read {v.name!r}")
     return ancestors(graph, outputs, set(read)), [v for v in read if v not in inputs]
 
 
-def _described(cut: Cut) -> str:
+def _describe_cut(cut: Cut) -> str:
     return f"from {', '.join(map(repr, cut.inputs))} to {', '.join(map(repr, cut.outputs))}"

@@ -120,10 +120,10 @@ def open_model(
         BadInput: it cannot be read, is no valid model, or cannot be raised.
     """
     with blamed(model):
-        return _opened(model, first, keep)
+        return _open_private(model, first, keep)
 
 
-def _opened(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Keep) -> Opened:
+def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Keep) -> Opened:
     if isinstance(model, ir.Model):
         opened = Opened(_private(model), ir.Model)
     elif isinstance(model, onnx.ModelProto):

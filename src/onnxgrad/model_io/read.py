@@ -92,7 +92,7 @@ def _read(proto: onnx.ModelProto, what: str) -> ir.Model:
         raise BadInput(f"{what} is not a valid ONNX model: {reason}") from e
     finally:
         log.disabled = disabled
-    model.meta[TRAINING] = [_copied(t) for t in proto.training_info]
+    model.meta[TRAINING] = [_copy_training_info(t) for t in proto.training_info]
     model.meta[ANNOTATED] = bool(proto.graph.quantization_annotation)
     return model
 
@@ -172,7 +172,7 @@ def parse(path: Path) -> onnx.ModelProto:
         raise BadInput(f"{path} is not a readable ONNX model\n  hint: {hint}") from e
 
 
-def _copied(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
+def _copy_training_info(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
     """A copy of its own, with sparse initializers written out as those of the model are."""
     copy = onnx.TrainingInfoProto()
     copy.CopyFrom(info)

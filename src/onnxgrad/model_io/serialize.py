@@ -52,7 +52,7 @@ _KEPT = 1 << 8
 _SHORT = [bytes([length]) for length in range(128)]
 
 
-def _measured(data: bytes) -> bytes:
+def _prefix_length(data: bytes) -> bytes:
     """`data` behind its length."""
     length = len(data)
     return (_SHORT[length] if length < len(_SHORT) else varint(length)) + data
@@ -72,7 +72,7 @@ class _Texts(dict[str, bytes]):
     """Encoded strings: a name is written where its value is made, described and read."""
 
     def __missing__(self, text: str) -> bytes:
-        found = self[text] = _measured(text.encode())
+        found = self[text] = _prefix_length(text.encode())
         return found
 
 
@@ -129,7 +129,7 @@ class _Writer:
         for v in node.inputs:
             parts += _INPUT, texts["" if v is None else v.name or ""]
         outputs = node.outputs
-        for name in [outputs[0].name] if len(outputs) == 1 and outputs[0].name else _named(outputs):
+        for name in [outputs[0].name] if len(outputs) == 1 and outputs[0].name else _value_names(outputs):
             parts += _OUTPUT, texts[name]
         if node.name:
             parts += _NAME, texts[node.name]
@@ -141,7 +141,7 @@ class _Writer:
                 parts += _ATTRIBUTE, self.attribute(a)
         if domain := node.domain:
             parts += _DOMAIN, texts[domain]
-        return _measured(b"".join(parts))
+        return _prefix_length(b"".join(parts))
 
     def attribute(self, a: ir.Attr) -> bytes:
         """The message of `a`, behind its length."""
@@ -154,7 +154,7 @@ class _Writer:
                 proto = onnx.AttributeProto()
                 write = ir.serde.serialize_reference_attribute_into if a.is_ref() else ir.serde.serialize_attribute_into
                 write(proto, a)
-            known = _measured(proto.SerializeToString())
+            known = _prefix_length(proto.SerializeToString())
             if len(known) < _KEPT:
                 self._attributes[id(a)] = known
         return known
@@ -168,11 +168,11 @@ class _Writer:
         """The message of `value`, behind its length."""
         held, shape = value.type, value.shape
         if held is None or shape is None or properties(value) or value.doc_string:
-            return _measured(ir.serde.serialize_value(value).SerializeToString())
+            return _prefix_length(ir.serde.serialize_value(value).SerializeToString())
         known = self._types.get((id(shape), id(held)))
         if known is None:
             known = self._types[id(shape), id(held)] = self.type(held, shape)
-        return _measured(_VALUE_NAME + self._texts[value.name or ""] + known)
+        return _prefix_length(_VALUE_NAME + self._texts[value.name or ""] + known)
 
     def type(self, held: ir.TypeProtocol, shape: ir.Shape) -> bytes:
         """The field of a value for type and shape."""
@@ -185,21 +185,21 @@ class _Writer:
         ):
             message = ir.serde.serialize_type(held)
             ir.serde.serialize_shape_into(message, shape)
-            return _VALUE_TYPE + _measured(message.SerializeToString())
+            return _VALUE_TYPE + _prefix_length(message.SerializeToString())
         key = held.dtype, dims
         known = self._alike.get(key)
         if known is None:
-            tensor = _ELEMENT + varint(held.dtype) + _SHAPE + _measured(b"".join(map(self._dim, dims)))
-            known = self._alike[key] = _VALUE_TYPE + _measured(_TENSOR + _measured(tensor))
+            tensor = _ELEMENT + varint(held.dtype) + _SHAPE + _prefix_length(b"".join(map(self._dim, dims)))
+            known = self._alike[key] = _VALUE_TYPE + _prefix_length(_TENSOR + _prefix_length(tensor))
         return known
 
     def _dim(self, dim: int | str | None) -> bytes:
         """A field of a shape that holds a size, a symbol or nothing."""
         encoded = b"" if dim is None else _SIZE + varint(dim) if isinstance(dim, int) else _SYMBOL + self._texts[dim]
-        return _DIM + _measured(encoded)
+        return _DIM + _prefix_length(encoded)
 
 
-def _named(values: Sequence[ir.Value]) -> list[str]:
+def _value_names(values: Sequence[ir.Value]) -> list[str]:
     """The names of `values`, but for those at the end that have none."""
     names = [v.name or "" for v in values]
     while names and not names[-1]:

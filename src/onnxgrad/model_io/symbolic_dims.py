@@ -60,7 +60,7 @@ def _rename_dim(
     name = dim.value
     if name is None or name.strip().lower() in UNKNOWN or name.lstrip("-").isdigit():
         return None
-    return dim if _is_expression(name) else _renamed(name, renamed, names)
+    return dim if _is_expression(name) else _rename_symbol(name, renamed, names)
 
 
 @functools.lru_cache(1024)
@@ -72,7 +72,7 @@ def _is_expression(name: str) -> bool:
     return True
 
 
-def _renamed(name: str, renamed: dict[str, str], names: set[str]) -> str:
+def _rename_symbol(name: str, renamed: dict[str, str], names: set[str]) -> str:
     if name not in renamed:
         new = base = identifier(name)
         count = 0

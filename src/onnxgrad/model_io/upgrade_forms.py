@@ -124,7 +124,7 @@ def _pad(site: UpgradedNode) -> list[ir.Value | None]:
 @fix("Softmax", until=13)
 @fix("LogSoftmax", until=13)
 @fix("Hardmax", until=13)
-def _normalized(site: UpgradedNode) -> list[ir.Value | None]:
+def _upgrade_softmax(site: UpgradedNode) -> list[ir.Value | None]:
     """It took all axes from `axis` on together: where that is the last one alone, it still does."""
     op, x, axis = site.node.op_type, site.input(0), site.attr("axis", 1)
     assert x is not None

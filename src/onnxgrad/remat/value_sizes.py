@@ -27,13 +27,13 @@ def sizes(model: ir.Model, dims: Mapping[str, int], others: int | None = None) -
     Raises:
         BadInput: nothing says how large a dimension of an input is.
     """
-    light = _fixed(model, dims, others)
+    light = _fix_sizes(model, dims, others)
     infer_and_fold(light)
     known = named_values(light.graph)
     return {v: _bytes(known.get(v.name or "")) for node in model.graph for v in node.outputs}
 
 
-def _fixed(model: ir.Model, dims: Mapping[str, int], others: int | None) -> ir.Model:
+def _fix_sizes(model: ir.Model, dims: Mapping[str, int], others: int | None) -> ir.Model:
     """The model with fixed input sizes, without large weights and without declarations of other values."""
     light = model.clone()
     graph = light.graph

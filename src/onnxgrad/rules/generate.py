@@ -12,14 +12,14 @@ from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
 
 
-def _counted(op: Op, g: Var) -> Any:
+def _count_like(op: Op, g: Var) -> Any:
     """0, 1, 2, … in the dtype and shape of the vector `g`."""
     size = op.size_of(g, 0)
     return op.cast_like(op.Range(op.const(0), size, op.const(1)), g)
 
 
 def _range_jvp(op: Op, tangents: Tangents, start: Var, limit: Var, delta: Var, y: Var) -> Result:
-    moved = None if tangents[2] is None else tangents[2] * _counted(op, y)
+    moved = None if tangents[2] is None else tangents[2] * _count_like(op, y)
     if tangents[0] is None:
         return moved
     return expand_to(tangents[0], y) if moved is None else moved + tangents[0]
@@ -31,7 +31,7 @@ def range_(op: Op, g: Var, start: Var, limit: Var, delta: Var) -> Result:
     return (
         reshape_to(op.ReduceSum(g, None, keepdims=0), start),
         None,
-        reshape_to(op.ReduceSum(g * _counted(op, g), None, keepdims=0), delta),
+        reshape_to(op.ReduceSum(g * _count_like(op, g), None, keepdims=0), delta),
     )
 
 

@@ -165,7 +165,7 @@ def _named_groups(op: Op, cotangents: Tangents, g: Var, groups: int) -> None:
     op.named("GroupNormGrad", cotangents, of=[g, *op.inputs[:2]], **settings)
 
 
-def _grouped(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel: bool) -> tuple[Var | None, ...]:
+def _normalize_groups(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel: bool) -> tuple[Var | None, ...]:
     """GroupNormalization over x viewed as [N, G, C/G, …]; its parameters are per channel or per group."""
     groups = op.attr("num_groups")
     shape, inner = op.shape_of(x), size(x, 1)
@@ -190,13 +190,13 @@ def _grouped(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel: bool) -
 @rule("GroupNormalization", wrt=(0, 1, 2), since=18, kind=Kind.ROWS)
 def group_normalization_per_group(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over each group of channels, one s and b per group: as LayerNormalization"""
-    return _grouped(op, g, x, scale, b, per_channel=False)
+    return _normalize_groups(op, g, x, scale, b, per_channel=False)
 
 
 @rule("GroupNormalization", wrt=(0, 1, 2), since=21, kind=Kind.ROWS)
 def group_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over each group of channels, one s and b per channel: as LayerNormalization"""
-    return _grouped(op, g, x, scale, b, per_channel=True)
+    return _normalize_groups(op, g, x, scale, b, per_channel=True)
 
 
 @rule("BatchNormalization", wrt=(0, 1, 2, 3, 4), kind=Kind.ROWS)

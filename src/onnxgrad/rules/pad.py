@@ -25,7 +25,7 @@ def _margins(x: Var, pads: Any, axes: Any) -> Any:
     return [(axis, before, after) for axis, before, after in margins if before or after]
 
 
-def _cropped(op: Op, g: Var, margins: Any) -> Any:
+def _crop_margins(op: Op, g: Var, margins: Any) -> Any:
     """`g` without the margins; a negative margin is replaced by zeros."""
     cut = [(a, max(b, 0), -e if e > 0 else _END) for a, b, e in margins if b > 0 or e > 0]
     fill = [(a, max(-b, 0), max(-e, 0)) for a, b, e in margins if b < 0 or e < 0]
@@ -45,7 +45,7 @@ def _cropped_at_run_time(op: Op, g: Var, pads: Any, axes: Any) -> Any:
     return op.Pad(inner, op.Concat(op.Max(-before, [0]), op.Max(-after, [0]), axis=0), None, axes)
 
 
-def _folded(op: Op, g: Var, mode: Any, size: int, axis: int, before: int, after: int) -> Var:
+def _fold_margins(op: Op, g: Var, mode: Any, size: int, axis: int, before: int, after: int) -> Var:
     """`g` with its margins along one axis added to the elements that they copy."""
 
     def cut(start: Any, end: Any, step: int = 1) -> Any:
@@ -83,7 +83,7 @@ def pad(op: Op, g: Var, x: Var, pads: Var, value: Var | None, axes: Var) -> Resu
             dv = op.ReduceSum(outer, None, keepdims=0)
             dv = op.reshape(dv, op.shape_of(value)) if value.shape != () else dv
         return (
-            _cropped_at_run_time(op, g, pads, axes) if margins is None else _cropped(op, g, margins),
+            _cropped_at_run_time(op, g, pads, axes) if margins is None else _crop_margins(op, g, margins),
             None,
             dv,
         )
@@ -94,5 +94,5 @@ def pad(op: Op, g: Var, x: Var, pads: Var, value: Var | None, axes: Var) -> Resu
     ):
         return put_back(op, g, op.replay(numbered(op, x), pads, None, axes), x)
     for axis, before, after in margins:
-        g = _folded(op, g, mode, x.dims[axis], axis, before, after)
+        g = _fold_margins(op, g, mode, x.dims[axis], axis, before, after)
     return g

@@ -19,7 +19,7 @@ from onnxgrad.runtime.setting import Setting
 _DOMAIN = "com.microsoft"
 
 
-def _transposed(node: ir.Node) -> list[ir.Value | None]:
+def _transposed_constants(node: ir.Node) -> list[ir.Value | None]:
     """For both operands of a product in float32: the constant that is transposed; None for another operand."""
     if not is_op(node, "MatMul"):
         return [None, None]
@@ -34,7 +34,7 @@ def _is_weight(value: ir.Value) -> bool:
 def _write(model: ir.Model) -> int:
     places = 0
     for node in list(model.graph):
-        constants = _transposed(node)
+        constants = _transposed_constants(node)
         if constants == [None, None]:
             continue
         operands = [v if x is None else x for v, x in zip(node.inputs, constants)]
@@ -63,7 +63,7 @@ CONSTANT_TRANSPOSES = Pass(
     "memory",
     "a product that reads a constant matrix as it is stored",
     "MatMul with a transposed constant of float32",
-    lambda model, _: any(_transposed(node) != [None, None] for node in model.graph),
+    lambda model, _: any(_transposed_constants(node) != [None, None] for node in model.graph),
     lambda model, _: _write(model),
     _keeps_copies,
 )

@@ -220,7 +220,7 @@ def create(
         native.add_session_config_entry("session.disable_prepacking", "1")
 
     def load(model: ir.Model | bytes | str | Path) -> onnxruntime.InferenceSession:
-        return _loaded(
+        return _load_session(
             model, lambda s: onnxruntime.InferenceSession(s, native, providers=list(options.providers), **without)
         )
 
@@ -228,7 +228,7 @@ def create(
         if not isinstance(model, ir.Model):
             return load(model)
         memory = Memory(renewed or {}, overwritten is not None, shared is not None, packs)
-        found, setting = _optimized(model, options, memory, load)
+        found, setting = _create_optimized(model, options, memory, load)
     except BadInput:
         raise
     except Exception as error:  # ONNX Runtime's exceptions share no base but this one
@@ -278,7 +278,7 @@ def passes_of(
     return dataclasses.replace(found, reports=first.reports + found.reports, failed=first.failed | found.failed)
 
 
-def _optimized(
+def _create_optimized(
     model: ir.Model, options: Options, memory: Memory, load: Callable[[ir.Model], onnxruntime.InferenceSession]
 ) -> tuple[onnxruntime.InferenceSession, SessionSetting]:
     """A session of `model` after passes; passes that fail, or whose graph ONNX Runtime refuses, are skipped."""
@@ -311,7 +311,7 @@ def _optimized(
                 node.name = None
 
 
-def _loaded(
+def _load_session(
     model: ir.Model | bytes | str | Path, session: Callable[[bytes | str], onnxruntime.InferenceSession]
 ) -> onnxruntime.InferenceSession:
     """A session of `model`, through a file if it is large or has external data."""

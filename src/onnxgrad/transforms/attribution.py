@@ -47,7 +47,7 @@ def integrated_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None
         share = d.builder.const(along.reshape(-1, *[1] * x.rank), x.dtype)
         return baseline + share * way, way
 
-    return _averaged(model, wrt, of, points)
+    return _average_gradients(model, wrt, of, points)
 
 
 @transform
@@ -80,7 +80,7 @@ def smooth_grad(
         found = many + noise * b.RandomNormalLike(many, seed=float(seed))
         return found, None
 
-    return _averaged(model, wrt, of, points)
+    return _average_gradients(model, wrt, of, points)
 
 
 @transform
@@ -116,7 +116,7 @@ def grad_cam(model: AnyModel, *, layer: str, of: Names | None = None) -> Any:
     return d.close()
 
 
-def _averaged(model: AnyModel, wrt: Names, of: Names | None, points: Any) -> Any:
+def _average_gradients(model: AnyModel, wrt: Names, of: Names | None, points: Any) -> Any:
     """`model` with the mean gradient over the `points` of each `wrt`, times a factor, as its outputs."""
     d = Derivation(model, wrt, of)
     b = d.builder

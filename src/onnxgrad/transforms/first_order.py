@@ -49,7 +49,7 @@ def vjp(
         BadInput: a value that is no float, or a model that cannot be read.
         NotDifferentiable: an operator between `wrt` and `of` has no rule or no derivative.
     """
-    return _derived(Derivation.pull_cotangents, model, wrt, of, directions, rules)
+    return _derive_model(Derivation.pull_cotangents, model, wrt, of, directions, rules)
 
 
 @transform
@@ -62,7 +62,7 @@ def jvp(
     `directions`, all tangents have one more axis in front. The tangent of an intermediate `wrt` is added to the one
     that reaches it from another. Arguments and errors are those of `vjp`.
     """
-    return _derived(Derivation.push_tangents, model, wrt, of, directions, rules)
+    return _derive_model(Derivation.push_tangents, model, wrt, of, directions, rules)
 
 
 @transform
@@ -82,7 +82,7 @@ def grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Rules =
     return _with_gradients(model, wrt, of, rules, primal=False)
 
 
-def _derived(
+def _derive_model(
     add: Callable[[Derivation, Directions], Any],
     model: AnyModel,
     wrt: Names,
@@ -97,7 +97,7 @@ def _derived(
         with custom_rules(*rules):
             single = directions is None
             d = Derivation(model, wrt, of, containers=single, attempt=attempt if single else None)
-            add(d, _counted(directions))
+            add(d, _check_directions(directions))
             return d.close()
 
     return keeping_functions(derive)
@@ -118,7 +118,7 @@ def _with_gradients(model: AnyModel, wrt: Names, of: Names | None, rules: Rules,
     return keeping_functions(derive)
 
 
-def _counted(directions: Directions) -> Directions:
+def _check_directions(directions: Directions) -> Directions:
     """`directions`, which is a number from 0 on or a name."""
     wrong = isinstance(directions, bool) or (isinstance(directions, int) and directions < 0) or directions == ""
     if wrong or not isinstance(directions, (int, str, type(None))):

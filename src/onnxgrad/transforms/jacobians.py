@@ -115,7 +115,7 @@ def _rows(d: Derivation, name: str, batch: int | None) -> dict[str, Var]:
     at = 0 if batch is None else 1
     likes = [_to_front(x, batch) for x in wrt.values()]  # only for their shapes; they are not computed
     results = vmapped(b, [_units(y, batch)], write, [Batched(x, at) for x in likes])
-    return {n: _shaped(j, y, x, batch) for (n, x), j in zip(wrt.items(), results)}
+    return {n: _shape_blocks(j, y, x, batch) for (n, x), j in zip(wrt.items(), results)}
 
 
 def _columns(
@@ -138,7 +138,7 @@ def _columns(
     stacked = [Batched(y, 0 if first else y.rank) for y in likes]
     results = vmapped(b, [_units(x, batch)], write, stacked)
     pairs = [(x, y) if first else (y, x) for y in outs.values()]
-    return {n: _shaped(j, *pair, batch) for n, pair, j in zip(outs, pairs, results)}
+    return {n: _shape_blocks(j, *pair, batch) for n, pair, j in zip(outs, pairs, results)}
 
 
 def _cheaper(d: Derivation, batch: int | None) -> Mode:
@@ -255,7 +255,7 @@ def _to_front(x: Var, batch: int | None) -> Var:
     return x.builder.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)])
 
 
-def _shaped(j: Var, rows: Var, columns: Var, batch: int | None) -> Var:
+def _shape_blocks(j: Var, rows: Var, columns: Var, batch: int | None) -> Var:
     """`j` in the shape of `rows` and then that of `columns`; the axis `batch`, which both have, first."""
     b: Builder = j.builder
     dims = [*_without(list(rows.shape or ()), batch), *_without(list(columns.shape or ()), batch)]

@@ -33,7 +33,7 @@ def float_values(
         if value.type is None:
             raise BadInput(f"the type of `{role}` {name!r} is not known\n  hint: declare it in the model's value_info")
         if not is_float(value, containers):
-            raise BadInput(f"`{role}` {name!r} is a {_described(value.type)}; only float tensors have derivatives")
+            raise BadInput(f"`{role}` {name!r} is a {_describe_value(value.type)}; only float tensors have derivatives")
     return found
 
 
@@ -64,7 +64,7 @@ def is_float(value: ir.Value, containers: bool = False) -> bool:
     return isinstance(held, ir.TensorType) and held.dtype in FLOATS
 
 
-def _described(held: ir.TypeProtocol) -> str:
+def _describe_value(held: ir.TypeProtocol) -> str:
     if isinstance(held, ir.TensorType):
         return f"tensor of {held.dtype.name.lower()}"
     return type(held).__name__.removesuffix("Type").lower()

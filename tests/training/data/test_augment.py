@@ -24,7 +24,7 @@ def varied(how, x=X, draw=(0, 0)):
 def test_draws_are_those_of_splitmix64():
     first = 0xE220A8397B1DCDAF  # of the published generator, from the seed 0
     state = np.zeros((), np.uint64)
-    from onnxgrad.training.data.augment import _mixed
+    from onnxgrad.training.data.augment import _mix_bits
 
     with np.errstate(over="ignore"):
         assert int(_mixed(state)) == first

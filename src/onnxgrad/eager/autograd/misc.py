@@ -22,7 +22,7 @@ def flatten(value: Any) -> tuple[Array, Function]:
 
     Both are differentiable. Numbers and arrays come in the order of the containers; keys of dicts are sorted.
     """
-    ordered = _sorted(value)
+    ordered = _sort_keys(value)
     parts = [as_array(x) for _, x in trees.leaves(ordered)]
     shapes = [x.shape for x in parts]
     flat = np.concatenate([np.ravel(x) for x in parts]) if parts else np.zeros(0)
@@ -36,11 +36,11 @@ def flatten(value: Any) -> tuple[Array, Function]:
     return flat, unflatten
 
 
-def _sorted(tree: Any) -> Any:
+def _sort_keys(tree: Any) -> Any:
     """`tree` with the keys of its dicts in order."""
     if isinstance(tree, dict):
-        return {k: _sorted(tree[k]) for k in sorted(tree)}
-    return type(tree)(map(_sorted, tree)) if type(tree) in (list, tuple) else tree
+        return {k: _sort_keys(tree[k]) for k in sorted(tree)}
+    return type(tree)(map(_sort_keys, tree)) if type(tree) in (list, tuple) else tree
 
 
 def flatten_func(func: Function, example: Any) -> tuple[Function, Function, Array]:

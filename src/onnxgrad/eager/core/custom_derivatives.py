@@ -93,7 +93,7 @@ def opaque_call(
 
     def pull_back(outputs: list[Array], cotangents: list[Array]) -> list[Array | None]:
         seeds = [cotangent_of_pairs(g, d) for g, d in zip(cotangents, dtypes)]
-        found = _matched(backward(given, rebuild(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
+        found = _match_cotangents(backward(given, rebuild(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
         return [None if g is None else pairs_of_cotangent(g, x.dtype) for g, x in zip(found, arrays)]
 
     operands = [real_form(x) for x in arrays]
@@ -125,7 +125,7 @@ def elementwise(name: str, kernel: Function, slopes: Sequence[Function | None], 
     return opaque_call(run, Array._xp.broadcast_arrays(*operands) if len(operands) > 1 else operands, backward)
 
 
-def _matched(found: Any, args: Sequence[Any], arrays: Sequence[Array], name: str) -> list[Array | None]:
+def _match_cotangents(found: Any, args: Sequence[Any], arrays: Sequence[Array], name: str) -> list[Array | None]:
     """A cotangent for each array of the arguments; an argument whose cotangent is None has none."""
     parts = list(found) if isinstance(found, (tuple, list)) and len(args) != 1 else [found]
     if len(args) == 1 and isinstance(found, tuple) and len(found) == 1:

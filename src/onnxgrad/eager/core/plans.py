@@ -281,7 +281,7 @@ def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool)
         found = reverse(b, list(b.graph), terms, targets)
         return [found.get(t) for t in targets]
 
-    return DerivativePlan(w, seeds, _directed(b, seeds, emit, w.sources[: p.key[0]], directions))
+    return DerivativePlan(w, seeds, _apply_to_directions(b, seeds, emit, w.sources[: p.key[0]], directions))
 
 
 def _own(b: Builder, x: Var) -> Var:
@@ -308,10 +308,10 @@ def _plan_push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], d
         found = forward(b, list(b.graph), dict(zip(targets, slices)), [y.value for y in wanted if y is not None])
         return [None if y is None else found.get(y.value) for y in wanted]
 
-    return DerivativePlan(w, entering, _directed(b, entering, emit, wanted, directions))
+    return DerivativePlan(w, entering, _apply_to_directions(b, entering, emit, wanted, directions))
 
 
-def _directed(
+def _apply_to_directions(
     b: Builder,
     seeds: Sequence[Var],
     emit: Callable[[Sequence[Var]], list[Var | None]],

@@ -103,17 +103,17 @@ def real_form(x: Array) -> Array:
 
 def cotangent_of_pairs(g: Array | None, like: np.dtype) -> Array | None:
     """A cotangent of the real form of an array of dtype `like` as one of the array."""
-    return g if g is None or like.kind != "c" else of_pairs(_conjugated(g))
+    return g if g is None or like.kind != "c" else of_pairs(_conjugate(g))
 
 
 def pairs_of_cotangent(g: Array, like: np.dtype) -> Array:
     """A cotangent of an array of dtype `like` as one of its real form."""
     if like.kind == "c":
-        return _conjugated(pairs_of(g))
+        return _conjugate(pairs_of(g))
     return parts_of(g)[0] if g._data.dtype.kind == "c" else g
 
 
-def _conjugated(pairs: Array) -> Array:
+def _conjugate(pairs: Array) -> Array:
     return pairs * Array(np.array([1, -1], pairs.dtype))
 
 

@@ -159,7 +159,7 @@ class Traced:
         """
         if directions:
             rows = [self._push_by_pulling([t[i] for t in tangents], False) for i in range(len(tangents[0]))]
-            return [None if column[0] is None else _stacked(column) for column in zip(*rows)]
+            return [None if column[0] is None else _stack_rows(column) for column in zip(*rows)]
         zeros = [np.zeros(y.shape, y.dtype) for y in map(real_form, self.ends)]
         probes = [Array(z, leaf(z)) for z in zeros]
         pulled = pull_through(self.program, self._places, probes)
@@ -173,7 +173,7 @@ def _carrying(y: Array) -> Array:
     return y if carries_derivative(y._data) else Array(y._data)
 
 
-def _stacked(slices: Sequence[Any]) -> Array:
+def _stack_rows(slices: Sequence[Any]) -> Array:
     return slices[0].__array_namespace__().stack(slices)
 
 
@@ -185,7 +185,7 @@ def pull_through(
         return pull(p, places, seeds, directions)
     if directions:
         rows = [pull_through(p, places, [s[i] for s in seeds]) for i in range(len(seeds[0]))]
-        return [None if column[0] is None else _stacked(column) for column in zip(*rows)]
+        return [None if column[0] is None else _stack_rows(column) for column in zip(*rows)]
     given = [(p.source(at), s) for at, s in zip(places, seeds) if at is not None]
     return _pull_in_stretches(p, given)  # type: ignore[arg-type]
 

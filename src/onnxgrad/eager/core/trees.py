@@ -50,23 +50,23 @@ def structure(tree: Any) -> Any:
 
 def rebuilt(tree: Any, values: Sequence[Any]) -> Any:
     """The tree of the same structure with the leaves `values`."""
-    return _filled(tree, iter(values), keep_fixed=True)
+    return _fill_leaves(tree, iter(values), keep_fixed=True)
 
 
 def derivative(tree: Any, values: Sequence[Any]) -> Any:
     """Rebuild the tree with `values`, like `rebuilt`, and with None for everything that is no leaf."""
-    return _filled(tree, iter(values), keep_fixed=False)
+    return _fill_leaves(tree, iter(values), keep_fixed=False)
 
 
-def _filled(tree: Any, rest: Iterator[Any], keep_fixed: bool) -> Any:
+def _fill_leaves(tree: Any, rest: Iterator[Any], keep_fixed: bool) -> Any:
     if is_leaf(tree):
         return next(rest)
     if isinstance(tree, _FIXED) or callable(tree):
         return tree if keep_fixed else None
-    return _assembled(tree, [_filled(child, rest, keep_fixed) for _, child in _children(tree)])
+    return _assemble_container(tree, [_fill_leaves(child, rest, keep_fixed) for _, child in _children(tree)])
 
 
-def _assembled(tree: Any, parts: list[Any]) -> Any:
+def _assemble_container(tree: Any, parts: list[Any]) -> Any:
     """A container like `tree` with other children."""
     if isinstance(tree, dict):
         made = tree.copy()
@@ -134,4 +134,4 @@ def mapped(function: Callable[[Array], Any], tree: Any) -> Any:
         children = [] if is_leaf(tree) else [child for _, child in _children(tree)]
     except BadInput:
         return tree
-    return _assembled(tree, [mapped(function, child) for child in children]) if children else tree
+    return _assemble_container(tree, [mapped(function, child) for child in children]) if children else tree

@@ -33,13 +33,13 @@ def odeint(func: Callable[..., Any], y0: Any, t: Any, args: tuple[Any, ...] = ()
         return Array(numpy.asarray(found))
 
     def backward(arguments: Any, y: Any, g: Any) -> Any:
-        return _pulled(func, arguments, y, g, options)
+        return _solve_adjoint(func, arguments, y, g, options)
 
     run.__name__ = "odeint"
     return opaque_call(run, (y0, t, args), backward)
 
 
-def _pulled(func: Any, arguments: Any, y: Any, g: Any, options: Any) -> tuple[Any, Any, Any]:
+def _solve_adjoint(func: Any, arguments: Any, y: Any, g: Any, options: Any) -> tuple[Any, Any, Any]:
     """With the adjoint λ = ∂L/∂y(t): dλ/dt = −(∂f/∂y)ᵀ·λ, λ jumps by g at each time, ∂L/∂args = ∫ (∂f/∂args)ᵀ·λ dt,
     and ∂L/∂tᵢ = g(tᵢ)·f(tᵢ), minus the whole of what follows at the first time."""
     _, t, args = arguments

@@ -52,7 +52,7 @@ def exprel_slope(x: Any, y: Any) -> Array:
     return np.where(near, series, (np.exp(far) - (np.exp(far) - 1) / far) / far)
 
 
-def _derived(name: str, *slopes: Any) -> Function:
+def _define_function(name: str, *slopes: Any) -> Function:
     """SciPy's function `name` with these partial derivatives, of the operands and the result."""
     kernel = getattr(_scipy, name)
 
@@ -72,71 +72,73 @@ def _derived(name: str, *slopes: Any) -> Function:
 # --- DLMF §5.2, 5.15, 6.2, 7.2, 8.8, 8.17, 10.6, 10.29 ---------------------------------------------
 
 # gamma functions
-gamma: Function = _derived("gamma", lambda x, y: y * digamma(x))
-gammaln: Function = _derived("gammaln", lambda x, y: digamma(x))
-gammasgn: Function = _derived("gammasgn", None)
-loggamma: Function = _derived("loggamma", lambda x, y: digamma(x))
-rgamma: Function = _derived("rgamma", lambda x, y: -digamma(x) * y)
-digamma: Function = _derived("digamma", lambda x, y: polygamma(1, x))
-polygamma: Function = _derived("polygamma", _NONE, lambda n, x, y: polygamma(n + 1, x))
-zeta: Function = _derived("zeta", _NONE, lambda s, q, y: -s * zeta(s + 1, q))
-beta: Function = _derived(
+gamma: Function = _define_function("gamma", lambda x, y: y * digamma(x))
+gammaln: Function = _define_function("gammaln", lambda x, y: digamma(x))
+gammasgn: Function = _define_function("gammasgn", None)
+loggamma: Function = _define_function("loggamma", lambda x, y: digamma(x))
+rgamma: Function = _define_function("rgamma", lambda x, y: -digamma(x) * y)
+digamma: Function = _define_function("digamma", lambda x, y: polygamma(1, x))
+polygamma: Function = _define_function("polygamma", _NONE, lambda n, x, y: polygamma(n + 1, x))
+zeta: Function = _define_function("zeta", _NONE, lambda s, q, y: -s * zeta(s + 1, q))
+beta: Function = _define_function(
     "beta", lambda a, b, y: y * (digamma(a) - digamma(a + b)), lambda a, b, y: y * (digamma(b) - digamma(a + b))
 )
-betaln: Function = _derived(
+betaln: Function = _define_function(
     "betaln", lambda a, b, y: digamma(a) - digamma(a + b), lambda a, b, y: digamma(b) - digamma(a + b)
 )
-betainc: Function = _derived(
+betainc: Function = _define_function(
     "betainc", _NONE, _NONE, lambda a, b, x, y: np.exp(xlogy(a - 1, x) + xlog1py(b - 1, -x) - betaln(a, b))
 )
-_gammainc: Function = _derived("gammainc", _NONE, lambda a, x, y: np.exp(-x + xlogy(a - 1, x) - gammaln(a)))
-_gammaincc: Function = _derived("gammaincc", _NONE, lambda a, x, y: -np.exp(-x + xlogy(a - 1, x) - gammaln(a)))
-poch: Function = _derived("poch", lambda a, m, y: y * (digamma(a + m) - digamma(a)), lambda a, m, y: y * digamma(a + m))
+_gammainc: Function = _define_function("gammainc", _NONE, lambda a, x, y: np.exp(-x + xlogy(a - 1, x) - gammaln(a)))
+_gammaincc: Function = _define_function("gammaincc", _NONE, lambda a, x, y: -np.exp(-x + xlogy(a - 1, x) - gammaln(a)))
+poch: Function = _define_function(
+    "poch", lambda a, m, y: y * (digamma(a + m) - digamma(a)), lambda a, m, y: y * digamma(a + m)
+)
 
 # error functions, integrals
-erfc: Function = _derived("erfc", lambda x, y: -_gauss(x))
-erfcx: Function = _derived("erfcx", lambda x, y: 2 * x * y - 2 / _ROOT_PI)
-erfinv: Function = _derived("erfinv", lambda x, y: np.exp(y * y) * (_ROOT_PI / 2))
-erfcinv: Function = _derived("erfcinv", lambda x, y: -np.exp(y * y) * (_ROOT_PI / 2))
-dawsn: Function = _derived("dawsn", lambda x, y: 1 - 2 * x * y)
-log_ndtr: Function = _derived("log_ndtr", lambda x, y: np.exp(-x * x / 2 - y) / math.sqrt(2 * math.pi))
-ndtri: Function = _derived("ndtri", lambda p, y: 1 / _density(y))
-expi: Function = _derived("expi", lambda x, y: np.exp(x) / x)
-exp1: Function = _derived("exp1", lambda x, y: -np.exp(-x) / x)
-expn: Function = _derived("expn", _NONE, lambda n, x, y: ((n - 1) * y - np.exp(-x)) / x)
-spence: Function = _derived("spence", lambda x, y: -np.log(x) / np.where(x == 1, 1.0, x - 1) - (x == 1))
-stdtr: Function = _derived(
+erfc: Function = _define_function("erfc", lambda x, y: -_gauss(x))
+erfcx: Function = _define_function("erfcx", lambda x, y: 2 * x * y - 2 / _ROOT_PI)
+erfinv: Function = _define_function("erfinv", lambda x, y: np.exp(y * y) * (_ROOT_PI / 2))
+erfcinv: Function = _define_function("erfcinv", lambda x, y: -np.exp(y * y) * (_ROOT_PI / 2))
+dawsn: Function = _define_function("dawsn", lambda x, y: 1 - 2 * x * y)
+log_ndtr: Function = _define_function("log_ndtr", lambda x, y: np.exp(-x * x / 2 - y) / math.sqrt(2 * math.pi))
+ndtri: Function = _define_function("ndtri", lambda p, y: 1 / _density(y))
+expi: Function = _define_function("expi", lambda x, y: np.exp(x) / x)
+exp1: Function = _define_function("exp1", lambda x, y: -np.exp(-x) / x)
+expn: Function = _define_function("expn", _NONE, lambda n, x, y: ((n - 1) * y - np.exp(-x)) / x)
+spence: Function = _define_function("spence", lambda x, y: -np.log(x) / np.where(x == 1, 1.0, x - 1) - (x == 1))
+stdtr: Function = _define_function(
     "stdtr", _NONE, lambda n, t, y: np.exp(-betaln(0.5, n / 2) - np.log(n) / 2 - (n + 1) / 2 * np.log1p(t * t / n))
 )
-lambertw: Function = _derived("lambertw", lambda z, y: np.exp(-y) / (1 + y))
+lambertw: Function = _define_function("lambertw", lambda z, y: np.exp(-y) / (1 + y))
 
 # Bessel functions
-j0: Function = _derived("j0", lambda x, y: -j1(x))
-j1: Function = _derived("j1", lambda x, y: (j0(x) - jv(2, x)) / 2)
-y0: Function = _derived("y0", lambda x, y: -y1(x))
-y1: Function = _derived("y1", lambda x, y: (y0(x) - yv(2, x)) / 2)
-i0: Function = _derived("i0", lambda x, y: i1(x))
-i1: Function = _derived("i1", lambda x, y: (i0(x) + iv(2, x)) / 2)
-i0e: Function = _derived("i0e", lambda x, y: i1e(x) - np.sign(x) * y)
-i1e: Function = _derived("i1e", lambda x, y: (i0e(x) + ive(2, x)) / 2 - np.sign(x) * y)
-k0: Function = _derived("k0", lambda x, y: -k1(x))
-k1: Function = _derived("k1", lambda x, y: -(k0(x) + kv(2, x)) / 2)
-jv: Function = _derived("jv", _NONE, lambda n, x, y: (jv(n - 1, x) - jv(n + 1, x)) / 2)
-yv: Function = _derived("yv", _NONE, lambda n, x, y: (yv(n - 1, x) - yv(n + 1, x)) / 2)
-iv: Function = _derived("iv", _NONE, lambda n, x, y: (iv(n - 1, x) + iv(n + 1, x)) / 2)
-ive: Function = _derived("ive", _NONE, lambda n, x, y: (ive(n - 1, x) + ive(n + 1, x)) / 2 - np.sign(x) * y)
-kv: Function = _derived("kv", _NONE, lambda n, x, y: -(kv(n - 1, x) + kv(n + 1, x)) / 2)
+j0: Function = _define_function("j0", lambda x, y: -j1(x))
+j1: Function = _define_function("j1", lambda x, y: (j0(x) - jv(2, x)) / 2)
+y0: Function = _define_function("y0", lambda x, y: -y1(x))
+y1: Function = _define_function("y1", lambda x, y: (y0(x) - yv(2, x)) / 2)
+i0: Function = _define_function("i0", lambda x, y: i1(x))
+i1: Function = _define_function("i1", lambda x, y: (i0(x) + iv(2, x)) / 2)
+i0e: Function = _define_function("i0e", lambda x, y: i1e(x) - np.sign(x) * y)
+i1e: Function = _define_function("i1e", lambda x, y: (i0e(x) + ive(2, x)) / 2 - np.sign(x) * y)
+k0: Function = _define_function("k0", lambda x, y: -k1(x))
+k1: Function = _define_function("k1", lambda x, y: -(k0(x) + kv(2, x)) / 2)
+jv: Function = _define_function("jv", _NONE, lambda n, x, y: (jv(n - 1, x) - jv(n + 1, x)) / 2)
+yv: Function = _define_function("yv", _NONE, lambda n, x, y: (yv(n - 1, x) - yv(n + 1, x)) / 2)
+iv: Function = _define_function("iv", _NONE, lambda n, x, y: (iv(n - 1, x) + iv(n + 1, x)) / 2)
+ive: Function = _define_function("ive", _NONE, lambda n, x, y: (ive(n - 1, x) + ive(n + 1, x)) / 2 - np.sign(x) * y)
+kv: Function = _define_function("kv", _NONE, lambda n, x, y: -(kv(n - 1, x) + kv(n + 1, x)) / 2)
 
 # logarithms, whose products with 0 are 0
-xlogy: Function = _derived("xlogy", lambda x, y, z: np.log(_nonzero(x, y)), lambda x, y, z: x / _nonzero(x, y))
-xlog1py: Function = _derived(
+xlogy: Function = _define_function("xlogy", lambda x, y, z: np.log(_nonzero(x, y)), lambda x, y, z: x / _nonzero(x, y))
+xlog1py: Function = _define_function(
     "xlog1py", lambda x, y, z: np.log(_nonzero(x, 1 + y)), lambda x, y, z: x / _nonzero(x, 1 + y)
 )
-entr: Function = _derived("entr", lambda x, y: -np.log(x) - 1)
-rel_entr: Function = _derived("rel_entr", lambda x, y, z: np.log(x / y) + 1, lambda x, y, z: -x / y)
-kl_div: Function = _derived("kl_div", lambda x, y, z: np.log(x / y), lambda x, y, z: 1 - x / y)
-logit: Function = _derived("logit", lambda x, y: 1 / (x * (1 - x)))
-exprel: Function = _derived("exprel", lambda x, y: exprel_slope(x, y))
+entr: Function = _define_function("entr", lambda x, y: -np.log(x) - 1)
+rel_entr: Function = _define_function("rel_entr", lambda x, y, z: np.log(x / y) + 1, lambda x, y, z: -x / y)
+kl_div: Function = _define_function("kl_div", lambda x, y, z: np.log(x / y), lambda x, y, z: 1 - x / y)
+logit: Function = _define_function("logit", lambda x, y: 1 / (x * (1 - x)))
+exprel: Function = _define_function("exprel", lambda x, y: exprel_slope(x, y))
 psi, jn, yn = digamma, jv, yv
 
 

@@ -44,7 +44,7 @@ def _sums(pairs: Array, n: int, axis: int, forward: bool) -> Array:
         return Array(_numpys(x._data, n, axis, forward))
 
     def backward(arguments: Any, y: Any, g: Array) -> tuple[Array]:
-        return (_fitted(_sums(g, n, axis, not forward), have, axis),)
+        return (_fit_length(_sums(g, n, axis, not forward), have, axis),)
 
     return opaque_call(value, (pairs,), backward)
 
@@ -63,7 +63,7 @@ def dft_of(b: Builder, pairs: Var, n: int, axis: int, forward: bool) -> Var:
     return b.DFT(pairs * other, b.const(n), b.const(axis)) * other
 
 
-def _fitted(x: Array, want: int, axis: int) -> Array:
+def _fit_length(x: Array, want: int, axis: int) -> Array:
     """`x` cut or zero-padded to `want` elements along `axis`."""
     have = x.shape[axis]
     if want <= have:
@@ -98,7 +98,7 @@ def _from_half(x: Array, n: int | None, axis: int, norm: str, direction: int) ->
     twice = 2 * np.arange(n // 2 + 1)
     c = 2.0 - (twice == 0) - (twice == n)
     x = as_complex(x)
-    pairs = _fitted(pairs_of(x), n // 2 + 1, axis)
+    pairs = _fit_length(pairs_of(x), n // 2 + 1, axis)
     pairs = pairs * c.astype(pairs.dtype).reshape(-1, *(1,) * (pairs.ndim - 1 - axis))
     return real(_transform(of_pairs(pairs), n, axis, norm, direction))
 
@@ -109,10 +109,10 @@ def _one_axis_transform(kernel: Callable[..., Any], traced: Callable[..., Array]
             return wrapped(kernel(plain(x), n, axis, norm))
         return traced(as_array(x), n, axis, norm or "backward")
 
-    return _described(transform, kernel)
+    return _copy_description(transform, kernel)
 
 
-def _described(transform: Callable[..., Array], kernel: Callable[..., Any]) -> Callable[..., Array]:
+def _copy_description(transform: Callable[..., Array], kernel: Callable[..., Any]) -> Callable[..., Array]:
     transform.__name__ = transform.__qualname__ = kernel.__name__
     transform.__doc__ = " ".join((kernel.__doc__ or "").strip().split("\n\n")[0].split())
     return transform
@@ -139,7 +139,7 @@ def _many(kernel: Callable[..., Any], last: Callable[..., Array], rest: Callable
             x = function(x, n, a, norm)
         return x
 
-    return _described(transform, kernel)
+    return _copy_description(transform, kernel)
 
 
 _SWAPPED = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
@@ -160,7 +160,7 @@ def _two(name: str, transform: Callable[..., Array]) -> Callable[..., Array]:
     def planar(x: Any, /, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Array:
         return transform(x, s, axes, norm)
 
-    return _described(planar, getattr(np.fft, name))
+    return _copy_description(planar, getattr(np.fft, name))
 
 
 fft2, ifft2, rfft2, irfft2 = _two("fft2", fftn), _two("ifft2", ifftn), _two("rfft2", rfftn), _two("irfft2", irfftn)

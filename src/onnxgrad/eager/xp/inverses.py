@@ -52,10 +52,10 @@ def _solve_vjp(arguments: Any, y: Any, g: Any) -> Any:
     a, b = arguments
     at_b = _solve(matrix_transpose(a), g)
     at_a = -matmul(at_b, matrix_transpose(y))
-    return _summed(at_a, a.shape), _summed(at_b, b.shape)
+    return _sum_to_shape(at_a, a.shape), _sum_to_shape(at_b, b.shape)
 
 
-def _summed(x: Array, shape: tuple[int, ...]) -> Array:
+def _sum_to_shape(x: Array, shape: tuple[int, ...]) -> Array:
     """The transpose of broadcasting from `shape`."""
     lead = x.ndim - len(shape)
     axes = tuple(i for i in range(x.ndim) if i < lead or (shape[i - lead] == 1 and x.shape[i] != 1))

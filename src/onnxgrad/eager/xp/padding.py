@@ -50,7 +50,11 @@ def pad(
     if mode in _ENDS or mode == "linear_ramp":
         for axis, pair in enumerate(widths):
             if any(pair):
-                x = _ramped(x, axis, pair, end_values) if mode == "linear_ramp" else _ended(x, axis, pair, mode)
+                x = (
+                    _pad_ramp(x, axis, pair, end_values)
+                    if mode == "linear_ramp"
+                    else _pad_end_values(x, axis, pair, mode)
+                )
         return x
     if mode not in ("edge", "reflect", "symmetric", "wrap"):
         known = ", ".join(map(repr, ("constant", "edge", "empty", "linear_ramp", *_ENDS, "reflect", "symmetric")))
@@ -85,13 +89,13 @@ def _middle(x: Array, axis: int, keepdims: bool) -> Array:
 _ENDS: dict[str, Any] = {"maximum": max, "mean": mean, "median": _middle, "minimum": min}
 
 
-def _ended(x: Array, axis: int, widths: tuple[int, int], mode: str) -> Array:
+def _pad_end_values(x: Array, axis: int, widths: tuple[int, int], mode: str) -> Array:
     end = _ENDS[mode](x, axis=axis, keepdims=True)
     before, after = (repeat(end, n, axis=axis) for n in widths)
     return concat([before, x, after], axis=axis)
 
 
-def _ramped(x: Array, axis: int, widths: tuple[int, int], outermost: float) -> Array:
+def _pad_ramp(x: Array, axis: int, widths: tuple[int, int], outermost: float) -> Array:
     parts = [x]
     for n, at in zip(widths, (0, -1)):
         share = (np.arange(n) / n if n else np.zeros(0)).astype(x.dtype)

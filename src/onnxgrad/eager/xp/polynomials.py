@@ -31,7 +31,7 @@ def _vector(p: Any) -> Array:
     return reshape(as_array(p), (-1,))
 
 
-def _aligned(p: Any, q: Any) -> list[Array]:
+def _align_lengths(p: Any, q: Any) -> list[Array]:
     a, b = promoted(_vector(p), _vector(q))
     size = max(a.size, b.size)
     return [concat([Array(np.zeros(size - x.size, x.dtype)), x]) for x in (a, b)]
@@ -39,12 +39,12 @@ def _aligned(p: Any, q: Any) -> list[Array]:
 
 def polyadd(p: Any, q: Any, /) -> Array:
     """The sum of two polynomials."""
-    return e.add(*_aligned(p, q))
+    return e.add(*_align_lengths(p, q))
 
 
 def polysub(p: Any, q: Any, /) -> Array:
     """The difference of two polynomials."""
-    return e.subtract(*_aligned(p, q))
+    return e.subtract(*_align_lengths(p, q))
 
 
 def polymul(p: Any, q: Any, /) -> Array:
@@ -93,7 +93,7 @@ def geomspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True) -> Ar
 # --- counts ----------------------------------------------------------------------------------------
 
 
-def _counted(places: np.ndarray, weights: Any, count: int) -> Array:
+def _count_places(places: np.ndarray, weights: Any, count: int) -> Array:
     """The sums of the `weights` of each of `count` places; a place outside counts for none."""
     w = reshape(as_array(weights), (-1,))
     w = w if w.dtype.kind in "fc" else cast(w, np.float64)
@@ -105,7 +105,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Array:
     places = np.asarray(as_array(x)._read("bincount"))
     if weights is None:
         return Array(np.bincount(places, minlength=minlength))
-    return _counted(places, weights, max(int(places.max(initial=-1)) + 1, minlength))
+    return _count_places(places, weights, max(int(places.max(initial=-1)) + 1, minlength))
 
 
 def histogram(
@@ -130,7 +130,7 @@ def histogram(
     places[held == steps[-1]] = steps.size - 2
     counts = Array(np.bincount(places[(places >= 0) & (places < steps.size - 1)], minlength=steps.size - 1))
     if weights is not None:
-        counts = _counted(places, weights, steps.size - 1)
+        counts = _count_places(places, weights, steps.size - 1)
     if density:
         width = e.subtract(getitem(edges, slice(1, None)), getitem(edges, slice(None, -1)))
         counts = e.divide(e.divide(cast(counts, np.float64), width), cast(r.sum(counts), np.float64))

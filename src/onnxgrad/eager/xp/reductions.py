@@ -28,7 +28,7 @@ _COMPLEX: dict[str, Any] = {
 }
 
 
-def _reduced(op_type: str, kernel: Any, x: Array, axis: Axis, keepdims: bool) -> Array:
+def _reduce_axes(op_type: str, kernel: Any, x: Array, axis: Axis, keepdims: bool) -> Array:
     axes = axes_of(axis, x.ndim)
     if x._node is not None and x._data.dtype.kind == "c" and op_type in _COMPLEX and not exporting.get():
         return _COMPLEX[op_type](x, axes, keepdims)
@@ -67,7 +67,7 @@ def sum(
     initial: Any = None, where: Any = None,
 ) -> Array:  # fmt: skip
     """The sum of the elements along `axis` where `where` is true, and of `initial`."""
-    y = _reduced("ReduceSum", np.sum, fill_unselected(_widen(x, dtype), where, 0, "sum"), axis, keepdims)
+    y = _reduce_axes("ReduceSum", np.sum, fill_unselected(_widen(x, dtype), where, 0, "sum"), axis, keepdims)
     return _from(e.add, initial, y)
 
 
@@ -76,21 +76,21 @@ def prod(
     initial: Any = None, where: Any = None,
 ) -> Array:  # fmt: skip
     """The product of the elements along `axis` where `where` is true, and of `initial`."""
-    y = _reduced("ReduceProd", np.prod, fill_unselected(_widen(x, dtype), where, 1, "prod"), axis, keepdims)
+    y = _reduce_axes("ReduceProd", np.prod, fill_unselected(_widen(x, dtype), where, 1, "prod"), axis, keepdims)
     return _from(e.multiply, initial, y)
 
 
 def mean(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
     """The mean of the elements along `axis`."""
     x = as_array(x) if dtype is None else cast(as_array(x), dtype)
-    return _reduced("ReduceMean", np.mean, x if x.dtype.kind in "fc" else cast(x, np.float64), axis, keepdims)
+    return _reduce_axes("ReduceMean", np.mean, x if x.dtype.kind in "fc" else cast(x, np.float64), axis, keepdims)
 
 
 def max(
     x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False, initial: Any = None, where: Any = None
 ) -> Array:
     """The maximum along `axis` where `where` is true, and of `initial`; ties share the derivative."""
-    y = _reduced("ReduceMax", np.max, fill_unselected(as_array(x), where, initial, "max"), axis, keepdims)
+    y = _reduce_axes("ReduceMax", np.max, fill_unselected(as_array(x), where, initial, "max"), axis, keepdims)
     return _from(e.maximum, initial, y)
 
 
@@ -98,7 +98,7 @@ def min(
     x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False, initial: Any = None, where: Any = None
 ) -> Array:
     """The minimum along `axis` where `where` is true, and of `initial`; ties share the derivative."""
-    y = _reduced("ReduceMin", np.min, fill_unselected(as_array(x), where, initial, "min"), axis, keepdims)
+    y = _reduce_axes("ReduceMin", np.min, fill_unselected(as_array(x), where, initial, "min"), axis, keepdims)
     return _from(e.minimum, initial, y)
 
 
@@ -197,7 +197,7 @@ def _logical(op_type: str, kernel: Any, x: Any, axis: Axis, keepdims: bool) -> A
     if x._node is None:
         return Array(np.asarray(kernel(x._data, axis=axis, keepdims=keepdims)))
     ones = cast(x if x.dtype == bool else e.not_equal(x, 0), np.int64)
-    return cast(_reduced(op_type, getattr(np, op_type[6:].lower()), ones, axis, keepdims), bool)
+    return cast(_reduce_axes(op_type, getattr(np, op_type[6:].lower()), ones, axis, keepdims), bool)
 
 
 def all(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:

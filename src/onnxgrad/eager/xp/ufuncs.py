@@ -25,7 +25,7 @@ _ndarray = np.ndarray
 _NOT = standard("Not")
 
 
-def _named(function: Function, name: str, kernel: Any) -> Function:
+def _set_name(function: Function, name: str, kernel: Any) -> Function:
     function.__name__ = function.__qualname__ = name
     if isinstance(kernel, types.FunctionType) and kernel.__module__.startswith(__package__ or ""):
         function.__signature__ = inspect.signature(kernel)  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def unary(name: str, op: Recorded, kernel: Any, floats: Recorded | None = None) 
             used = _NOT
         return _new_array(y, Node(used, (node,), y))
 
-    return _named(function, name, kernel)
+    return _set_name(function, name, kernel)
 
 
 def binary(name: str, op: Recorded, kernel: Any, booleans: Recorded | None = None, ints: Recorded | None = None) -> Any:
@@ -93,7 +93,7 @@ def binary(name: str, op: Recorded, kernel: Any, booleans: Recorded | None = Non
         used = special.get(a.dtype.kind, whole)
         return _new_array(y, Node(used, (a if m is None else m, b if n is None else n), y))
 
-    return _named(function, name, kernel)
+    return _set_name(function, name, kernel)
 
 
 def nondifferentiable(name: str, kernel: Any, instead: str = "") -> Function:
@@ -103,7 +103,7 @@ def nondifferentiable(name: str, kernel: Any, instead: str = "") -> Function:
         refuse_tracked(name, [*args, *kwargs.values()], instead)
         return wrapped(kernel(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
 
-    return _named(function, name, kernel)
+    return _set_name(function, name, kernel)
 
 
 def module_fallback(module: Any, path: str, instead: str = "") -> Callable[[str], Any]:
@@ -130,4 +130,4 @@ def discrete(name: str, kernel: Any) -> Function:
             refuse_tracked(name, [*args, *kwargs.values()], "it has no form in ONNX", floats=False)
         return wrapped(kernel(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
 
-    return _named(function, name, kernel)
+    return _set_name(function, name, kernel)

@@ -25,7 +25,7 @@ def _names_missing_axis(node: ir.Node) -> bool:
 def ask_onnx(node: ir.Node, context: osi.ShapeInferenceContext) -> None:
     """Set types and shapes of those outputs of `node` that have none, where the onnx package knows them."""
     try:
-        inferred = _inferred(node, context.get_opset_version(node.domain))
+        inferred = _infer_by_onnx(node, context.get_opset_version(node.domain))
     except Exception:
         logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         return
@@ -41,13 +41,13 @@ def ask_onnx(node: ir.Node, context: osi.ShapeInferenceContext) -> None:
 def objection(node: ir.Node, opset: int) -> str:
     """The objection of the onnx package to the operands of `node`; empty if it has none."""
     try:
-        _inferred(node, opset)
+        _infer_by_onnx(node, opset)
     except onnx.shape_inference.InferenceError as error:
         return str(error).rsplit("] ", 1)[-1]
     return ""
 
 
-def _inferred(node: ir.Node, opset: int) -> dict[str, onnx.TypeProto]:
+def _infer_by_onnx(node: ir.Node, opset: int) -> dict[str, onnx.TypeProto]:
     """Types of the outputs of `node`, as the onnx package infers them; empty for an operator that it does not know."""
     if _names_missing_axis(node) or schema_of(node.domain, node.op_type, opset) is None:
         return {}

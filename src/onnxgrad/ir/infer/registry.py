@@ -99,7 +99,7 @@ OWN: dict[tuple[str, str, int], Infer] = {
 }
 
 
-def _filled() -> InferenceRegistry:
+def _fill_registry() -> InferenceRegistry:
     made = InferenceRegistry()
     osi.registry.collect()
     for correction in CORRECTIONS:
@@ -114,4 +114,4 @@ def _filled() -> InferenceRegistry:
 
 
 #: The functions that onnxgrad infers with.
-registry = _filled()
+registry = _fill_registry()

@@ -18,7 +18,7 @@ on ONNX Runtime 1.31 (two cores, batch 16 to 32, 32 to 64 channels, 16² to 32²
 * `_exchanged` — batch and channels exchanged in an ordinary convolution: needs no size at all.
 
 For an empty batch all sums are empty, so 0. A convolution over no channels never ends on ONNX Runtime, or returns
-uninitialized memory; so if the batch may be empty, `_filled` stops the run first.
+uninitialized memory; so if the batch may be empty, `_stop_if_empty` stops the run first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ WIDEST_ROW = 64
 
 def correlate(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var:
     """The cotangent of the weights `like`, [M, C/G, k…]."""
-    w = _correlated(op, big, small, like, windows)
+    w = _correlate(op, big, small, like, windows)
     if windows.rank in (1, 2) and None not in windows.kernel:
         op.named(
             "ConvWeightGrad",
@@ -73,7 +73,7 @@ def correlate(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var:
     return w
 
 
-def _correlated(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var:
+def _correlate(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var:
     group = windows.group
     inner = size(like, 1)
     if inner is None and size(big, 1) is not None:
@@ -143,7 +143,7 @@ def _interleaved(op: Op, big: Var, small: Var, outer: int | None, windows: Windo
     else:
         lanes = view(op, big, [batch, group, inner, *room])
         lanes = op.Transpose(lanes, perm=[1, 0, *(a + 1 for a in axes), 2])
-    kernel = _filled(op, op.Transpose(small, perm=[1, 0, *axes]))
+    kernel = _stop_if_empty(op, op.Transpose(small, perm=[1, 0, *axes]))
     gap = windows.dilations[-1]
     taps: list[Any] = list(windows.kernel)
     if gap > 1 and rank < 3:  # the offsets between taps dominate; no runtime has four axes
@@ -180,7 +180,7 @@ def _interleaved(op: Op, big: Var, small: Var, outer: int | None, windows: Windo
     return op.Transpose(y, perm=[0, rank + 1, *range(1, rank + 1)])
 
 
-def _filled(op: Op, kernel: Var) -> Var:
+def _stop_if_empty(op: Op, kernel: Var) -> Var:
     """`kernel`, [M, N, o…]; a run with N = 0 stops at this node, whose name is the message."""
     if size(kernel, 1) is not None:
         return kernel
@@ -229,7 +229,7 @@ def _exchanged(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var
         lanes = view(op, lanes, [inner, batch * group, *room])
     y = op.Conv(
         lanes,
-        _filled(op, op.Transpose(small, perm=[1, 0, *axes])),
+        _stop_if_empty(op, op.Transpose(small, perm=[1, 0, *axes])),
         strides=windows.dilations,
         dilations=windows.strides,
         pads=windows.pads,

@@ -178,7 +178,7 @@ def _axis_first(op: Op, x: Var, axis: int) -> Var:
     return op.reshape(moved, op.join(op.shape_of(x, axis, axis + 1 or None), [-1])) if x.rank != 2 else moved
 
 
-def _resized(op: Op, x: Var, y: Var, axes: list[int], but: int | None = None) -> Var:
+def _resize_axes(op: Op, x: Var, y: Var, axes: list[int], but: int | None = None) -> Var:
     """`x` resized along every axis, but not along that at place `but`."""
     z = x
     for place, axis in enumerate(axes):
@@ -202,14 +202,14 @@ def _moved_places(op: Op, g: Var, x: Var, y: Var) -> list[tuple[Axis, Var]]:
     axes, found = _axes(op, x), []
     for place, axis in enumerate(axes):
         line = Axis(op, x, y, place, axis, len(axes))
-        z = _resized(op, x, y, axes, place)
+        z = _resize_axes(op, x, y, axes, place)
         met = _axis_first(op, g, axis) @ op.Transpose(_axis_first(op, z, axis), perm=[1, 0])
         cast = met if met.dtype == line.dtype else op.Cast(met, to=int(line.dtype))
         found.append((line, op.ReduceSum(cast * line.slopes(), [1], keepdims=0)))
     return found
 
 
-def _gathered(op: Op, parts: list[Var], like: Var) -> Var:
+def _sum_parts(op: Op, parts: list[Var], like: Var) -> Var:
     """Σ of each part, in a vector like `like`."""
     sums = [op.ReduceSum(p, [0], keepdims=1) for p in parts]
     return op.cast_like(sums[0] if len(sums) == 1 else op.Concat(*sums, axis=0), like)
@@ -231,7 +231,7 @@ def _resize_jvp(op: Op, tangents: Tangents, x: Var, roi: Var, scales: Var, sizes
         else:
             moved = line.at(tangents[2], place) * line.by_scale()
         m = op.cast_like(op.Unsqueeze(moved, [1]) * line.slopes(), x)
-        part = _multiply_along(op, _resized(op, x, y, axes, place), m, axis)
+        part = _multiply_along(op, _resize_axes(op, x, y, axes, place), m, axis)
         out = part if out is None else out + part
     return op.zeros_like(y) if out is None else out
 
@@ -248,13 +248,13 @@ def resize(op: Op, g: Var, x: Var, roi: Var | None, scales: Var | None, sizes: V
     region = scale = None
     if by_roi and roi is not None:
         rates = [(hat * a, hat * b) for line, hat in moved for a, b in [line.by_region()]]
-        region = _gathered(op, [a for a, _ in rates] + [b for _, b in rates], roi)
+        region = _sum_parts(op, [a for a, _ in rates] + [b for _, b in rates], roi)
     if by_scales and scales is not None:
-        scale = _gathered(op, [hat * line.by_scale() for line, hat in moved], scales)
-    return _pulled(op, g, x, y) if op.needs[0] else None, region, scale
+        scale = _sum_parts(op, [hat * line.by_scale() for line, hat in moved], scales)
+    return _pull_back(op, g, x, y) if op.needs[0] else None, region, scale
 
 
-def _pulled(op: Op, g: Var, x: Var, y: Var) -> Var:
+def _pull_back(op: Op, g: Var, x: Var, y: Var) -> Var:
     """M₁ᵀ ⊗ … ⊗ Mₖᵀ · g"""
     if y.shape is not None and 0 in y.shape:
         return op.zeros_like(x)

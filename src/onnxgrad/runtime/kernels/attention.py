@@ -104,7 +104,7 @@ def _fuse_site(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
     if discarded is None:
         return False
     shown, of_p, discarding = discarded.shown, discarded.of_p, discarded.nodes
-    softmax, to_p, rank = producer(p, "Softmax"), producer(_guarded(of_p), "MatMul"), _rank(p)
+    softmax, to_p, rank = producer(p, "Softmax"), producer(_guarded_product(of_p), "MatMul"), _rank(p)
     if softmax is None or to_p is None or grad.attributes["axis"].as_int() != rank - 1:
         return False
     scores = discarded.unmasked(_scores(softmax.inputs[0]))
@@ -202,7 +202,7 @@ class _Discarded:
         return replace(scores, mask=found["mask"])
 
 
-def _guarded(value: ir.Value) -> ir.Value | None:
+def _guarded_product(value: ir.Value) -> ir.Value | None:
     """The product in a Where that is there for products over nothing, which the kernels know; else `value`."""
     where = producer(value, "Where")
     product = None if where is None else producer(where.inputs[1], "MatMul")

@@ -41,7 +41,7 @@ def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -
             return None
         if not all(isinstance(n, (int, float)) for n in numbers):
             return None
-        (x, shrink), (g, clip) = map(_scaled, tensors[:2])
+        (x, shrink), (g, clip) = map(_split_scale, tensors[:2])
         vector = site.constant(np.array(numbers, dtype.numpy()))
         operands = [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector, None]
         if (picking := preceding_call(site, 1, "GatherGrad")) is not None and _same_shape(x, picking.outputs[0]):
@@ -61,7 +61,7 @@ def _same_shape(value: ir.Value, like: ir.Value) -> bool:
     return all(s is not None and s.is_static() for s in shapes) and shapes[0] == shapes[1]
 
 
-def _scaled(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+def _split_scale(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
     """`value` as the product of a tensor and a scalar; None for no scalar."""
     node = value.producer()
     if is_op(node, "Mul") and value.dtype is not None:

@@ -69,8 +69,8 @@ def _call(node: ir.Node) -> _Call | None:
         if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
             return None
         left, right = (bool(node.attributes.get_int(name, 0)) for name in ("transA", "transB"))
-    x, left = _untransposed(x, left)
-    w, right = _untransposed(w, right)
+    x, left = _skip_transpose(x, left)
+    w, right = _skip_transpose(w, right)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if not left:
         return _layer(node.outputs[0], x, w, right, bias)
@@ -123,7 +123,7 @@ def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
     return users[0] if (users[0].domain, users[0].op_type) == ("", op_type) else None
 
 
-def _untransposed(value: ir.Value, transposed: bool) -> tuple[ir.Value, bool]:
+def _skip_transpose(value: ir.Value, transposed: bool) -> tuple[ir.Value, bool]:
     """The operand of the Transpose that makes the matrix `value`, if one does; True if the product then transposes."""
     node = producer(value, "Transpose")
     if node is None or node.inputs[0] is None:

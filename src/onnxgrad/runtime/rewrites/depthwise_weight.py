@@ -51,11 +51,11 @@ class RowProducts:
         if masks is None or masks.ndim != 2 or out is None or len(out) != 4 or len(slices) != len(chain[7].inputs):
             return None
         cuts = [_row_cut(cut) for cut in slices]
-        big, above, below = _unpadded(slices[0].inputs[0])
+        big, above, below = _skip_padding(slices[0].inputs[0])
         sizes, small_sizes = _sizes(big), _sizes(small)
         if big is None or small is None or sizes is None or small_sizes is None or sizes[0] % block:
             return None
-        if any(_unpadded(cut.inputs[0])[0] is not big for cut in slices):
+        if any(_skip_padding(cut.inputs[0])[0] is not big for cut in slices):
             return None
         starts, strides = [c[0] for c in cuts if c], {c[1] for c in cuts if c}
         if None in cuts or len(strides) > 1:
@@ -65,7 +65,7 @@ class RowProducts:
         dilation = starts[1] - starts[0] if len(starts) > 1 else 1
         if starts != [i * dilation for i in range(len(starts))] or tuple(out[1:]) != (1, len(starts), across):
             return None
-        found = _decoded(masks, sizes[2], small_sizes[2])
+        found = _decode_mask(masks, sizes[2], small_sizes[2])
         if found is None:
             return None
         s, d, head = found
@@ -104,7 +104,7 @@ def _sizes(value: ir.Value | None) -> tuple[int, int, int] | None:
     return tuple(sizes) if all(isinstance(n, int) for n in sizes) else None  # type: ignore[return-value]
 
 
-def _unpadded(value: ir.Value | None) -> tuple[ir.Value | None, int, int]:
+def _skip_padding(value: ir.Value | None) -> tuple[ir.Value | None, int, int]:
     """The value that `value` pads with rows of zeros above and below, and their numbers."""
     pad = producer(value, "Pad")
     pads = constant(pad.inputs[1]) if pad is not None else None
@@ -113,7 +113,7 @@ def _unpadded(value: ir.Value | None) -> tuple[ir.Value | None, int, int]:
     return pad.inputs[0], int(pads[2]), int(pads[6])
 
 
-def _decoded(mask: np.ndarray, width: int, narrow: int) -> tuple[int, int, int] | None:
+def _decode_mask(mask: np.ndarray, width: int, narrow: int) -> tuple[int, int, int] | None:
     """Stride, dilation and head of a mask [width·narrow, taps] that is 1 where a column and a tap coincide."""
     across = mask.shape[1]
     if mask.shape[0] != width * narrow:

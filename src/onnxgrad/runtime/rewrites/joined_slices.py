@@ -33,7 +33,7 @@ def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
     found = {}
     for node in graph:
         if is_op(node, "Add") and not _continues(node):
-            pieces = _ordered([_piece(v) for v in _terms(node)])
+            pieces = _order_pieces([_piece(v) for v in _terms(node)])
             if pieces:
                 found[node] = pieces
     return found
@@ -95,7 +95,7 @@ def _piece(value: ir.Value) -> _Piece | None:
     return _Piece(x, axis, int(around[0, axis]), length, int(around[1, axis])) if isinstance(length, int) else None
 
 
-def _ordered(pieces: list[_Piece | None]) -> list[_Piece]:
+def _order_pieces(pieces: list[_Piece | None]) -> list[_Piece]:
     """`pieces` from first to last if they cover an axis without gap or overlap; else an empty list."""
     known = [p for p in pieces if p is not None]
     if len(known) != len(pieces) or len(known) < 2 or len({p.axis for p in known}) > 1:

@@ -17,7 +17,7 @@ from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, replace_va
 _FEWEST = 16
 
 
-def _repeated(node: ir.Node) -> tuple[ir.Value, int] | None:
+def _repeated_index(node: ir.Node) -> tuple[ir.Value, int] | None:
     """The index vector and axis of a GatherElements of whole rows; None for other nodes."""
     if not is_op(node, "GatherElements"):
         return None
@@ -68,7 +68,7 @@ def _write(graph: ir.Graph) -> int:
     places = 0
     for node in list(graph):
         writer.at = node
-        found = _repeated(node)
+        found = _repeated_index(node)
         places += found is not None or _takes_all(node) or _is_of_columns(node)
         if _takes_all(node):
             assert node.inputs[0] is not None
@@ -91,6 +91,6 @@ WHOLE_ROWS = rewrite(
     "whole_rows",
     "rows are copied, not numbers",
     "indices that are the same along a row, Gather along the last axis, a Slice of everything",
-    lambda graph: any(_takes_all(n) or _is_of_columns(n) or _repeated(n) is not None for n in graph),
+    lambda graph: any(_takes_all(n) or _is_of_columns(n) or _repeated_index(n) is not None for n in graph),
     _write,
 )

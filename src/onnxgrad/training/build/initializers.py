@@ -248,7 +248,7 @@ def initialize(
         if not fitting:
             raise BadInput(f"no initializer is called {pattern!r}; there are: {', '.join(sorted(held)[:8])}")
         for name in fitting:
-            chosen.setdefault(name, _named(way))
+            chosen.setdefault(name, _find_initializer(way))
     names = Names(held)
     lines, outputs, bound = [], [], []
     for i, (name, write) in enumerate(chosen.items()):
@@ -283,7 +283,7 @@ _FLOATS = {
 }
 
 
-def _named(way: str | Initializer) -> Initializer:
+def _find_initializer(way: str | Initializer) -> Initializer:
     if callable(way):
         return way
     if way not in INITIALIZERS:
@@ -298,12 +298,12 @@ def _fans(model: onnx.ModelProto, name: str, shape: tuple[int, ...]) -> tuple[in
     kernel = math.prod(shape[2:])
     out, into = shape[0] * kernel, shape[1] * kernel  # as a convolution has it
     reader = next((n for n in model.graph.node if name in n.input), None)
-    if len(shape) == 2 and not (reader is not None and reader.op_type == "Gemm" and _transposed(reader)):
+    if len(shape) == 2 and not (reader is not None and reader.op_type == "Gemm" and _reads_transposed(reader)):
         out, into = shape[1], shape[0]
     if reader is not None and reader.op_type == "ConvTranspose":
         out, into = into, out
     return max(1, into), max(1, out)
 
 
-def _transposed(node: onnx.NodeProto) -> bool:
+def _reads_transposed(node: onnx.NodeProto) -> bool:
     return any(a.name == "transB" and a.i for a in node.attribute)

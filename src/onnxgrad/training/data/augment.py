@@ -148,12 +148,12 @@ def uniform(draw: Sequence[int], rows: np.ndarray, count: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         key = np.zeros((), np.uint64)
         for number in draw:
-            key = _mixed(key + np.uint64(number % 2**64))
-        keys = _mixed(key + np.asarray(rows).astype(np.uint64))[:, None]
-        return (_mixed(keys + np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(11)) * 2.0**-53
+            key = _mix_bits(key + np.uint64(number % 2**64))
+        keys = _mix_bits(key + np.asarray(rows).astype(np.uint64))[:, None]
+        return (_mix_bits(keys + np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(11)) * 2.0**-53
 
 
-def _mixed(z: np.ndarray) -> np.ndarray:
+def _mix_bits(z: np.ndarray) -> np.ndarray:
     """A step of SplitMix64 from the state `z`."""
     z = z + np.uint64(_GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

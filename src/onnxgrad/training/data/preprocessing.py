@@ -100,7 +100,11 @@ class Preprocessing:
         """Plain values, without the tokenizer."""
         found: dict[str, Any] = {}
         if self.images is not None:
-            how = {"mean": _listed(self.images.mean), "std": _listed(self.images.std), "size": self.images.size}
+            how = {
+                "mean": _number_list(self.images.mean),
+                "std": _number_list(self.images.std),
+                "size": self.images.size,
+            }
             found["images"] = {**how, "inputs": list(self.pictures)}
         if self.inputs:
             found["inputs"] = {n: {"columns": list(f.names), "written": f.written} for n, f in self.inputs.items()}
@@ -119,7 +123,7 @@ class Preprocessing:
     def __str__(self) -> str:
         parts = []
         if self.images is not None:
-            mean, std = (", ".join(f"{v:g}" for v in _listed(x)) for x in (self.images.mean, self.images.std))
+            mean, std = (", ".join(f"{v:g}" for v in _number_list(x)) for x in (self.images.mean, self.images.std))
             size = "" if self.images.size is None else f", of {self.images.size[0]} × {self.images.size[1]} pixels"
             parts.append(f"pictures less {mean}, divided by {std}{size}")
         for name, features in self.inputs.items():
@@ -132,7 +136,7 @@ class Preprocessing:
         return "; ".join(parts)
 
 
-def _listed(value: float | tuple[float, ...]) -> list[float]:
+def _number_list(value: float | tuple[float, ...]) -> list[float]:
     return [float(v) for v in (value if isinstance(value, (tuple, list)) else (value,))]
 
 

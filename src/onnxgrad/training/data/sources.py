@@ -123,7 +123,7 @@ def _open_path(path: Path, images: Images) -> dict[str, Column]:
     if suffix in _TABLES or suffix in text_tables.SUFFIXES:
         return _table(path)
     if suffix == ".npy":
-        return {path.stem: Mapped(_mapped(path))}
+        return {path.stem: Mapped(_map_array(path))}
     if suffix in PICTURES and path.exists():
         return picture_files(path, images)
     try:
@@ -138,12 +138,12 @@ def _open_path(path: Path, images: Images) -> dict[str, Column]:
 def _folder(path: Path, images: Images) -> dict[str, Column]:
     arrays = sorted(path.glob("*.npy"))
     if arrays:
-        return {p.stem: Mapped(_mapped(p)) for p in arrays}
+        return {p.stem: Mapped(_map_array(p)) for p in arrays}
     has_classes = any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir())
     return ({} if has_classes else picture_files(path, images)) or image_folder(path, images)
 
 
-def _mapped(path: Path) -> np.ndarray:
+def _map_array(path: Path) -> np.ndarray:
     try:
         check_readable(path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -176,7 +176,7 @@ def _table(path: Path) -> dict[str, Column]:
                 table = text_tables.read_text_table(file, path)
         else:
             with open_ordinary(path) as file:
-                _bounded(unpacked_size(file), path)
+                _check_unpacked_size(unpacked_size(file), path)
             table = pyarrow.feather.read_table(path)
         table.validate(full=True)  # else offsets may point anywhere
         return {name: _column_of(table.column(name), name) for name in table.column_names}
@@ -195,7 +195,7 @@ def _parquet(path: Path) -> Any:
         parts = [held.row_group(i).column(k) for i in range(held.num_row_groups) for k in range(held.num_columns)]
         widths = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12}
         sizes = (max(p.total_uncompressed_size, p.num_values * widths.get(p.physical_type, 8)) for p in parts)
-        _bounded(sum(sizes), path)
+        _check_unpacked_size(sum(sizes), path)
         text = [
             c.path for c in (held.schema.column(k) for k in range(held.num_columns)) if c.physical_type == "BYTE_ARRAY"
         ]
@@ -239,7 +239,7 @@ def _lists(chunks: Any) -> Iterator[np.ndarray]:
             yield np.asarray(values[low:high])
 
 
-def _bounded(size: int, path: Path) -> None:
+def _check_unpacked_size(size: int, path: Path) -> None:
     """Raise BadInput if `path` unpacks to more than the machine's memory, or an implausible multiple of the file."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -292,7 +292,7 @@ def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     try:
         with open_ordinary(path) as raw, zipfile.ZipFile(_unnamed(raw, path)) as file:
             members = [m for m in file.infolist() if not m.is_dir()]
-            _bounded(sum(m.file_size for m in members), path)
+            _check_unpacked_size(sum(m.file_size for m in members), path)
             for member in members:
                 name = member.filename.removesuffix(".npy")
                 _check_header(file, member, f"array {name!r} in {str(path)!r}")

@@ -26,14 +26,14 @@ def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
     order = random.permutation(len(data))
     labels = data.labels
     if labels is not None:
-        order = _interleaved(labels, order)
+        order = _interleave_classes(labels, order)
     held = np.zeros(len(data), bool)
     held[order[:count]] = True
     rest, set_aside = np.flatnonzero(~held), np.flatnonzero(held)
     return data.select(rest, data.name), data.select(set_aside, f"the rows held out of {data.name}")
 
 
-def _interleaved(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
+def _interleave_classes(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
     """`order` such that every beginning of it has each class in its share: by the place within the class."""
     place = np.empty(len(order))
     for label in np.unique(labels):

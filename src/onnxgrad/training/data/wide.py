@@ -52,7 +52,7 @@ def join_columns(
     if not isinstance(inputs, Mapping):
         raise BadInput(f'inputs are written as {{"X": "f0..f63"}}, from an input to its columns, not {inputs!r}')
     trained = trained or {}
-    wanted = {name: _ordered(name, text, trained.get(name), columns) for name, text in inputs.items()}
+    wanted = {name: _order_columns(name, text, trained.get(name), columns) for name, text in inputs.items()}
     wanted |= {n: f for n, f in trained.items() if n not in inputs and n not in columns and _apply(n, f, columns)}
     left, made = dict(columns), {}
     for name, features in wanted.items():
@@ -66,7 +66,7 @@ def join_columns(
     return {**left, **made}
 
 
-def _ordered(name: str, text: str, trained: Features | None, columns: Mapping[str, Column]) -> Features:
+def _order_columns(name: str, text: str, trained: Features | None, columns: Mapping[str, Column]) -> Features:
     """The columns that `text` names; those of the model's training come in their order there."""
     if trained is not None and text == trained.written:
         check_present(name, trained, columns)
@@ -113,14 +113,14 @@ def _side_by_side(name: str, parts: Mapping[str, Column]) -> Column:
             raise BadInput(f"column {called!r}, which is to feed {name!r}: {part.problem}")
         if part.array is not None and (part.array.dtype.kind not in "fiub" or part.array.ndim != 1):
             raise BadInput(
-                f"column {called!r}, which is to feed {name!r}, {_described(part.array)}, not one number per row"
+                f"column {called!r}, which is to feed {name!r}, {_describe_rows(part.array)}, not one number per row"
             )
     if all(c.array is not None for c in parts.values()):
         return Dense(np.stack([c.array for c in parts.values()], axis=1))  # type: ignore[misc]
     return Joined(list(parts.values()))
 
 
-def _described(array: np.ndarray) -> str:
+def _describe_rows(array: np.ndarray) -> str:
     """The rows of a column that cannot be joined, in words."""
     if array.dtype.kind in "fiub":
         return f"has the shape {list(array.shape)}"

@@ -217,7 +217,9 @@ class _Attention:
     def write(self, b: Builder, rows: int | None) -> Var:
         """The same by blocks."""
         q, product, nodes = b.var(self.q), self.product, list(self.nodes)
-        while (scaled := _scaled(product, nodes)) is not None:  # fewer numbers are scaled in queries than in scores
+        while (
+            scaled := _match_scale(product, nodes)
+        ) is not None:  # fewer numbers are scaled in queries than in scores
             node, factor = scaled
             q = q / b.var(factor) if node.op_type == "Div" else q * b.var(factor)
             product = node.outputs[0]
@@ -282,7 +284,7 @@ def _before_softmax(node: ir.Node, end: ir.Value) -> tuple[ir.Value | None, ir.V
     return inner, x, False
 
 
-def _scaled(product: ir.Value, nodes: Sequence[ir.Node]) -> tuple[ir.Node, ir.Value] | None:
+def _match_scale(product: ir.Value, nodes: Sequence[ir.Node]) -> tuple[ir.Node, ir.Value] | None:
     """The node that alone reads a product and multiplies or divides it by one number, and that number."""
     users = list(product.consumers())
     made = {n.outputs[0] for n in nodes}

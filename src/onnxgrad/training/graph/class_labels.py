@@ -82,14 +82,14 @@ def label_output(graph: ir.Graph, scores: Collection[str], count: int) -> str | 
 
 def _sites(graph: ir.Graph, scores: Collection[str], count: int | None) -> list[_Site]:
     """The nodes that map the classes of `scores` to labels; empty if they contradict each other."""
-    sites = [site for node in graph if (site := _labelled(node)) is not None and count in (None, len(site.labels))]
+    sites = [site for node in graph if (site := _find_labels(node)) is not None and count in (None, len(site.labels))]
     sites = [site for site in sites if site.output is not None] or sites
     if len({site.labels for site in sites}) > 1:
         sites = [site for site in sites if _is_connected(graph, site.scores, scores)]
     return sites if len({site.labels for site in sites}) == 1 else []
 
 
-def _labelled(node: ir.Node) -> _Site | None:
+def _find_labels(node: ir.Node) -> _Site | None:
     """The labels to which `node` maps its operand's classes."""
     if node.domain not in ("", "ai.onnx", _ML) or not node.inputs or node.inputs[0] is None:
         return None
@@ -102,7 +102,7 @@ def _labelled(node: ir.Node) -> _Site | None:
         labels = None if scores is None else _constant(node.inputs[0])
     elif node.domain == _ML:
         scores = node.inputs[0] if node.op_type == "ZipMap" else node.outputs[-1]
-        labels = _listed(node)
+        labels = _list_labels(node)
         return _Site(labels, scores, _shown_as(node.outputs[0])) if labels else None
     output = _shown_as(node.outputs[0])
     if labels is None or scores is None or output is None:
@@ -111,7 +111,7 @@ def _labelled(node: ir.Node) -> _Site | None:
     return _Site(names, scores, output) if len(set(names)) == len(names) > 1 else None
 
 
-def _listed(node: ir.Node) -> tuple[str, ...]:
+def _list_labels(node: ir.Node) -> tuple[str, ...]:
     """The labels that a classifier lists in an attribute; empty for other nodes."""
     labels = next((node.attributes[k].value for k in _LISTS if k in node.attributes), None)
     return tuple(map(_text, labels or ()))
@@ -128,7 +128,7 @@ def _argmax(index: ir.Value) -> ir.Value | None:
         value, node = node.inputs[0], node.inputs[0].producer()
     if node is None or node.op_type == "ArgMax":
         return None if node is None else node.inputs[0]
-    labels = _listed(node) if node.domain == _ML and value.index() == 0 else ()
+    labels = _list_labels(node) if node.domain == _ML and value.index() == 0 else ()
     return node.outputs[-1] if labels and labels == tuple(map(str, range(len(labels)))) else None
 
 

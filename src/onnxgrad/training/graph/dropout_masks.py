@@ -79,11 +79,11 @@ def _replace(graph: ir.Graph, node: ir.Node, held: ir.Value, number: int) -> Non
     ratio = None if node.inputs[1] is None else constant(node.inputs[1])
     share = 0.5 if ratio is None else float(ratio)
     seed, step = (b.Cast(f(count, b.const(np.array(1 << 32))), to=INT32) for f in (b.Div, b.Mod))
-    start = _mixed(b, _mixed(b, _mixed(b, seed) + number) + step)
+    start = _hash_bits(b, _hash_bits(b, _hash_bits(b, seed) + number) + step)
     size = b.Size(x)
     pairs = b.Cast(b.Div(b.Add(size, b.const(np.array(1))), b.const(np.array(2))), to=INT32)
     places = b.Range(b.const(np.int32(0)), pairs, b.const(np.int32(1)))
-    bits = b.Cast(_mixed(b, places + start), to=UINT32)
+    bits = b.Cast(_hash_bits(b, places + start), to=UINT32)
     half = b.const(np.uint32(16))
     low, high = b.BitwiseAnd(bits, b.const(np.uint32(_SPAN - 1))), b.BitShift(bits, half, direction="RIGHT")
     drawn = b.Cast(b.Concat(low, high, axis=0), to=INT32)
@@ -103,14 +103,14 @@ def _replace(graph: ir.Graph, node: ir.Node, held: ir.Value, number: int) -> Non
     graph.remove(node, safe=True)
 
 
-def _mixed(b: Builder, x: Var) -> Var:
+def _hash_bits(b: Builder, x: Var) -> Var:
     """The hash of `x`, int32."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = b.Mul(_folded(b, x, shift), b.const(np.uint32(factor).view(np.int32)))
-    return _folded(b, x, 16)
+        x = b.Mul(_fold_bits(b, x, shift), b.const(np.uint32(factor).view(np.int32)))
+    return _fold_bits(b, x, 16)
 
 
-def _folded(b: Builder, x: Var, shift: int) -> Var:
+def _fold_bits(b: Builder, x: Var, shift: int) -> Var:
     """x ^ x >> shift, of the bits of `x`, int32."""
     bits = b.Cast(x, to=UINT32)
     return b.Cast(b.BitwiseXor(bits, b.BitShift(bits, b.const(np.uint32(shift)), direction="RIGHT")), to=INT32)

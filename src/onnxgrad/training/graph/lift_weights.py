@@ -47,7 +47,9 @@ def _hoist(graph: ir.Graph, inner: ir.Graph, names: Names) -> None:
         tensor = value.const_value
         if tensor is None or value.dtype not in FLOATS or tensor.size < 2 or value in (*inner.inputs, *inner.outputs):
             continue
-        own = add_initializer(graph, _named(tensor, name if name not in graph.initializers else names.fresh(name)))
+        own = add_initializer(
+            graph, _rename_tensor(tensor, name if name not in graph.initializers else names.fresh(name))
+        )
         value.replace_all_uses_with(own)
         del inner.initializers[name]
 
@@ -82,7 +84,7 @@ def _split_statistics(graph: ir.Graph) -> None:
         for i, value in enumerate(node.inputs[3:5], start=3):
             if value is not None and value.is_initializer() and not _only_statistics(value, i):
                 assert value.const_value is not None
-                own = add_initializer(graph, _named(value.const_value, names.fresh(f"{value.name}_statistic")))
+                own = add_initializer(graph, _rename_tensor(value.const_value, names.fresh(f"{value.name}_statistic")))
                 for user, at in list(value.uses()):
                     if is_op(user, "BatchNormalization") and at == i:
                         user.replace_input_with(at, own)
@@ -94,11 +96,11 @@ def _replace(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol, names: N
     assert isinstance(scope, ir.Graph)
     taken = names is not None and old.name in graph.initializers  # branches may use the same name
     name = names.fresh(old.name or "weight") if taken and names else old.name or ""
-    old.replace_all_uses_with(add_initializer(graph, _named(tensor, name)))
+    old.replace_all_uses_with(add_initializer(graph, _rename_tensor(tensor, name)))
     scope.remove(node, safe=True)
 
 
-def _named(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+def _rename_tensor(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
     return ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
 
 

@@ -53,7 +53,7 @@ class Mode:
                     "there is no BatchNormalization to freeze: the model has none, or its exporter has folded them "
                     "into the weights before them"
                 )
-            if not any(_named(n, pattern) for n in norms):
+            if not any(_matches_name(n, pattern) for n in norms):
                 raise BadInput(f"no BatchNormalization matches {pattern!r}; there are: {_names(norms)}")
         for pattern, share in self.dropout.items():
             if isinstance(share, (str, bool)) or not 0 <= share < 1:
@@ -66,7 +66,9 @@ class Mode:
 
     def switches(self, node: ir.Node) -> bool:
         """True if `node` runs in inference mode and has to be switched to training mode."""
-        return _off(node) and not any(_named(node, p) for p in self.frozen if _standard(node, "BatchNormalization"))
+        return _off(node) and not any(
+            _matches_name(node, p) for p in self.frozen if _standard(node, "BatchNormalization")
+        )
 
     def dropped(self, node: ir.Node) -> float:
         """The share that is dropped of the output of `node`."""
@@ -76,10 +78,10 @@ class Mode:
     def _drops_after(node: ir.Node, pattern: str) -> bool:
         if not node.outputs or node.outputs[0].dtype not in FLOATS or node.op_type == "Constant":
             return False
-        return node.op_type == pattern or _named(node, pattern)
+        return node.op_type == pattern or _matches_name(node, pattern)
 
 
-def _named(node: ir.Node, pattern: str) -> bool:
+def _matches_name(node: ir.Node, pattern: str) -> bool:
     names = [node.name, *(v.name for v in node.outputs[:1])]
     return any(fnmatch.fnmatchcase(name, pattern) for name in names if name)
 
@@ -127,7 +129,7 @@ def switch(builder: Builder, nodes: Sequence[ir.Node], ys: Sequence[ir.Value], m
                 f"where training mode is not supported; attach with train_mode=False"
             )
         if mode.switches(node) or any(v in copies for v in reads(node)):
-            copies |= _copied(builder, node, copies, updates, mode.switches(node))
+            copies |= _copy_node(builder, node, copies, updates, mode.switches(node))
         share = mode.dropped(node)
         if share:
             behind = node.outputs[0]
@@ -139,7 +141,7 @@ def switch(builder: Builder, nodes: Sequence[ir.Node], ys: Sequence[ir.Value], m
     return copies, updates
 
 
-def _copied(builder: Builder, node: ir.Node, copies: Values, updates: Values, switched: bool) -> Values:
+def _copy_node(builder: Builder, node: ir.Node, copies: Values, updates: Values, switched: bool) -> Values:
     """Append a copy of `node` that reads copies, in training mode if it is `switched`. Returns its outputs."""
     inputs = [None if v is None else copies.get(v, v) for v in node.inputs]
     attributes = {a.name: a for a in node.attributes.values()}

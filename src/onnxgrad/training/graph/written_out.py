@@ -20,7 +20,7 @@ _SUMS = ("ReduceSum", "ReduceL1")
 
 def share_of(node: ir.Node) -> tuple[ir.Value, int] | None:
     """The e of e divided by its own sum along one axis, and the axis; None for another node."""
-    if (found := _normalized(node)) is not None:
+    if (found := _match_l1_norm(node)) is not None:
         return found
     above, below = _quotient(node)
     if above is None or below is None:
@@ -31,7 +31,7 @@ def share_of(node: ir.Node) -> tuple[ir.Value, int] | None:
     return unguarded(above), found[1]
 
 
-def _normalized(node: ir.Node) -> tuple[ir.Value, int] | None:
+def _match_l1_norm(node: ir.Node) -> tuple[ir.Value, int] | None:
     """The operand and the axis of a division by the sum of absolute values; None for another node."""
     x = node.inputs[0] if node.inputs else None
     if x is None or x.shape is None:
@@ -137,13 +137,13 @@ def _quotient(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
     if node.op_type == "Div":
         return node.inputs[0], node.inputs[1]
     for this, other in (node.inputs, node.inputs[::-1]) if node.op_type == "Mul" else ():
-        below = None if other is None else _inverted(other)
+        below = None if other is None else _match_inverse(other)
         if below is not None:
             return this, below
     return None, None
 
 
-def _inverted(value: ir.Value) -> ir.Value | None:
+def _match_inverse(value: ir.Value) -> ir.Value | None:
     """The x of 1/x, in one of three written forms, up to an Unsqueeze; None for another value."""
     if (node := _producer_of_kind(value, "Reciprocal")) is not None:
         return node.inputs[0]

@@ -168,7 +168,7 @@ def _evaluate_between(run: Run) -> None:
     """Measure validation data between two steps."""
     at = run.position
     _settle(run)
-    record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **_validated(run)}
+    record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **_validate(run)}
     at.history.evaluations.append(record)
     for callback in run.callbacks:
         callback.evaluation(run, record)
@@ -181,7 +181,7 @@ def _decide_together(run: Run) -> None:
     position.finished = run.strategy.ranks.first(lambda: position.finished)
 
 
-def _validated(run: Run) -> dict[str, float]:
+def _validate(run: Run) -> dict[str, float]:
     if run.validation is None:
         return {}
     strategy, size = run.strategy, max(run.batch_size, 256)
@@ -211,7 +211,7 @@ def _end_epoch(run: Run, rows: int) -> None:
     }
     between = at.history.evaluations
     if run.evaluate_every is None:
-        record |= _validated(run)
+        record |= _validate(run)
     else:
         if at.epoch + 1 == run.epochs and not (between and between[-1]["step"] == at.step):
             _evaluate_between(run)  # the last state is measured in any case

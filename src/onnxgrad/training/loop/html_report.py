@@ -53,7 +53,7 @@ def write_report(history: History, path: Path, title: str = "Training run", pict
     about = {k: v for k, v in history.about.items() if k not in ("settings", "provenance", "before", "after", "best")}
     parts = [
         f"<h1>{html.escape(title)}</h1>",
-        _measured(history.about),
+        _measurements_text(history.about),
         "<h2>Curves</h2>",
         _svg(history),
         "<h2>Epochs</h2>",
@@ -72,7 +72,7 @@ def write_report(history: History, path: Path, title: str = "Training run", pict
         file.write_text(printable(page, keep="\n"), encoding="utf-8")
 
 
-def _measured(about: Mapping[str, Any]) -> str:
+def _measurements_text(about: Mapping[str, Any]) -> str:
     """The numbers before and after the run, and of the best epoch, if they are known."""
     rows = {when: about[when] for when in ("before", "after", "best") if when in about}
     return _table(list(rows.values()), list(rows)) if rows else ""

@@ -66,7 +66,7 @@ def resume(run: Run, accept_changes: bool) -> None:
     Raises:
         BadInput: there is none, it is damaged, or it is that of a run with other settings.
     """
-    found = _loaded(run)
+    found = _load_checkpoint(run)
     run.kept = True
     classes = found.run.get("settings", {}).get("classes")
     if classes and accept_changes:  # the meaning of outputs is no choice
@@ -83,7 +83,7 @@ def resume(run: Run, accept_changes: bool) -> None:
         run.position.begin_epoch()
 
 
-def _loaded(run: Run) -> Checkpoint:
+def _load_checkpoint(run: Run) -> Checkpoint:
     """The checkpoint; of several ranks, the first one reads it and broadcasts everything except state."""
     like = {name: t.initial.numpy() for name, t in run.step.state.items()}
 

@@ -18,7 +18,7 @@ def fingerprint(model: ir.Model) -> str:
     """A digest of a step graph: equal for the same model, loss, optimizer and settings."""
     proto, digests = _without_constants(model)
     del proto.metadata_props[:]
-    return hashlib.sha256(proto.SerializeToString(deterministic=True) + _listed(digests)).hexdigest()
+    return hashlib.sha256(proto.SerializeToString(deterministic=True) + _list_lines(digests)).hexdigest()
 
 
 def structure(model: ir.Model) -> str:
@@ -28,7 +28,7 @@ def structure(model: ir.Model) -> str:
     names = {value.name: value.name for value in proto.graph.input}
     _rename(proto.graph, names)
     digests = {names[name]: digest for name, digest in digests.items() if name in names}
-    return hashlib.sha256(proto.SerializeToString(deterministic=True) + _listed(digests)).hexdigest()
+    return hashlib.sha256(proto.SerializeToString(deterministic=True) + _list_lines(digests)).hexdigest()
 
 
 def _without_constants(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -47,7 +47,7 @@ def _without_constants(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, str]
             value.const_value = held[name]
 
 
-def _listed(digests: Mapping[str, str]) -> bytes:
+def _list_lines(digests: Mapping[str, str]) -> bytes:
     return "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items())).encode()
 
 

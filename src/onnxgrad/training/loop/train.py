@@ -101,10 +101,10 @@ def balanced(loss: Any, model: ir.Model, columns: Mapping[str, Column], labels: 
     if not _asks_for_balance(loss):
         return loss
     listed = loss if isinstance(loss, (list, tuple)) else [loss]
-    return [_balanced(Loss.of(t) if isinstance(t, str) else t, model, columns, labels) for t in listed]
+    return [_balance_loss(Loss.of(t) if isinstance(t, str) else t, model, columns, labels) for t in listed]
 
 
-def _balanced(term: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None) -> Any:
+def _balance_loss(term: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None) -> Any:
     if not isinstance(term, Loss) or term.options.get("weight") != "balanced":
         return term
     floats = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]

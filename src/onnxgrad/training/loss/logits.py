@@ -121,10 +121,10 @@ def _log_softmax(node: ir.Node | None, axis: int) -> Ending | None:
         return None
     log = producer(found[0], "Log")
     inner = None if log is None or log.inputs[0] is None else logarithm(log.inputs[0], axis)
-    return inner or _leaf(_unshifted(found[0], axis))
+    return inner or _leaf(_remove_shift(found[0], axis))
 
 
-def _unshifted(value: ir.Value, axis: int) -> ir.Value:
+def _remove_shift(value: ir.Value, axis: int) -> ir.Value:
     """The x of x - m for an m that is the same along `axis`, which no softmax notices."""
     node = producer(value, "Sub")
     if node is None or None in node.inputs:
@@ -171,7 +171,7 @@ def logarithm(value: ir.Value, axis: int | None = None) -> Ending | None:
     if node is None or first is None:
         return None
     if is_op(node, "Exp"):
-        return _leaf(first if axis is None else _unshifted(first, axis))
+        return _leaf(first if axis is None else _remove_shift(first, axis))
     if is_op(node, "Pow") and node.inputs[1] is not None:
         return _log_of_power(first, node.inputs[1], axis)
     if (found := logit(value)) is not None:

@@ -126,7 +126,7 @@ def _levenberg_marquardt(
     b = f.b
     damping = state.held("damping", np.array(settings["damping"]), dtype)
     g = f.gradient()
-    steps = _solved(f, g, damping, int(settings["iterations"]), float(settings["tolerance"]))
+    steps = _solve_damped(f, g, damping, int(settings["iterations"]), float(settings["tolerance"]))
     moves = [rate * d for d in steps]
     tried = [x + m for x, m in zip(f.at, moves)]
     loss = f(b, tried)
@@ -139,7 +139,7 @@ def _levenberg_marquardt(
     return [b.Where(taken, new, old) for new, old in zip(tried, f.at)]
 
 
-def _solved(f: LossOfWeights, g: Sequence[Var], damping: Var, iterations: int, tolerance: float) -> list[Var]:
+def _solve_damped(f: LossOfWeights, g: Sequence[Var], damping: Var, iterations: int, tolerance: float) -> list[Var]:
     """δ with (G + λ)·δ = -g, by at most so many iterations, in a Loop whose body computes the product G·p."""
     b, count = f.b, len(g)
     ps = [b.var(ir.Value(name=b.names.fresh("direction"), type=x.value.type, shape=x.value.shape)) for x in f.at]
@@ -213,7 +213,9 @@ def _lbfgs(f: LossOfWeights, settings: Mapping[str, Any], rate: Var, state: Stat
         q = q + (shares[m - 1 - k] - w * (y @ q)) * s
     downhill = (g @ q) > 0.0
     direction = -b.Where(downhill, q, g)
-    length_of_step, found = _searched(f, direction, rate, g @ direction, shapes, sizes, int(settings["iterations"]))
+    length_of_step, found = _search_step_length(
+        f, direction, rate, g @ direction, shapes, sizes, int(settings["iterations"])
+    )
     move = b.Where(found, length_of_step, 0.0) * direction
     state.bind(last["step"].value, move)
     state.bind(last["gradient"].value, g)
@@ -224,7 +226,7 @@ def _lbfgs(f: LossOfWeights, settings: Mapping[str, Any], rate: Var, state: Stat
     return [x + d for x, d in zip(f.at, _parts(b, move, shapes, sizes))]
 
 
-def _searched(
+def _search_step_length(
     f: LossOfWeights, direction: Var, rate: Var, slope: Var, shapes: list[list[int]], sizes: list[int], most: int
 ) -> tuple[Var, Var]:
     """A step length that decreases the loss sufficiently, and True if there is one."""

@@ -150,11 +150,11 @@ def _round(layer: _Layer, form: np.ndarray, count: int) -> None:
     steps = steps.astype(np.float64)
     exact = np.clip(old / steps, low - zeros.astype(np.float64), high - zeros.astype(np.float64))
     parts = zip(layer.columns(exact), layer.columns(steps), form)
-    new = np.stack([descended(of_group, sizes, _damped(h, count)) for of_group, sizes, h in parts])
+    new = np.stack([descended(of_group, sizes, _damp_diagonal(h, count)) for of_group, sizes, h in parts])
     layer.master.const_value = ir.tensor((layer.back(new) * steps).astype(old.dtype), name=layer.master.name)
 
 
-def _damped(h: np.ndarray, seen: int) -> np.ndarray:
+def _damp_diagonal(h: np.ndarray, seen: int) -> np.ndarray:
     """H of `seen` rows with a share of its mean diagonal added to it: 1/100, or more where rows are few.
 
     The inputs of a layer differ a little in use, so directions that no calibration row has are penalized too.

@@ -181,7 +181,7 @@ def _static(
     proto: onnx.ModelProto, scheme: Scheme, left_out: list[str], batches: Iterable[Mapping[str, np.ndarray]]
 ) -> onnx.ModelProto:
     if "4" in scheme.weights or "16" in scheme.activations:
-        proto = _raised(proto)
+        proto = _raise_opset(proto)
 
     class Batches(quantization.CalibrationDataReader):
         """Every batch once."""
@@ -215,7 +215,7 @@ def _blocks(proto: onnx.ModelProto, scheme: Scheme, left_out: list[str]) -> onnx
     except ImportError as error:
         raise BadInput("this onnxruntime does not quantize weights in blocks\n  hint: a newer one does") from error
     made = module.MatMulNBitsQuantizer(
-        _raised(proto),
+        _raise_opset(proto),
         block_size=scheme.block_size,
         is_symmetric=scheme.weights == "int4",
         nodes_to_exclude=left_out,
@@ -225,7 +225,7 @@ def _blocks(proto: onnx.ModelProto, scheme: Scheme, left_out: list[str]) -> onnx
     return made.model.model
 
 
-def _raised(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _raise_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` in an opset that has quantized numbers of 4 and 16 bits, and blocks."""
     if all(o.version >= _OPSET for o in proto.opset_import if is_standard(o)):
         return proto

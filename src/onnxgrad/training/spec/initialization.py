@@ -28,7 +28,7 @@ def initialized(source: Source, seed: int | None = None) -> Source:
     """
     if not any(info.initialization_binding for info in source.infos):
         return source
-    model, infos = source.model.clone(), [_copied(info) for info in source.infos]
+    model, infos = source.model.clone(), [_copy_entry(info) for info in source.infos]
     draws = np.random.default_rng(seed)
     for index, info in enumerate(infos):
         values = _evaluate(source.model, info.initialization, index, draws)
@@ -103,7 +103,7 @@ def _check_fits(where: str, array: np.ndarray, like: ir.TensorProtocol) -> None:
         )
 
 
-def _copied(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
+def _copy_entry(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
     copy = onnx.TrainingInfoProto()
     copy.CopyFrom(info)
     return copy

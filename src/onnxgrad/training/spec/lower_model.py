@@ -76,12 +76,12 @@ def _with_entries(model: ir.Model, original: Source) -> ir.Model:
     for index, info in enumerate(infos):
         infos[index] = _with_initialization(info, original.model, model)
         if info.algorithm.node:
-            model, infos[index] = _lowered(model, infos, index, original.model.clone())
+            model, infos[index] = _lower_entry(model, infos, index, original.model.clone())
     training_info(model)[:] = infos
     return model
 
 
-def _lowered(
+def _lower_entry(
     model: ir.Model, infos: list[onnx.TrainingInfoProto], index: int, original: ir.Model
 ) -> tuple[ir.Model, onnx.TrainingInfoProto]:
     """The model and its entry `index`, lowered; `original` has the local functions that the entry may call."""

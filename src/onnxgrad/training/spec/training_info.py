@@ -130,7 +130,7 @@ def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
             graph.inputs.remove(value)
     _declare_shared(source, index, graph)
     known = named_values(graph)
-    added = _deserialized(algorithm, known)
+    added = _deserialize_algorithm(algorithm, known)
     nodes, initializers = list(added), list(added.initializers.values())
     inputs = [v for v in added.inputs if not v.is_initializer()]
     added.remove(nodes)
@@ -159,7 +159,7 @@ def own_names(algorithm: onnx.GraphProto) -> set[str]:
     return fixed | {name for node in algorithm.node for name in node.output if name}
 
 
-def _deserialized(algorithm: onnx.GraphProto, known: dict[str, ir.Value]) -> ir.Graph:
+def _deserialize_algorithm(algorithm: onnx.GraphProto, known: dict[str, ir.Value]) -> ir.Graph:
     """The graph of `algorithm`; where it names values of the inference graph, it reads those.
 
     Its initializers, moments as large as the weights among them, stay where they are in `algorithm`.

@@ -180,10 +180,10 @@ def _of_entry(
     if not wrong:  # or their outputs are not known
         inside = (i for n in nodes for g in subgraphs(n) for i in g.all_nodes())
         yield from (Problem(where, "type", why) for why in misfits([*nodes, *inside]))
-    yield from _inferred(joined, info, index)
+    yield from _check_undeclared(joined, info, index)
 
 
-def _inferred(joined: ir.Model, info: onnx.TrainingInfoProto, index: int) -> Iterator[Problem]:
+def _check_undeclared(joined: ir.Model, info: onnx.TrainingInfoProto, index: int) -> Iterator[Problem]:
     """Check the updates of undeclared values by the types that inference finds."""
     declared = {v.name for v in info.algorithm.output if v.type.tensor_type.HasField("shape")}
     outputs = {v.name for v in (*info.algorithm.output, *joined.graph.outputs)}

@@ -101,7 +101,9 @@ def compile_step(
     source = read_valid(model)
     chosen = chosen_entries(source, entry)
     check_rows(attention_rows)
-    step = _compiled(initialized(source, seed), chosen, outputs, attention_rows, precision, synchronized, without)
+    step = _compile_entries(
+        initialized(source, seed), chosen, outputs, attention_rows, precision, synchronized, without
+    )
     return step if memory is None else within_memory(step, memory, batch_size, dims)
 
 
@@ -126,10 +128,10 @@ def compile_entries(
     chosen = [i for i in chosen_entries(source, None) if source.infos[i].update_binding]
     source = initialized(source, seed)
     wanted = _wanted(source, chosen, outputs)
-    return {i: _compiled(source, [i], wanted[i]) for i in chosen}
+    return {i: _compile_entries(source, [i], wanted[i]) for i in chosen}
 
 
-def _compiled(
+def _compile_entries(
     source: Source,
     chosen: Sequence[int],
     outputs: Sequence[str],

@@ -60,7 +60,7 @@ def compress(pattern: csr_array) -> Compression:
 
 def compress_symmetric(pattern: csr_array) -> Compression:
     """The same for a symmetric matrix, in forward mode only; `pattern` must be symmetric."""
-    plain, star = _coloured(pattern), _star(pattern)
+    plain, star = _colour_columns(pattern), _star(pattern)
     if plain.max(initial=-1) <= star.max(initial=-1):
         return _compress(pattern, (int(plain.max(initial=-1)) + 1, 0, plain, np.full(pattern.shape[0], -1)))
     m = pattern.shape[0]
@@ -89,9 +89,9 @@ def _split(pattern: csr_array, dense: int) -> Split:
     if dense:
         counts = np.diff(pattern.indptr)
         apart = np.sort(np.argsort(-counts, kind="stable")[:dense])
-        rows[apart] = _coloured(pattern[apart].T.tocsr())
+        rows[apart] = _colour_columns(pattern[apart].T.tocsr())
         pattern = _without_rows(pattern, rows >= 0)
-    columns = _coloured(pattern)
+    columns = _colour_columns(pattern)
     empty = np.bincount(pattern.indices, minlength=pattern.shape[1]) == 0
     columns[empty] = -1
     return int(columns.max(initial=-1)) + 1, int(rows.max(initial=-1)) + 1, columns, rows
@@ -130,7 +130,7 @@ def _compress(pattern: csr_array, split: Split) -> Compression:
     return Compression(column_colours, row_colours, forward, reverse, where)
 
 
-def _coloured(pattern: csr_array) -> np.ndarray:
+def _colour_columns(pattern: csr_array) -> np.ndarray:
     """A colour for each column, so that no two of one colour share a row: greedily, in two orders; the better one."""
     n = pattern.shape[1]
     counts = np.diff(pattern.indptr).astype(np.float64)

@@ -153,7 +153,7 @@ def scatter_elements(s: SizedNode) -> Found:
     at, axis = indices.constant(), s.attr("axis", 0) % len(data.shape)
     places = list(np.indices(at.shape))
     places[axis] = at % data.shape[axis]
-    return _scattered(s, data, updates, data.numbers[tuple(places)])
+    return _scatter_elements(s, data, updates, data.numbers[tuple(places)])
 
 
 def scatter_nd(s: SizedNode) -> Found:
@@ -164,10 +164,10 @@ def scatter_nd(s: SizedNode) -> Found:
     assert updates is not None
     at = indices.constant()
     where = tuple(at[..., k] % data.shape[k] for k in range(at.shape[-1]))
-    return _scattered(s, data, updates, data.numbers[where])
+    return _scatter_elements(s, data, updates, data.numbers[where])
 
 
-def _scattered(s: SizedNode, data: Operand, updates: Operand, targets: np.ndarray) -> Found:
+def _scatter_elements(s: SizedNode, data: Operand, updates: Operand, targets: np.ndarray) -> Found:
     size, found = data.numbers.size, {}
     if data.asked:
         kept = data.numbers.copy()

@@ -61,7 +61,7 @@ def sparse_jacobian(model: AnyModel, *, wrt: str, of: str | None = None, shapes:
     y, x = d.builder.now(y), d.builder.now(x)
     pattern = pattern_of(d.builder, nodes, y, x)
     plan = compress(pattern)
-    parts = [_pushed(d, nodes, x, y, plan, y), _pulled(d, nodes, x, y, plan)]
+    parts = [_push_forward(d, nodes, x, y, plan, y), _pull_back(d, nodes, x, y, plan)]
     name = d.output(_entries(d, parts, plan, y), f"{y_name}_{x_name}_jacobian", y)
     d.signature.jacobians = {y_name: {x_name: name}}
     _add_pattern(d, name, pattern)
@@ -92,7 +92,7 @@ def sparse_hessian(model: AnyModel, *, wrt: str, of: str | None = None, shapes: 
     pattern = pattern.multiply(pattern.T).tocsr()  # both have all entries
     pattern.sort_indices()
     plan = compress_symmetric(pattern)
-    parts = [_pushed(d, nodes, x, gradient, plan, x)]
+    parts = [_push_forward(d, nodes, x, gradient, plan, x)]
     name = d.output(_entries(d, parts, plan, x), f"{x_name}_{x_name}_hessian", x)
     d.signature.hessians = {x_name: {x_name: name}}
     _add_pattern(d, name, pattern)
@@ -144,14 +144,14 @@ def _seeds(d: Derivation, colours: np.ndarray, count: int, like: ir.Value) -> Va
     return d.builder.const(rows.reshape(count, *shape), like.dtype)
 
 
-def _pushed(
+def _push_forward(
     d: Derivation, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, plan: Compression, like: ir.Value
 ) -> Var | None:
     """The products of forward mode, each flat; None if the plan has none."""
     return _products(d, nodes, forward, x, y, _seeds(d, plan.columns, plan.forward, x), like) if plan.forward else None
 
 
-def _pulled(d: Derivation, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, plan: Compression) -> Var | None:
+def _pull_back(d: Derivation, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, plan: Compression) -> Var | None:
     """The products of reverse mode, each flat; None if the plan has none."""
     return _products(d, nodes, reverse, y, x, _seeds(d, plan.rows, plan.reverse, y), x) if plan.reverse else None
 

@@ -40,11 +40,13 @@ def _product(s: SizedNode, terms: Sequence[str], out: str) -> Found:
         if x.asked:
             factors = [(y.const, t) for k, (y, t) in enumerate(zip(s.x, terms)) if k != i and y and y.const is not None]
             mask, own = next(((a != 0, t) for a, t in factors), (None, ""))
-            found[i] = _linked(x, term, out, sizes, mask, own)
+            found[i] = _link_entries(x, term, out, sizes, mask, own)
     return [found]
 
 
-def _linked(x: Operand, term: str, out: str, sizes: dict[str, int], mask: np.ndarray | None, own: str) -> csr_array:
+def _link_entries(
+    x: Operand, term: str, out: str, sizes: dict[str, int], mask: np.ndarray | None, own: str
+) -> csr_array:
     """The entries that a constant factor with labels `own` and a `mask` leaves."""
     labels = list(dict.fromkeys([*own, *term, *out])) if mask is not None and not mask.all() else [
         *dict.fromkeys([*term, *out])

@@ -58,7 +58,7 @@ def pooled(s: SizedNode) -> Found:
     return [{0: matrix(first * math.prod(y[2:]) + rows, columns, (math.prod(y), x.numbers.size))}]
 
 
-def _convolved(s: SizedNode, image: Shape, result: Shape, filters: Operand) -> csr_array:
+def _convolve(s: SizedNode, image: Shape, result: Shape, filters: Operand) -> csr_array:
     """The dependence of a convolution's elements on its image."""
     group, kernel = s.attr("group", 1), filters.shape[2:]
     place, inside = _windows(s, image[2:], result[2:], kernel)
@@ -87,7 +87,7 @@ def convolution(s: SizedNode) -> Found:
     if w.asked or any(b is not None and b.asked for b in bias):
         raise Unknown
     if s.node.op_type == "Conv":
-        return [{0: _convolved(s, x.shape, s.shapes[0], w)}]
+        return [{0: _convolve(s, x.shape, s.shapes[0], w)}]
     if s.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or s.attr("output_shape"):
         raise Unknown  # pads that follow from the shape
-    return [{0: _convolved(s, s.shapes[0], x.shape, w).T.tocsr()}]
+    return [{0: _convolve(s, s.shapes[0], x.shape, w).T.tocsr()}]
