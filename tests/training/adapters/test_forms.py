@@ -15,7 +15,12 @@ from tests.training.adapters.models import every_kind, with_weights
 from tests.training.adapters.test_lora import DATA, FEEDS, refusal, scores, session
 
 LINEAR = ["wq", "wk", "wv", "wo", "fc", "inner", "branch", "body", "head"]
-FORMS = {"dora": LoRA(rank=2, targets="all", dora=True), "vera": VeRA(rank=7, targets=LINEAR)}
+FORMS = {
+    "dora": LoRA(rank=2, targets="all", dora=True),
+    "vera": VeRA(rank=7, targets=LINEAR),
+    "pissa": LoRA(rank=2, targets=["wq", "wk[0:4]", "fc", "before", "body", "branch", "head"], init="pissa"),
+    "olora": LoRA(rank=2, targets=["wv", "inner", "fc", "head"], init="olora", dora=True),
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,8 @@ def test_vera_has_no_effect_at_all_before_the_first_step(base):
 
 def test_what_trains(trained):
     ends = {n.rpartition(".")[2] for n, t in trained.step.state.items() if t.kind == "parameter"}
-    assert ends in ({"lora_A", "lora_B", "lora_magnitude_vector"}, {"vera_lambda_d", "vera_lambda_b"})
+    factors = {"lora_A", "lora_B"}
+    assert ends in (factors, factors | {"lora_magnitude_vector"}, {"vera_lambda_d", "vera_lambda_b"})
     assert not any(n.startswith("vera_") for n in trained.step.state), "what all share never changes"
 
 
@@ -84,7 +90,7 @@ def test_loaded_it_is_what_was_saved(trained, base, folder):
     np.testing.assert_array_equal(scores(load_adapter(base, folder)), beside)
     np.testing.assert_array_equal(scores(load_adapter(base, folder, merge=True)), whole)
     np.testing.assert_array_equal(scores(load_adapter(folder / "model.onnx", folder, merge=True)), whole)
-    again = Trainer(load_adapter(base, folder), loss="cross_entropy", learning_rate=0.05)
+    again = Trainer(load_adapter(base, folder), loss="cross_entropy", learning_rate=0.01)
     assert {n for n, t in again.step.state.items() if t.kind == "parameter"} == {
         n for n, t in trained.step.state.items() if t.kind == "parameter"
     }
@@ -234,6 +240,9 @@ def test_refusals(base, folder, tmp_path):
         asked(LoRA(rank=6, targets=["head"], dora=True))
     )
     assert "one d for a weight, and none for [0:4] of 'wq'" in refusal(asked(VeRA(targets=["wq[0:4]"])))
+    assert "'spatial' is none" in refusal(asked(LoRA(rank=2, targets=["spatial"], init="pissa")))
+    assert "'table' is none" in refusal(asked(LoRA(rank=2, targets=["table"], init="olora")))
+    assert "did you mean 'pissa'" in refusal(lambda: LoRA(init="pisa"))
     assert "from 1 on" in refusal(lambda: VeRA(rank=0))
     assert "other than 0" in refusal(lambda: VeRA(d_initial=0.0))
     assert "32 bits" in refusal(lambda: VeRA(seed=-1))

@@ -230,15 +230,16 @@ def test_a_record_with_numbers_out_of_range_is_refused(exported, tmp_path, chang
     safetensors.numpy.save_file(
         safetensors.numpy.load_file(file), file, header | {"onnxgrad.adapter": json.dumps(record)}
     )
-    with pytest.raises(BadInput, match="no adapter that is known here"):
+    with pytest.raises(BadInput, match="describe no known adapter"):
         load_adapter(exported, tmp_path / "a")
 
 
 @pytest.mark.parametrize("initial", ["pissa", "olora", "eva", "orthogonal", "gaussian"])
+@pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.filterwarnings("ignore:lora with eva")
-def test_first_factors_that_change_the_weights_are_refused(exported, tmp_path, initial):
-    """Saved beside the weights as they were, by PEFT's own conversion, such an adapter can be loaded."""
-    settings = peft.LoraConfig(r=2, target_modules=LINEAR, init_lora_weights=initial)
+def test_first_factors_of_other_forms(exported, tmp_path, initial, rslora):
+    """Those that PEFT takes out of the weights are computed again from the weights; its plain form is loaded, too."""
+    settings = peft.LoraConfig(r=2, lora_alpha=5, target_modules=LINEAR, init_lora_weights=initial, use_rslora=rslora)
     model = peft.get_peft_model(Net().eval(), settings).eval()
     changes = initial in ("pissa", "olora")
     if changes:
@@ -247,15 +248,36 @@ def test_first_factors_that_change_the_weights_are_refused(exported, tmp_path, i
         for name, tensor in model.named_parameters():
             if "lora_" in name:
                 tensor.add_(0.1 * torch.randn_like(tensor))
-    if not changes:
-        check_loaded(exported, model, tmp_path / "a")
-        return
-    model.save_pretrained(tmp_path / "a")
-    with pytest.raises(BadInput, match="path_initial_model_for_weight_conversion"):
-        load_adapter(exported, tmp_path / "a")
-    expected = of_peft(model)
-    model.save_pretrained(tmp_path / "plain", path_initial_model_for_weight_conversion=str(tmp_path / "first"))
-    np.testing.assert_allclose(scores(load_adapter(exported, tmp_path / "plain")), expected, rtol=0, atol=1e-5)
+    check_loaded(exported, model, tmp_path / "a")
+    if changes:
+        expected = of_peft(model)
+        model.save_pretrained(tmp_path / "plain", path_initial_model_for_weight_conversion=str(tmp_path / "first"))
+        np.testing.assert_allclose(scores(load_adapter(exported, tmp_path / "plain")), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [{"init": "pissa"}, {"init": "pissa", "rslora": True}, {"init": "olora", "alpha": 3}])
+def test_initial_forms_train_as_in_peft(exported, tmp_path, form):
+    """The same steps; saved as plain LoRA of twice the rank, which PEFT loads beside the weights before training."""
+    settings = peft.LoraConfig(
+        r=2, lora_alpha=form.get("alpha", 4), target_modules=LINEAR, init_lora_weights=form["init"],
+        use_rslora=form.get("rslora", False),
+    )  # fmt: skip
+    model = peft.get_peft_model(Net().eval(), settings).eval()
+    own = LoRA(rank=2, targets=LINEAR, **form)
+    trainer = Trainer(exported, loss="cross_entropy", adapter=own, optimizer="sgd", learning_rate=0.5)
+    np.testing.assert_allclose(scores(trainer.adapted_model()), of_peft(Net().eval()), rtol=0, atol=1e-5)
+    descent = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.5)
+    for _ in range(5):
+        loss = torch.nn.functional.cross_entropy(model(torch.from_numpy(IDS)), torch.arange(4))
+        descent.zero_grad()
+        loss.backward()
+        descent.step()
+    trainer.fit({"ids": IDS, "labels": np.arange(4)}, epochs=5, batch_size=4, shuffle=False)
+    assert np.abs(of_peft(model) - of_peft(Net().eval())).max() > 0.05
+    np.testing.assert_allclose(scores(trainer.adapted_model()), of_peft(model), rtol=0, atol=2e-5)
+    trainer.save_adapter(tmp_path / "a")
+    again = peft.PeftModel.from_pretrained(Net().eval(), str(tmp_path / "a")).eval()
+    np.testing.assert_allclose(of_peft(again), of_peft(model), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("rslora", [False, True])

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.keywords import checked_fields
 
 ATTENTION = "attention"
+#: Initial factors that are made of the weight.
+INITIAL = (PISSA, OLORA) = ("pissa", "olora")
 
 
 class _Asked:
@@ -60,6 +62,9 @@ class LoRA(_Asked):
         dropout: the share of x that is dropped before A, in training.
         rslora: s is alpha/√rank (Kalajdzievski 2023).
         dora: lengths of their own for directions.
+        init: the first factors. None: random, as above. ``pissa`` (Meng et al. 2024): those of the largest singular
+            values of W. ``olora`` (Büyükakyüz 2024): the first of its QR decomposition. Their product is subtracted
+            again, so that the model starts unchanged. Matrices of floats only.
         train_also: weights that train as a whole beside the adapters, as `attach` takes them: ``*.bias``, ``head.*``.
         seed: decides the first factors.
 
@@ -75,9 +80,12 @@ class LoRA(_Asked):
     dora: bool = False
     train_also: Sequence[str] = ()
     seed: int = 0
+    init: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.init is not None and self.init not in INITIAL:
+            raise UnknownName(str(self.init), INITIAL, "initial form of adapters")
         if self.alpha is not None and not 0 < self.alpha < math.inf:
             raise BadInput(f"the alpha of an adapter must be positive, not {self.alpha}")
 

@@ -73,7 +73,7 @@ def save_adapter(
     held = model.graph.initializers
     peft.name_parameters(record, weights(base.graph), held)
     values = {n: held[n].const_value.numpy() for n in record.trained}  # type: ignore[union-attr]
-    shared = {n: held[n].const_value.numpy() for n in record.constants}  # type: ignore[union-attr]
+    shared = {n: held[n].const_value.numpy() for n in record.shared.values()}  # type: ignore[union-attr]
     whole = {e.module: lengths(base.graph.initializers[e.weight], e) for e in record.entries if "m" in e.tensors}
     tensors = peft.written(record, values | shared, whole)
     try:
@@ -190,6 +190,7 @@ def _insert(graph: ir.Graph, record: Record, values: dict[str, np.ndarray], plac
         weight = found[entry.weight]
         own.append({letter: values[name] for letter, name in entry.tensors.items()})
         _check(weight, entry, record.form, own[-1], shared, place)
+        own[-1] |= {letter: values[name] for letter, name in entry.fixed.items()}
         targets.append(Target(weight, entry.part, entry.label))
     insert(graph, targets, own, [e.scale for e in entries], shared, record)
 

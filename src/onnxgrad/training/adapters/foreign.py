@@ -8,15 +8,18 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.training.adapters.config import INITIAL
+from onnxgrad.training.adapters.insert import FIXED
 from onnxgrad.training.adapters.peft import EMBEDDING_ENDS, ENDS, PREFIX, within_groups
 from onnxgrad.training.adapters.record import DORA, LORA, VERA, Entry, Record
 from onnxgrad.training.adapters.sites import CONV, LINEAR, Weight
-from onnxgrad.training.adapters.values import projections
+from onnxgrad.training.adapters.values import initial_factors, projections
 
 #: Settings that make an adapter another kind, with their neutral values.
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -41,7 +44,8 @@ _KNOWN = frozenset((
     *("projection_prng_key", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "save_projection"),
     *("target_modules", "task_type", "use_dora", "use_rslora", "vera_dropout"),
 ))  # fmt: skip
-#: First values of factors beside which the weights stay as they are; others (PiSSA, OLoRA, CorDA, LoftQ) change them.
+#: First values of factors beside which the weights stay as they are; PiSSA and OLoRA change
+#: them by what is computed here again; others (CorDA, LoftQ, PiSSA by random numbers) by what is not in the file.
 _BESIDE = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 #: A pattern of modules that is matched in little time: no repeated groups, and few repetitions.
 _LONGEST_PATTERN, _MOST_REPETITIONS = 200, 4
@@ -73,7 +77,8 @@ def understood(
             stacklevel=2,
         )
     initial = settings.get("init_lora_weights")
-    if (initial.lower() if isinstance(initial, str) else initial) not in _BESIDE:
+    initial = initial.lower() if isinstance(initial, str) else initial
+    if initial not in (*_BESIDE, *INITIAL):
         raise BadInput(
             f"the adapter in {place!r} has init_lora_weights={initial!r}, by which PEFT changes the weights beside it\n"
             "  hint: save it from PEFT as plain LoRA: model.save_pretrained(folder, "
@@ -92,7 +97,12 @@ def understood(
     modules, others = _sorted(tensors)
     for module, given in modules.items():
         weight = _module(module, named, place)
-        record.entries.append(_entry(module, given, weight, record, settings, place))
+        entry = _entry(module, given, weight, record, settings, place)
+        if initial in INITIAL:
+            first = _first(entry, weight, len(given["A"]), initial, place)
+            values |= {f"{module}.{letter}": array for letter, array in first.items()}
+            entry = replace(entry, fixed={letter: f"{module}.{letter}" for letter in first})
+        record.entries.append(entry)
         values |= {
             f"{module}.{letter}": array for letter, array in _to_model_layout(given, weight, module, place).items()
         }
@@ -111,6 +121,16 @@ def understood(
         record.also.append(name)
         values[name] = array
     return record, values
+
+
+def _first(entry: Entry, weight: Weight, rank: int, initial: str, place: str) -> dict[str, np.ndarray]:
+    """The constants that take off the first factors, which PEFT has taken out of the weight."""
+    if weight.kind != LINEAR or weight.quantized or len(weight.shape) > 2:
+        raise BadInput(
+            f"the adapter in {place!r} has init_lora_weights={initial!r}; {weight.name!r} is no matrix of floats"
+        )
+    found = initial_factors(weight, None, initial, rank, entry.scale)
+    return {letter: found[letter] for letter in FIXED}
 
 
 def _entry(

@@ -17,9 +17,14 @@ from onnxgrad.training.adapters.sites import LINEAR, weights
 from onnxgrad.training.adapters.targets import Target, select_targets
 from onnxgrad.training.adapters.values import drawn, projections
 
-#: Names of trained initializers, after the name of the module.
+#: The constants beside A and B of an initial form.
+FIXED = ("A0", "B0")
+#: Names of initializers, after the name of the module.
 _CALLED = {
-    **{form: {"A": "lora_A", "B": "lora_B", "m": "lora_magnitude_vector"} for form in (LORA, DORA)},
+    **{
+        form: {"A": "lora_A", "B": "lora_B", "m": "lora_magnitude_vector", "A0": "lora_A_first", "B0": "lora_B_first"}
+        for form in (LORA, DORA)
+    },
     VERA: {"d": "vera_lambda_d", "b": "vera_lambda_b"},
 }
 
@@ -56,7 +61,7 @@ def adapt(graph: ir.Graph, asked: LoRA | VeRA) -> Record:
         form = DORA if asked.dora else LORA
         record = Record(form, asked.rank, asked.strength, asked.dropout, asked.rslora, base)
     for target in targets:
-        _check(target, record, graph)
+        _check(target, asked, record, graph)
     scale = 1.0 if isinstance(asked, VeRA) else asked.scale
     values = [drawn(t.weight, asked, t.part) for t in targets]
     shared = projections([t.weight.ends for t in targets], asked.rank, asked.seed) if record.form == VERA else {}
@@ -64,7 +69,7 @@ def adapt(graph: ir.Graph, asked: LoRA | VeRA) -> Record:
     return record
 
 
-def _check(target: Target, record: Record, graph: ir.Graph) -> None:
+def _check(target: Target, asked: LoRA | VeRA, record: Record, graph: ir.Graph) -> None:
     weight, rank = target.weight, record.rank
     without = f"\n  hint: targets without it ('!{weight.name}')"
     ends = (weight.ends[0], weight.ends[1] if target.part is None else len(target.part.columns(weight.ends[1])))
@@ -80,6 +85,17 @@ def _check(target: Target, record: Record, graph: ir.Graph) -> None:
             f"{weight.name!r} is read in a branch or loop body, where an adapter has no dropout\n"
             f"  hint: dropout=0, or targets without it ('!{weight.name}')"
         )
+    if (
+        isinstance(asked, LoRA)
+        and asked.init is not None
+        and (
+            weight.kind != LINEAR
+            or weight.quantized
+            or len(weight.shape) > 2
+            or len({s.transposed for s in weight.sites}) > 1
+        )
+    ):
+        raise BadInput(f"init={asked.init!r} decomposes matrices of floats; {weight.name!r} is none{without}")
     if record.form == VERA and target.part is not None:
         raise BadInput(
             f"VeRA has one d for a weight, and none for {target.label} of {weight.name!r}\n  hint: use LoRA, or DoRA"
@@ -125,9 +141,11 @@ def insert(
     for target, given, scale in zip(targets, values, scales):
         weight, called = target.weight, _CALLED[record.form]
         own = {k: add(f"{weight.module}{target.label}.{called[k]}", a, weight.dtype) for k, a in given.items()}
+        fixed = {k: own.pop(k) for k in FIXED if k in own}
         record.entries.append(Entry(
             weight.name, {k: v.name or "" for k, v in own.items()}, weight.kind, weight.module, scale,
             weight.transposed, weight.groups, weight.quantized, target.part, target.label,
+            {k: v.name or "" for k, v in fixed.items()},
         ))  # fmt: skip
         before = Beforehand(weight, names)
         if record.form == VERA:
@@ -136,6 +154,8 @@ def insert(
             factors = Factors(a, b, scale, between=own["d"], after=own["b"])
         else:
             a, b = own["A"], own["B"]
+            if fixed:
+                a, b = before.concatenate(a, fixed["A0"], 1), before.concatenate(b, fixed["B0"], 0)
             if target.part is not None:
                 b = before.spread(b, target.part)
             factors = Factors(a, b, scale)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io.aside import FROM, Scratch
+from onnxgrad.training.adapters.insert import FIXED, insert
 from onnxgrad.training.adapters.record import record_in
+from onnxgrad.training.adapters.sites import weights
+from onnxgrad.training.adapters.targets import Target
 from onnxgrad.training.adapters.values import adapted_weight
 from onnxgrad.training.metadata import ADAPTER
 
@@ -36,23 +40,54 @@ def merged(model: ir.Model) -> ir.Model:
     large = sum(held[name].nbytes for name in {e.weight for e in adapted}) >= FROM
     scratch = Scratch()
     for weight, entries in itertools.groupby(sorted(adapted, key=lambda e: e.weight), key=lambda e: e.weight):
-        new = old = held[weight].numpy()
+        new = held[weight].numpy()
         for entry in entries:
-            given = {letter: held[name].numpy() for letter, name in (record.shared | entry.tensors).items()}
+            tensors = record.shared | entry.tensors | entry.fixed
             try:
-                new = adapted_weight(entry, new, given)
-            except (ValueError, IndexError, ZeroDivisionError):
-                new = np.empty(0)
-            if new.shape != old.shape:
-                tensors = " and ".join(map(repr, entry.tensors.values()))
-                raise BadInput(f"{tensors} are no factors of {entry.weight!r}, which has the shape {list(old.shape)}")
-        new, dtype = new.astype(old.dtype), held[weight].dtype
+                new = adapted_weight(entry, new, {letter: held[name].numpy() for letter, name in tensors.items()})
+            except (ValueError, IndexError, ZeroDivisionError) as error:
+                factors = " and ".join(map(repr, entry.tensors.values()))
+                raise BadInput(
+                    f"{factors} are no factors of {entry.weight!r}, which has the shape {list(new.shape)}"
+                ) from error
+        dtype = held[weight].dtype
         graph.initializers[weight].const_value = _store(new, dtype, weight, scratch if large else None)
-    for name in (*record.own, *record.shared.values()):
+    for name in (*record.own, *record.constants):
         if not graph.initializers[name].uses():
             del graph.initializers[name]
     del model.metadata_props[ADAPTER]
     return model
+
+
+def make_plain(model: ir.Model) -> None:
+    """Write an adapter of an initial form as LoRA of twice the rank, in place: [A, A₀]·[B, −B₀].
+
+    PEFT converts its own in the same way, so that they fit the weights as they were before training.
+    """
+    record = record_in(model)
+    if record is None or not any(e.fixed for e in record.entries):
+        return
+    graph, entries, values = model.graph, record.entries, []
+    for entry in entries:
+        given = {k: graph.initializers[n].const_value.numpy() for k, n in (entry.tensors | entry.fixed).items()}  # type: ignore[union-attr]
+        first = [given.pop(letter) for letter in FIXED]
+        joined = {k: np.concatenate([given[k], a], axis) for k, a, axis in zip("AB", first, (-1, -2))}
+        values.append(given | joined)
+    _take_off(graph, set())
+    for name in (*record.own, *record.constants):
+        del graph.initializers[name]
+    found = weights(graph)
+    record.alpha *= math.sqrt(2) if record.rslora else 2
+    record.rank, record.entries = 2 * record.rank, []
+    insert(
+        graph,
+        [Target(found[e.weight], e.part, e.label) for e in entries],
+        values,
+        [e.scale for e in entries],
+        {},
+        record,
+    )
+    record.write(model)
 
 
 def _store(array: np.ndarray, dtype: ir.DataType, name: str, scratch: Scratch | None) -> ir.TensorProtocol:

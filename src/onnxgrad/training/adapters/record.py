@@ -145,7 +145,7 @@ def record_of(props: Mapping[str, str]) -> Record | None:
             raise ValueError
         if found.shared.keys() != shared or any(e.tensors.keys() != own for e in entries):
             raise ValueError
-        if any(e.fixed and e.fixed.keys() != own & {"A", "B"} for e in entries):
+        if any(e.fixed and e.fixed.keys() != {"A0", "B0"} for e in entries):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"the metadata {ADAPTER!r} describe no known adapter: {text[:60]}") from error

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.training.adapters.config import LoRA, VeRA
+from onnxgrad.training.adapters.config import OLORA, LoRA, VeRA
 from onnxgrad.training.adapters.parts import WeightPart, outputs
 from onnxgrad.training.adapters.record import DORA, VERA, Entry
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Weight
@@ -40,12 +40,25 @@ def drawn(weight: Weight, asked: LoRA | VeRA, part: WeightPart | None) -> dict[s
     sizes = shapes(weight, DORA if asked.dora else "", asked.rank, part)
     place = [] if part is None else [part.start, part.stop]
     rng = np.random.default_rng([asked.seed, zlib.crc32(weight.name.encode()), *place])
-    if weight.kind == EMBEDDING:
+    if asked.init is not None:
+        found = initial_factors(weight, part, asked.init, asked.rank, asked.scale)
+    elif weight.kind == EMBEDDING:
         found = {"A": np.zeros(sizes["A"]), "B": rng.standard_normal(sizes["B"])}
     else:
         bound = weight.ends[0] ** -0.5
         found = {"A": rng.uniform(-bound, bound, sizes["A"]), "B": np.zeros(sizes["B"])}
     return found | ({"m": lengths(weight.value, weight, part)} if asked.dora else {})
+
+
+def initial_factors(
+    weight: Weight, part: WeightPart | None, initial: str, rank: int, scale: float
+) -> dict[str, np.ndarray]:
+    """The first A and B of an initial form, and the constants that take their product off again."""
+    assert weight.value.const_value is not None
+    w = weight.value.const_value.numpy()
+    w = w.T if weight.transposed else w
+    found = fixed_factors(w if part is None else w[:, part.columns(w.shape[1])], initial, rank, scale)
+    return found | {"A0": found["A"], "B0": -found["B"]}
 
 
 def lengths(held: ir.Value, about: Weight | Entry, part: WeightPart | None = None) -> np.ndarray:
@@ -78,13 +91,38 @@ def projections(ends: Sequence[tuple[int, int]], rank: int, seed: int) -> dict[s
     return {"A": a.T, "B": b.T}
 
 
+def fixed_factors(weight: np.ndarray, initial: str, rank: int, scale: float) -> dict[str, np.ndarray]:
+    """A₀ and B₀ of an initial form, of a matrix [inputs, outputs]: s·A₀·B₀ is the part of W that PEFT moves into A·B.
+
+    Args:
+        weight: W.
+        initial: ``pissa`` or ``olora``.
+        rank: columns of A₀.
+        scale: s of PiSSA, which divides the singular values by it. OLoRA does not.
+    """
+    w = weight.astype(np.float64)
+    if initial == OLORA:
+        q, r = np.linalg.qr(w.T)
+        return {"A": r[:rank].T, "B": q[:, :rank].T}
+    tall = w.shape[0] > w.shape[1]
+    side = w.T if tall else w  # singular vectors by the smaller Gram matrix
+    squares, vectors = np.linalg.eigh(side @ side.T)
+    lead = vectors[:, ::-1][:, :rank]
+    roots = np.sqrt(np.maximum(squares[::-1][:rank], 0)) ** 0.5
+    other = np.divide((lead.T @ side).T, roots, out=np.zeros((side.shape[1], rank)), where=roots > 0)
+    first, second = (other, lead * roots) if tall else (lead * roots, other)
+    return {"A": first / math.sqrt(scale), "B": second.T / math.sqrt(scale)}
+
+
 def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The adapted weight in the layout of the weight `old`, in double precision.
+    """The adapted weight in the layout and type of the weight `old`, computed in double precision.
+
+    A matrix is computed in blocks of outputs, so that little more memory is needed than for the result.
 
     Args:
         entry: says how.
         old: the weight.
-        tensors: what trains and what is shared, by their letters.
+        tensors: what trains, what is shared and what is fixed, by their letters.
 
     Raises:
         ValueError, IndexError, ZeroDivisionError: they do not fit.
@@ -93,20 +131,36 @@ def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarr
     kernel = entry.kind == CONV
     size = old.shape[0] if kernel else old.shape[-2 if entry.transposed else -1]
     a, b = given["A"], given["B"]
+    if "A0" in given:
+        a, b = np.concatenate([a, given["A0"]], -1), np.concatenate([b, given["B0"]], -2)
     if "d" in given:
         a, b = a[: old.size // size] * given["d"], b[:, :size] * given["b"]
     if entry.part is not None:
         b = entry.part.spread(b, 0 if kernel else -1, size)
-    new = old + _product(entry, a, b)
-    if "m" in given:
-        norms, ratio = _lengths(new, kernel, entry.transposed), np.ones(size)
-        norms[norms <= NO_LENGTH] = np.inf
-        norms = norms.astype(tensors["m"].dtype).astype(np.float64)  # as m was at first: then the ratio is 1
-        own = slice(None) if entry.part is None else entry.part.columns(size)
-        ratio[own] = given["m"] / norms[own]
-        axes = range(1, new.ndim) if kernel else (-1,) if entry.transposed else ()
-        new *= np.expand_dims(ratio, tuple(axes))
+    m, own = given.get("m"), slice(None) if entry.part is None else entry.part.columns(size)
+    new = np.empty(old.shape, old.dtype)
+    width = size if kernel else max(1, _BLOCK * size // old.size)
+    for start in range(0, size, width):
+        block = slice(start, start + width)
+        at = (block,) if kernel else (..., block, slice(None)) if entry.transposed else (..., block)
+        moved = old[at] + _product(entry, a, b if kernel else b[..., block])
+        if m is not None:
+            norms = _lengths(moved, kernel, entry.transposed)
+            norms[norms <= NO_LENGTH] = np.inf
+            norms = norms.astype(tensors["m"].dtype).astype(np.float64)  # as m was at first: then the ratio is 1
+            whole = np.zeros(size)
+            whole[own] = m
+            is_own = np.zeros(size, bool)
+            is_own[own] = True
+            ratio = np.where(is_own[block], whole[block] / norms, 1.0)
+            axes = range(1, moved.ndim) if kernel else (-1,) if entry.transposed else ()
+            moved *= np.expand_dims(ratio, tuple(axes))
+        new[at] = moved
     return new
+
+
+#: Elements of a block of an adapted weight.
+_BLOCK = 1 << 22
 
 
 def _product(entry: Entry, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -34,6 +34,7 @@ class AlgorithmKeywords(TypedDict, total=False):
     lora: int | None
     dora: bool
     rslora: bool
+    lora_init: str | None
     vera: int | None
     lora_alpha: float | None
     lora_targets: str | Sequence[str] | None

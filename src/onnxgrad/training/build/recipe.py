@@ -107,6 +107,9 @@ class AdapterRecipe:
     )
     dora: bool = setting(False, "Adapters of `lora` also train the length of each output (DoRA).")
     rslora: bool = setting(False, "Adapters of `lora` count alpha/√rank times.")
+    lora_init: str | None = setting(
+        None, "First factors of `lora`: pissa (largest singular values of a weight) or olora (its QR decomposition)."
+    )
     vera: int | None = setting(
         None, "Train two vectors per weight between random matrices that all share (VeRA).", metavar="RANK"
     )
@@ -131,14 +134,15 @@ class AdapterRecipe:
         if len(kinds) > 1:
             raise BadInput(f"{' and '.join(kinds)} are two kinds of adapters; give one of them")
         shared = () if kinds == ["vera"] else ("lora_targets", "lora_dropout")
-        for name in () if kinds == ["lora"] else ("lora_alpha", "dora", "rslora", *shared):
+        for name in () if kinds == ["lora"] else ("lora_alpha", "lora_init", "dora", "rslora", *shared):
             if getattr(self, name) not in (None, False):
                 raise BadInput(f"{name} says more about adapters, which lora=RANK (--lora RANK) asks for")
         targets, dropout = self.lora_targets or ATTENTION, self.lora_dropout or 0.0
         if self.vera is not None:
             return VeRA(self.vera, targets, dropout)
         if self.lora is not None:
-            return LoRA(self.lora, self.lora_alpha, targets, dropout, rslora=self.rslora, dora=self.dora)
+            form = {"rslora": self.rslora, "dora": self.dora, "init": self.lora_init}
+            return LoRA(self.lora, self.lora_alpha, targets, dropout, **form)
         return self.adapter
 
 
