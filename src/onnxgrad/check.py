@@ -20,7 +20,7 @@ from onnxgrad.errors import BadInput, NotDifferentiable, ZeroDerivative
 from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import named_values, reads, subgraphs
 from onnxgrad.ir.match import is_standard
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.lower import expand
 from onnxgrad.lower.contrib import formals
 from onnxgrad.lower.function_bodies import body_of
@@ -72,7 +72,7 @@ class Report:
         return not self.problem
 
 
-@checked
+@check_keywords
 def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None) -> Report:
     """Look at every operator between `wrt` (default: all float inputs and weights) and `of`.
 

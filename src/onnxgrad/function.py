@@ -20,7 +20,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import named_values, prune, subgraphs
 from onnxgrad.ir.match import constant, is_op
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, Signature, load_model, signature
 from onnxgrad.model_io.save import gathered
 from onnxgrad.runtime import Options, Session
@@ -66,7 +66,7 @@ class Function:
         results: the names of the outputs that a call returns, by what they are of.
     """
 
-    @checked
+    @check_keywords
     def __init__(
         self,
         model: AnyModel,

@@ -81,7 +81,7 @@ def check_whole(least: int | None = None, /, **numbers: Any) -> None:
             raise BadInput(f"{name} must be at least {least}, not {number}")
 
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
+def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate `function`: unknown keyword arguments raise an error that suggests the closest valid name.
 
     A function that accepts any name is unchanged: it checks names itself.
@@ -111,7 +111,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 def checked_fields(cls: type[R]) -> type[R]:
     """Decorate a dataclass: unknown fields raise an error that suggests the closest valid name."""
-    cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+    cls.__init__ = check_keywords(cls.__init__)  # type: ignore[method-assign]
     return cls
 
 

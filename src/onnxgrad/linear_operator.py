@@ -15,7 +15,7 @@ from onnxgrad import transforms
 from onnxgrad.errors import BadInput
 from onnxgrad.function import Function
 from onnxgrad.ir.graph import named_values, prune
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, signature
 from onnxgrad.transforms.select_values import float_values
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
 
-@checked
+@check_keywords
 def linear_operator(
     model: AnyModel | Function, inputs: Mapping[str, Any], *, wrt: str, of: str | None = None
 ) -> LinearOperator:

@@ -63,7 +63,7 @@ class BatchedNode:
             raise Unstackable
         return self.x[which[0]]
 
-    def lifted(self, i: int, rank: int) -> Var:
+    def lift(self, i: int, rank: int) -> Var:
         """Operand `i` as one that broadcasts with stacks of this rank."""
         missing = rank - self.rank(i)
         if not self.stacked[i] or missing <= 0:
@@ -72,7 +72,7 @@ class BatchedNode:
 
     def stack(self, i: int) -> Var:
         """Operand `i` as a stack; an unbatched operand is expanded."""
-        return self.x[i] if self.stacked[i] else repeated(self.b, self.x[i], self.count)
+        return self.x[i] if self.stacked[i] else repeat_rows(self.b, self.x[i], self.count)
 
     def emit_again(self, *operands: Any, **changed: Any) -> Any:
         """The node on other operands, with some attributes changed."""
@@ -82,7 +82,7 @@ class BatchedNode:
         )
 
 
-def repeated(b: Builder, x: Var, count: Var | list[int]) -> Var:
+def repeat_rows(b: Builder, x: Var, count: Var | list[int]) -> Var:
     """`x` repeated along a new batch axis."""
     return b.Expand(x, b.join(count, b.shape_of(x)))
 

@@ -24,7 +24,7 @@ def mask_of(x: Var) -> Var:
     return x if x.shape is not None and x.rank == 1 else x.builder.Reshape(x, [-1])
 
 
-def selected(mask: Var, x: Var, y: Var) -> Var:
+def select(mask: Var, x: Var, y: Var) -> Var:
     """`x` for the directions where `mask` is true, else `y`."""
     b = x.builder
     mask = b.Reshape(Var(b, mask.value), [-1, *[1] * (x.rank - 1)])

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable, Write
-from onnxgrad.batching.product_rules import conv, einsum, folded, gemm, matmul, recurrent, resize, rows
+from onnxgrad.batching.product_rules import conv, einsum, fold_known, gemm, matmul, recurrent, resize, rows
 from onnxgrad.ir import Var
 from onnxgrad.ir.operators import Kind, traits_of
 from onnxgrad.rules.op import Op
@@ -23,7 +23,7 @@ from onnxgrad.rules.op import Op
 
 def _elementwise(s: BatchedNode) -> Var:
     rank = max(s.rank(i) for i in range(len(s.x)))
-    return s.emit_again(*(s.lifted(i, rank) for i in range(len(s.x))))
+    return s.emit_again(*(s.lift(i, rank) for i in range(len(s.x))))
 
 
 def _alike(s: BatchedNode) -> Any:
@@ -32,7 +32,7 @@ def _alike(s: BatchedNode) -> Any:
 
 def _prelu(s: BatchedNode) -> Var:
     x = s.stack(0)
-    return s.emit_again(x, s.lifted(1, s.rank(0)))
+    return s.emit_again(x, s.lift(1, s.rank(0)))
 
 
 # --- along axes ------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def _pad(s: BatchedNode) -> Var:
             every[axis % rank], every[axis % rank + rank] = given[i], given[i + len(axes)]
         pads = b.const(every)
     before, after = (b.Slice(pads, [n], [m], [0]) for n, m in ((0, rank), (rank, 2 * rank)))
-    both = b.join([0], folded(b, before), [0], folded(b, after))
+    both = b.join([0], fold_known(b, before), [0], fold_known(b, after))
     return s.emit_again(x, both, *s.x[2:3])
 
 
@@ -165,7 +165,7 @@ def _expand(s: BatchedNode) -> Var:
     s.only(0)
     if s.x[1].shape != (s.out_rank,):
         raise Unstackable
-    return s.b.Expand(s.lifted(0, s.out_rank), s.b.join(s.count, s.x[1]))
+    return s.b.Expand(s.lift(0, s.out_rank), s.b.join(s.count, s.x[1]))
 
 
 def _gather(s: BatchedNode) -> Var:

@@ -19,9 +19,9 @@ def matmul(s: BatchedNode) -> Var:
     """
     (a, b), (n, m) = s.x, (s.rank(0), s.rank(1))
     if s.stacked == [True, False] and (n > 1 or m <= 2):
-        return _product(a if n == 1 else s.lifted(0, max(n, m)), b)
+        return _product(a if n == 1 else s.lift(0, max(n, m)), b)
     if s.stacked == [False, True] and m > 1:
-        return _product(a, s.lifted(1, max(n, m)))
+        return _product(a, s.lift(1, max(n, m)))
     if s.stacked == [False, True] and n <= 2:  # a column for each direction: together, the rows of a matrix
         return _product(b, a if n == 1 else s.b.Transpose(a, perm=[1, 0]))
     rank = max(n, m, 2)
@@ -56,7 +56,7 @@ def gemm(s: BatchedNode) -> Var:
     alpha, beta = (s.node.attributes.get_float(n, 1.0) for n in ("alpha", "beta"))
     product = _product(*turned) if any(s.stacked[:2]) else s.b.Unsqueeze(turned[0] @ turned[1], [0])
     y = product * alpha
-    return y if len(s.x) < 3 or s.x[2] is None else y + s.lifted(2, 2) * beta
+    return y if len(s.x) < 3 or s.x[2] is None else y + s.lift(2, 2) * beta
 
 
 def einsum(s: BatchedNode) -> Var:
@@ -76,10 +76,10 @@ def einsum(s: BatchedNode) -> Var:
 def _merge_axes(b: Builder, x: Var, axis: int) -> Var:
     """`x` with axes `axis` and `axis` + 1 as one."""
     one = b.shape_of(x, axis, axis + 1) * b.shape_of(x, axis + 1, axis + 2)
-    return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], folded(b, one), b.shape_of(x, axis + 2)))
+    return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], fold_known(b, one), b.shape_of(x, axis + 2)))
 
 
-def folded(b: Builder, x: Var) -> Var:
+def fold_known(b: Builder, x: Var) -> Var:
     """`x` as a constant, if it is known."""
     return x if (known := x.const) is None else b.const(known)
 

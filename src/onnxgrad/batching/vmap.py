@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.batching.batched_node import BatchedNode, Unstackable, repeated
-from onnxgrad.batching.masks import any_of, is_total, mask_of, selected
+from onnxgrad.batching.batched_node import BatchedNode, Unstackable, repeat_rows
+from onnxgrad.batching.masks import any_of, is_total, mask_of, select
 from onnxgrad.batching.operator_rules import SIZES, batching_rule
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
@@ -87,7 +87,7 @@ class Stacking:
     def _repeated(self, value: ir.Value) -> Var:
         if not isinstance(value.type, ir.TensorType):
             raise Unstackable
-        return repeated(self.b, self.plain_of(value), self.count)
+        return repeat_rows(self.b, self.plain_of(value), self.count)
 
     def write(self, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value]) -> None:
         """Write `nodes`, which lead to `wanted`."""
@@ -212,7 +212,7 @@ class Stacking:
         for value, a, b, *both in zip(node.outputs, *(g.outputs for g in branches), *sides):
             if a.shape is None or a.shape != b.shape:
                 raise Unstackable
-            self._keep([value], [selected(condition, *both)])
+            self._keep([value], [select(condition, *both)])
 
     def _fill(self, graph: ir.Graph) -> None:
         """Write all nodes of `graph`."""
@@ -267,7 +267,7 @@ class Stacking:
             raise Unstackable  # slices of different numbers have no stack
         b = self.b
         trips, start = node.inputs[:2]
-        active = repeated(b, b.const(True), self.count) if start is None else mask_of(self.stack_of(start))
+        active = repeat_rows(b, b.const(True), self.count) if start is None else mask_of(self.stack_of(start))
         limit = None if trips not in self.stacks else mask_of(self.stacks[trips])
         if limit is not None:
             active = b.And(active, limit > 0)
@@ -287,7 +287,7 @@ class Stacking:
         for value, after in zip(it.states, it.following):
             if after.shape != value.shape:
                 raise Unstackable
-            following.append(selected(held, inside.stack_of(after), inside.stacks[value]))
+            following.append(select(held, inside.stack_of(after), inside.stacks[value]))
         more = inner.And(held, mask_of(inside.stack_of(it.body.outputs[0])))
         if limit is not None:
             more = inner.And(more, inner.Add(inside.plain[number], 1) < Var(inner, limit.value))

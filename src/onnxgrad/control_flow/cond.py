@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.activity import is_differentiable
-from onnxgrad.engine.reverse import summed
+from onnxgrad.engine.reverse import add_cotangents
 from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.subgraphs import copy_of, give
 from onnxgrad.rules.op import Op
@@ -49,7 +49,7 @@ def branch(op: Op, g: object) -> dict[ir.Value, Var]:
 
     def pull(b: Builder, graph: ir.Graph) -> list[Var]:
         here = [(graph.outputs[i], Var(b, u.value)) for i, u in given.items() if u is not None]
-        found = reverse(b, list(graph), summed((out, _as_here(u, b.var(out))) for out, u in here), wrt)
+        found = reverse(b, list(graph), add_cotangents((out, _as_here(u, b.var(out))) for out, u in here), wrt)
         return [found[v] if v in found else b.zeros_like(b.var(v)) for v in wrt]
 
     return dict(zip(wrt, _derived_if(op, pull, wrt)))

@@ -115,7 +115,7 @@ def _is_ones(value: ir.Value) -> bool:
     return number is not None and bool(np.all(number == 1))
 
 
-def summed(o: Builder, parts: list[Product | RowSum], stacks: list[Var], like: Var) -> Var:
+def sum_products(o: Builder, parts: list[Product | RowSum], stacks: list[Var], like: Var) -> Var:
     """The sum of `parts`, given the stacked `b` of each."""
     return add([p.finish(o, s, like) for p, s in zip(parts, stacks)])
 

@@ -219,7 +219,7 @@ def loop(
     return list(builder.append(node))
 
 
-def stacked(op: Op, value: ir.Value) -> ir.Value:
+def stack_outputs(op: Op, value: ir.Value) -> ir.Value:
     """Have the primal iteration also stack `value`, from inside its body."""
     it = Iteration.of(op.node)
     copy = op.builder.nested(it.body).append(ir.Node("", "Identity", [value]))[0].value

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
 from onnxgrad.control_flow.deferred_products import Product, RowSum, products
-from onnxgrad.control_flow.deferred_products import summed as sums_of
+from onnxgrad.control_flow.deferred_products import sum_products as sums_of
 from onnxgrad.control_flow.hoisting import hoist_elementwise, hoist_transposes
 from onnxgrad.control_flow.indexed_slices import step_slices
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
@@ -21,7 +21,7 @@ from onnxgrad.control_flow.reverse_iteration import Backwards, StepInput
 from onnxgrad.control_flow.saved_states import saved_state
 from onnxgrad.control_flow.saved_values import stack_saved
 from onnxgrad.engine import reverse
-from onnxgrad.engine.reverse import summed
+from onnxgrad.engine.reverse import add_cotangents
 from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.graph import values_read
 from onnxgrad.ir.subgraphs import formal, give
@@ -45,7 +45,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
 
     g_states = {i: formal(b, it.next_like(i), "cotangent") for i in carried}
     g_slices = {k: formal(b, it.slice_results[k], "cotangent") for k in read}
-    seeds = summed(
+    seeds = add_cotangents(
         [(it.following[i], g_states[i]) for i in carried] + [(it.slice_results[k], g_slices[k]) for k in read]
     )
     picked = [p for p in step_slices(op, body) if p.out in reached] if _is_stackable(op, it) else []
@@ -113,7 +113,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     results = back.emit()
     places = [*(it.initial[i] for i in carried), *added, *(it.scanned[j] for j in pieces)]
     places += [*(p.x for p in picked), *later]
-    return summed(zip(places, results))
+    return add_cotangents(zip(places, results))
 
 
 def _products(

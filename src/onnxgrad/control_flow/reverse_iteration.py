@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan, stacked
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan, stack_outputs
 from onnxgrad.ir import Builder, Var, containers, same_shape
 from onnxgrad.ir.aliases import follow, known_as
 from onnxgrad.ir.infer.loops import always_goes_on, elements
@@ -90,7 +90,7 @@ class Backwards:
         if it.lead:
             made = [v for v in op.node.outputs[it.count :] if v.name]
             if not made:
-                made = [stacked(op, it.body.inputs[0])]
+                made = [stack_outputs(op, it.body.inputs[0])]
             value, axis = made[0], 0
         else:
             value, axis = it.scanned[0], it.ins[0].axis
@@ -183,7 +183,7 @@ def _elements(b: Builder, column: StepInput, start: Var, count: Var) -> Var:
             lambda w: w.Optional(w.SequenceAt(w.var(every.value), w.var(start.value))),
             lambda w: containers.empty_optional(w, like),
         )
-    return containers.extended(b, b.SequenceEmpty(dtype=int(column.inner.dtype or 0)), every, start, count)
+    return containers.extend_sequence(b, b.SequenceEmpty(dtype=int(column.inner.dtype or 0)), every, start, count)
 
 
 def _size(x: Var, axis: int) -> Var:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, stacked
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, stack_outputs
 from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Var, containers, same_shape
@@ -34,7 +34,7 @@ def saved_state(op: Op, i: int, inner: ir.Value) -> StepInput:
         maker = value.producer()
         if maker is not None and maker.op_type == "Identity" and maker.inputs[0] is state and slot == ScanAxis():
             return StepInput(inner, op.node.outputs[it.count + k], ScanAxis(0, backwards=True))
-    return StepInput(inner, stacked(op, state), ScanAxis(0, backwards=True))
+    return StepInput(inner, stack_outputs(op, state), ScanAxis(0, backwards=True))
 
 
 def _collect_states(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
@@ -59,7 +59,7 @@ def _collect_states(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
         )
     elif nested:
         count = b.SequenceLength(b.var(state))
-        longer = containers.extended(b, so_far, b.var(state), b.const(0), count)
+        longer = containers.extend_sequence(b, so_far, b.var(state), b.const(0), count)
     else:
         longer = b.SequenceInsert(so_far, b.var(state))
     longer.value.type = kind

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrad.engine import forward, reverse
-from onnxgrad.engine.reverse import summed
+from onnxgrad.engine.reverse import add_cotangents
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.ir.graph import values_read
@@ -64,7 +64,9 @@ def sequence_map(op: Op, g: object) -> dict[ir.Value, Var]:
     wrt += [(c.value, c.value) for c in op.captures if c.value in op.active]
     seeds = {i: formal(b, graph.outputs[i], "cotangent") for i in of}
     columns += [(seeds[i].value, u.value) for i, u in of.items()]
-    found = reverse(b, list(graph), summed((graph.outputs[i], s) for i, s in seeds.items()), [v for v, _ in wrt])
+    found = reverse(
+        b, list(graph), add_cotangents((graph.outputs[i], s) for i, s in seeds.items()), [v for v, _ in wrt]
+    )
     wrt = [(inside, outside) for inside, outside in wrt if inside in found]
     if not wrt:
         return {}
@@ -74,6 +76,6 @@ def sequence_map(op: Op, g: object) -> dict[ir.Value, Var]:
         whole = inside is outside or not isinstance(outside.type, ir.SequenceType)
         if whole and not isinstance(outside.type, ir.TensorType):
             raise NotDifferentiable(f"its body reads {outside.name!r}, which is a sequence, as a whole")
-        total = containers.summed(op.builder, each, Var(op.builder, outside)) if whole else each
+        total = containers.add_sequences(op.builder, each, Var(op.builder, outside)) if whole else each
         pulled.append((outside, total))
-    return summed(pulled)
+    return add_cotangents(pulled)

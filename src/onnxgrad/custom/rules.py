@@ -27,7 +27,7 @@ from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, TARGETS, Cut, RuleTarg
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import CUSTOM
-from onnxgrad.rules.rule import Cotangents, Function, General, Parts, Rule, add, listed
+from onnxgrad.rules.rule import Cotangents, Function, General, Parts, Rule, add, as_list
 
 #: Metadata of a rule that is kept in a file.
 RULE = "onnxgrad.rule"
@@ -243,7 +243,7 @@ class _Custom(General):
             for i, x in enumerate(op.inputs[: self.count]):
                 if x is not None and op.needs[i]:
                     probes[i] = b.append(ir.Node("", "Identity", [b.full_like(x, 1).value]))[0]
-            tangents = listed(self.apply(self.jvp_function, op, tuple(probes[: self.count])))
+            tangents = as_list(self.apply(self.jvp_function, op, tuple(probes[: self.count])))
         seeds: dict[ir.Value, Var] = {}
         for t, g in zip(tangents, cotangents):
             if t is not None and g is not None:

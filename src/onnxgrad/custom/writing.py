@@ -13,7 +13,7 @@ from onnxgrad.engine.activity import prepare
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.subgraphs import empty, give
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.rule import add, listed
+from onnxgrad.rules.rule import add, as_list
 
 
 def pullback(function: Callable[..., Any], *xs: Var) -> tuple[Any, Callable[..., list[Var | None]]]:
@@ -35,7 +35,7 @@ def pullback(function: Callable[..., Any], *xs: Var) -> tuple[Any, Callable[...,
             start.value.type, start.value.shape = x.value.type, x.value.shape
         results = function(*starts)
     wrt = [s.value for s in starts]
-    ys = [y.value for y in listed(results)]
+    ys = [y.value for y in as_list(results)]
     path = prepare(emitted, wrt, ys, b, reverse=True)
     ys = [b.now(y) for y in ys]
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.engine.activity import is_differentiable, prepare
 from onnxgrad.engine.resolve import rule_of
-from onnxgrad.engine.reverse import _check, pull_back, reverse, summed, telling
+from onnxgrad.engine.reverse import _check, add_cotangents, pull_back, reverse, telling
 from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.ir.graph import captured
 from onnxgrad.rules.op import Op
@@ -72,5 +72,5 @@ def _transpose_vjp(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, 
         probes = {v: builder.append(ir.Node("", "Identity", [_probe(Var(builder, v)).value]))[0] for v in outputs}
         pulled = pull_back(builder, node, [probes.get(v) for v in node.outputs], moved)
     probed = [p.value for p in probes.values()]
-    found = reverse(builder, emitted, summed((g.value, tangents[v]) for v, g in pulled.items()), probed)
+    found = reverse(builder, emitted, add_cotangents((g.value, tangents[v]) for v, g in pulled.items()), probed)
     return {v: found[p.value] for v, p in probes.items() if p.value in found}

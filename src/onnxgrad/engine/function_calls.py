@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxgrad.engine.forward import forward
 from onnxgrad.engine.partial_eval import primal_values, residuals
-from onnxgrad.engine.reverse import reverse, summed
+from onnxgrad.engine.reverse import add_cotangents, reverse
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.outline import part_of
@@ -66,7 +66,7 @@ class CallRule(Rule):
         operands = list(op.node.inputs)
         moved = tuple(bool(v is not None and v in op.active) for v in operands)
         found = _call(op, "backward", moved, cotangents)
-        return summed((value, g) for i, g in found.items() if (value := operands[i]) is not None)
+        return add_cotangents((value, g) for i, g in found.items() if (value := operands[i]) is not None)
 
     def _jvp(self, op: Op, tangents: Cotangents) -> list[Var | None]:
         count = len(op.node.outputs)
@@ -157,7 +157,7 @@ def derive(
         variables = {i: builder.var(v) for i, v in seeds.items()}
         if mode == "backward":
             wrt = {i: v for i, v in formals.items() if moved[i]}
-            totals = summed((seeded[i], u) for i, u in variables.items())
+            totals = add_cotangents((seeded[i], u) for i, u in variables.items())
             gradients = reverse(builder, list(graph), totals, list(wrt.values()))
             found = {i: gradients[v] for i, v in wrt.items() if v in gradients}
         else:

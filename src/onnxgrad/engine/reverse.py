@@ -76,7 +76,7 @@ def pull_back(
             if value.shape is not g.value.shape or value.type is not g.value.type:
                 _check(node, rule, Var(builder, value), g)
             found.append((value, g))
-    return summed(found)
+    return add_cotangents(found)
 
 
 class telling:  # noqa: N801  (it reads like a function)
@@ -105,7 +105,7 @@ class telling:  # noqa: N801  (it reads like a function)
 _FAILURES = (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError)
 
 
-def summed(cotangents: Iterable[tuple[ir.Value, Var]]) -> dict[ir.Value, Var]:
+def add_cotangents(cotangents: Iterable[tuple[ir.Value, Var]]) -> dict[ir.Value, Var]:
     """The cotangent of each value; several of one are added up."""
     terms: dict[ir.Value, list[Var]] = {}
     for value, g in cotangents:

@@ -47,7 +47,7 @@ def family(
         BadInput: a size that is not fixed, weights too large for one file, or a place that cannot be written.
         NotDifferentiable: an operator has no derivative.
     """
-    primal = sized(Function(model).model.clone(), dims or {})
+    primal = set_sizes(Function(model).model.clone(), dims or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ZeroDerivative)  # CasADi seeds all inputs, also those without effect
         reverse = adjoint(primal)
@@ -69,7 +69,7 @@ def family(
     return paths
 
 
-def sized(model: ir.Model, dims: Mapping[str, int]) -> ir.Model:
+def set_sizes(model: ir.Model, dims: Mapping[str, int]) -> ir.Model:
     """Set the sizes of symbolic dimensions of the inputs, in place. Raises UnknownName for an unknown dimension."""
     graph = model.graph
     there = {d.value for v in graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}

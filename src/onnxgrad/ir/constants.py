@@ -91,7 +91,7 @@ def is_repeatable(op_type: str, domain: str, opset: int) -> bool:
     return determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
 
 
-def sliced(size: int, start: int, end: int, step: int) -> range:
+def slice_indices(size: int, start: int, end: int, step: int) -> range:
     """The indices that a Slice selects along an axis of `size`.
 
     As Python's, but for a negative step from before the first element: that is clamped to the first, and taken.

@@ -118,14 +118,14 @@ def total(b: Builder, x: Var, y: Var) -> Var:
     return either(b, b.OptionalHasElement(x), with_x, lambda w: w.var(y.value))
 
 
-def extended(b: Builder, x: Var, y: Var, start: Var, count: Var) -> Var:
+def extend_sequence(b: Builder, x: Var, y: Var, start: Var, count: Var) -> Var:
     """The sequence `x`, and after it `count` elements of `y` from `start` on."""
     inner, number, states = _loop_body(b, x)
     longer = inner.SequenceInsert(states[0], inner.SequenceAt(inner.var(y.value), inner.var(start.value) + number))
     return _loop(b, inner, count, longer, x)
 
 
-def summed(b: Builder, x: Var, like: Var) -> Var:
+def add_sequences(b: Builder, x: Var, like: Var) -> Var:
     """The sum of the elements of `x`, all of the shape of `like`."""
     inner, number, states = _loop_body(b, like)
     more = states[0] + inner.SequenceAt(inner.var(x.value), number)

@@ -72,7 +72,7 @@ def cond(
     return list(builder.append(node))
 
 
-def rewired(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value], names: Names | None = None) -> ir.Attr:
+def rewire(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value], names: Names | None = None) -> ir.Attr:
     """`attribute` with graphs copied so that they read the mapped `values`, optionally under fresh names.
 
     Args:

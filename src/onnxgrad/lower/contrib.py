@@ -53,7 +53,7 @@ def contrib(
             given += [None] * (len(inputs) - spread - len(given))
             for x, name, must in zip(given, inputs, required):
                 if must:
-                    needed(x, name)
+                    require_operand(x, name)
             return writer(b, node, *given) if operands is None else writer(b, node, operands(*given))
 
         lowering(*names, domain=domain)(lower)
@@ -107,7 +107,7 @@ def refuse_operand(x: Var | None, name: str, hint: str = "export the model witho
         raise NotDifferentiable(f"its input {name} ({x.name!r}) is not supported\n  hint: {hint}")
 
 
-def needed(x: Var | None, name: str) -> Var:
+def require_operand(x: Var | None, name: str) -> Var:
     """An operand that every node must have."""
     if x is None:
         raise NotDifferentiable(f"its input {name} is left out\n  hint: export the model again")

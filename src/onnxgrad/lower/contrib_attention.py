@@ -19,8 +19,8 @@ from onnxgrad.ir import Builder, Var, reshape_to
 from onnxgrad.ir.schemas import attribute
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.lower.attention import attend, join_heads, split_heads
-from onnxgrad.lower.contrib import contrib, needed, refuse, refuse_operand
-from onnxgrad.lower.transformer import rotated
+from onnxgrad.lower.contrib import contrib, refuse, refuse_operand, require_operand
+from onnxgrad.lower.transformer import rotate
 
 INT64 = int(ir.DataType.INT64)
 
@@ -145,12 +145,12 @@ def multi_head_attention(
     if query.rank == 5:  # [B, S, H, 3, D]
         q, k, v = (_unpack_heads(b, x) for x in b.emit("Split", query, num_outputs=3, axis=3, outputs=3))
     else:
-        key = needed(key, "key")
+        key = require_operand(key, "key")
         if key.rank == 5:  # [B, T, H, 2, D]
             q = split_heads(b, query, heads)
             k, v = (_unpack_heads(b, x) for x in b.emit("Split", key, num_outputs=2, axis=3, outputs=2))
         else:
-            parts: list[Var | None] = [query, key, needed(value, "value")]
+            parts: list[Var | None] = [query, key, require_operand(value, "value")]
             q, k, v = (_add_bias(b, x, c, heads) for x, c in zip(parts, _parts(b, bias, query)))
     k, v = _append_past(b, past_key, k), _append_past(b, past_value, v)
     biases = [_mask_bias(b, node, q, k, key_padding_mask, past_key), attention_bias]
@@ -214,7 +214,7 @@ def _rotate(b: Builder, x: Var, places: Var, cos: Var, sin: Var, paired: bool, w
         first = b.Add(half, half)
         x, rest = b.Split(x, b.join(first, b.Sub(b.shape_of(x, 3, 4), first)), axis=-1, outputs=2)
     c, s = (b.Unsqueeze(b.Gather(t, places), [1]) for t in (cos, sin))
-    y = rotated(b, x, c, s, half, paired)
+    y = rotate(b, x, c, s, half, paired)
     return y if rest is None else b.Concat(y, rest, axis=-1)
 
 
@@ -257,7 +257,11 @@ def group_query_attention(b: Builder, node: ir.Node, x: _GroupQuery) -> Sequence
         size = b.Div(b.shape_of(query, 2, 3), b.const([heads + 2 * shared]))
         wide = b.Mul(size, b.const([shared]))
         query, key, value = b.Split(query, b.join(b.Mul(size, b.const([heads])), wide, wide), axis=2, outputs=3)
-    q, k, v = split_heads(b, query, heads), split_heads(b, key, shared), split_heads(b, needed(value, "value"), shared)
+    q, k, v = (
+        split_heads(b, query, heads),
+        split_heads(b, key, shared),
+        split_heads(b, require_operand(value, "value"), shared),
+    )
     length = b.shape_of(q, 2, 3)
     total = b.Reshape(b.Cast(x.total_sequence_length, to=INT64), [1])
     prompt = b.Equal(total, length)
@@ -270,7 +274,7 @@ def group_query_attention(b: Builder, node: ir.Node, x: _GroupQuery) -> Sequence
         if x.position_ids is not None:
             first = b.Slice(b.Reshape(x.position_ids, [-1]), [0], [1], [0])
             at = b.Where(prompt, b.Add(b.places_along(q, 2), first), x.position_ids)
-        caches = needed(x.cos_cache, "cos_cache"), needed(x.sin_cache, "sin_cache")
+        caches = require_operand(x.cos_cache, "cos_cache"), require_operand(x.sin_cache, "sin_cache")
         q, k = (_rotate(b, y, at, *caches, bool(attribute(node, "rotary_interleaved", 0))) for y in (q, k))
     k, v = (_update_cache(b, past, new, before, total) for past, new in ((x.past_key, k), (x.past_value, v)))
     sink = x.head_sink

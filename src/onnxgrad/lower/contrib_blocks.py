@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.schemas import attribute
-from onnxgrad.lower.contrib import contrib, needed
+from onnxgrad.lower.contrib import contrib, require_operand
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -128,7 +128,7 @@ def embed_layer_norm(
         position_ids = b.places_along(input_ids, 1)
     h = _add_skip(b.Gather(word_embedding, input_ids), b.Gather(position_embedding, position_ids), None)
     if segment_embedding is not None:
-        h = h + b.Gather(segment_embedding, needed(segment_ids, "segment_ids"))
+        h = h + b.Gather(segment_embedding, require_operand(segment_ids, "segment_ids"))
     y = b.LayerNormalization(h, gamma, beta, axis=-1, epsilon=attribute(node, "epsilon", 1e-12))
     if mask is None:
         zero = b.const(0, ir.DataType.INT32)

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.schemas import attribute
-from onnxgrad.lower.contrib import contrib, needed
+from onnxgrad.lower.contrib import contrib, require_operand
 from onnxgrad.lower.contrib_attention import projected
 from onnxgrad.lower.registry import lowering_for
 
@@ -132,7 +132,7 @@ def qlinear_reduce_mean(
 def qlinear_concat(b: Builder, node: ir.Node, Y_scale: Var, Y_zero_point: Var, *inputs: Var | None) -> Sequence[Var]:
     """Y = quantized [x₁ … xₙ]; each x with its scale and zero point"""
     triples = zip(*(inputs[i::3] for i in range(3)))
-    parts = [_floats(b, needed(x, "X"), needed(s, "scale"), z) for x, s, z in triples]
+    parts = [_floats(b, require_operand(x, "X"), require_operand(s, "scale"), z) for x, s, z in triples]
     return [_numbers(b, b.Concat(*parts, axis=attribute(node, "axis", 0)), Y_scale, Y_zero_point)]
 
 
@@ -204,7 +204,7 @@ def qlinear_conv(
     h, k = _channels_first(b, node, _floats(b, x, x_scale, x_zero_point)), _by_column(b, w, w_scale, w_zero_point, 0)
     bias = None
     if B is not None:
-        bias = b.Cast(B, to=int(ir.DataType.FLOAT)) * needed(_scalar(b, x_scale), "x_scale") * w_scale
+        bias = b.Cast(B, to=int(ir.DataType.FLOAT)) * require_operand(_scalar(b, x_scale), "x_scale") * w_scale
     y = b.Conv(h, k, bias, **{name: attribute(node, name, None) for name in names})
     return [_numbers(b, _channels_as_asked(b, node, y), y_scale, y_zero_point)]
 
@@ -260,7 +260,7 @@ def qgemm(
     columns = _by_column(b, B, b_scale, b_zero_point, 0 if turn["transB"] else 1)
     y = b.Gemm(_floats(b, A, a_scale, a_zero_point), columns, **turn)
     if C is not None:
-        y = y + b.Cast(C, to=int(ir.DataType.FLOAT)) * (needed(_scalar(b, a_scale), "a_scale") * b_scale)
+        y = y + b.Cast(C, to=int(ir.DataType.FLOAT)) * (require_operand(_scalar(b, a_scale), "a_scale") * b_scale)
     y = y * float(attribute(node, "alpha", 1.0))
     return [y if y_scale is None else _numbers(b, y, y_scale, y_zero_point)]
 

@@ -28,12 +28,12 @@ def rotary_embedding(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     c, s = (b.Unsqueeze(t if places is None else b.Gather(t, places), [2 if flat else 1]) for t in (cos, sin))
     if turned:
         z, rest = b.Split(z, b.join([turned], b.Sub(b.shape_of(z, 3), [turned])), axis=-1, outputs=2)
-    y = rotated(b, z, c, s, half, paired)
+    y = rotate(b, z, c, s, half, paired)
     y = y if rest is None else b.Concat(y, rest, axis=-1)
     return [reshape_to(y, x) if flat else y]
 
 
-def rotated(b: Builder, z: Var, c: Var, s: Var, half: Var, paired: bool) -> Var:
+def rotate(b: Builder, z: Var, c: Var, s: Var, half: Var, paired: bool) -> Var:
     """The last axis of `z`, of `half` pairs, turned by the angles of cosine `c` and sine `s`.
 
     The two of a pair are neighbours if `paired`, else in one half each.

@@ -21,7 +21,7 @@ from onnxgrad.model_io import stream
 from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.read import external_tensors, in_memory, training_info
 from onnxgrad.model_io.serialize import serialize
-from onnxgrad.model_io.zeros import written
+from onnxgrad.model_io.zeros import write_declared
 
 #: Weights of more bytes than this are written to external data.
 EXTERNAL_FROM = 1_500_000_000
@@ -44,7 +44,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     """`model` as one message, its training information included, with zeros where it only declares them."""
     proto = serialize(model)
     proto.training_info.extend(training_info(model))
-    written(proto.training_info)
+    write_declared(proto.training_info)
     return proto
 
 

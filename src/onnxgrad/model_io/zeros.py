@@ -1,7 +1,7 @@
 """Large zeros in training information (initial moments), declared in memory and written only to files.
 
 Internally, a tensor message with declared elements but without data means zeros. In a message from outside it is
-refused (`declared_sizes`); before a message is returned or saved, the zeros are written (`written`).
+refused (`declared_sizes`); before a message is returned or saved, the zeros are written (`write_declared`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx_ir as ir
 _LARGE = 1 << 16
 
 
-def declared(tensor: ir.TensorProtocol) -> onnx.TensorProto:
+def declare_tensor(tensor: ir.TensorProtocol) -> onnx.TensorProto:
     """The message of `tensor`; for large zeros only the declaration."""
     if tensor.dtype.bitwidth < 8 or tensor.nbytes < _LARGE or tensor.numpy().reshape(-1).view(np.uint8).any():
         return ir.to_proto(tensor)
@@ -36,7 +36,9 @@ def read_tensor(proto: onnx.TensorProto) -> ir.TensorProtocol:
     return ir.LazyTensor(zeros, dtype=dtype, shape=ir.Shape(shape), name=name, metadata_props=props)
 
 
-def written(infos: Iterable[onnx.TrainingInfoProto], values: Mapping[str, ir.TensorProtocol] | None = None) -> None:
+def write_declared(
+    infos: Iterable[onnx.TrainingInfoProto], values: Mapping[str, ir.TensorProtocol] | None = None
+) -> None:
     """Fill in the declared tensors of `infos`, in place, by these `values` or zeros."""
     for info in infos:
         for tensor in info.algorithm.initializer:

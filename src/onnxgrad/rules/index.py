@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, reshape_to
-from onnxgrad.ir.constants import sliced
+from onnxgrad.ir.constants import slice_indices
 from onnxgrad.ir.operators import Kind
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
@@ -102,7 +102,7 @@ def _unstride(op: Op, g: Var, x: Var, axis: int, start: Any, end: Any, step: int
     """The cotangent of x[start:end:step] as that of a slice with step 1: (g between zeros, start, end)."""
     size = x.dims[axis]
     assert isinstance(size, int)
-    taken = sliced(size, start, end, step)
+    taken = slice_indices(size, start, end, step)
     if not len(taken):
         return g, 0, 0
     if step < 0:

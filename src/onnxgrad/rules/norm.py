@@ -1,7 +1,7 @@
 """Normalizations: x̂ = (x - μ)/σ over some axes, scaled and shifted along others.
 
 All have the same core. With r = 1/σ and the cotangent ĝ of x̂, that of x is
-``r·(ĝ - mean ĝ - x̂·mean(ĝ·x̂))``, the means being over the axes of the statistics; `centred` writes it.
+``r·(ĝ - mean ĝ - x̂·mean(ĝ·x̂))``, the means being over the axes of the statistics; `centre` writes it.
 Sums over the batch are ReduceSums of centred values: one more pass than expanding x - μ, and no cancellation.
 Where the scale does not change along the axes, `_by_sums` writes it with half as many passes over the whole tensor.
 """
@@ -43,14 +43,14 @@ def share(op: Op, g: Var, x: Var, axes: Sequence[int]) -> Var:
     return g / op.cast_like(count, g)
 
 
-def standardized(op: Op, x: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:
+def standardize(op: Op, x: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:
     """x̂ and 1/σ over `axes`, from x."""
     d = x - mean(op, x, axes)
     inv = 1 / op.Sqrt(mean(op, d * d, axes) + epsilon)
     return d * inv, inv
 
 
-def centred(op: Op, gx: Var, xh: Var, inv: Var, axes: Sequence[int]) -> Var:
+def centre(op: Op, gx: Var, xh: Var, inv: Var, axes: Sequence[int]) -> Var:
     """The cotangent of x, given that of x̂."""
     return inv * (gx - mean(op, gx, axes) - xh * mean(op, gx * xh, axes))
 
@@ -76,7 +76,7 @@ def layer_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var) -> Result:
     axis = op.attr("axis") % x.rank
     axes = list(range(axis, x.rank))
     if x.dtype == ir.DataType.DOUBLE:
-        wide, (xh, inv) = x, standardized(op, x, axes, op.attr("epsilon"))
+        wide, (xh, inv) = x, standardize(op, x, axes, op.attr("epsilon"))
     else:
         mu, inv = op.output(1), op.output(2)
         wide = op.cast_like(x, mu)
@@ -86,7 +86,7 @@ def layer_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var) -> Result:
     if g is not None:
         gw = op.cast_like(g, wide)
         if op.needs[0]:
-            terms.append(centred(op, gw * op.cast_like(scale, wide), xh, inv, axes))
+            terms.append(centre(op, gw * op.cast_like(scale, wide), xh, inv, axes))
         if op.needs[1]:
             d_scale = op.cast_like(sum_to(gw * xh, scale), scale)
         if op.needs[2]:

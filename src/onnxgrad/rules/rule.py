@@ -56,7 +56,7 @@ def arity(function: Function) -> int | None:
     return None if any(p.kind is p.VAR_POSITIONAL for p in named) else len(named) - 2
 
 
-def listed(result: Any) -> list[Any]:
+def as_list(result: Any) -> list[Any]:
     """The result of a rule, as a list."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
@@ -180,7 +180,7 @@ class FunctionRule(Rule):
         result = self.apply(self.function, op, only if op.single else tuple(cotangents))
         if isinstance(result, dict):
             return result
-        parts = listed(result)
+        parts = as_list(result)
         if any(op.needs[len(parts) :]):
             raise RuleError(f"a rule returns a value for each input, None for no derivative; it returned {len(parts)}")
         return parts
@@ -214,7 +214,7 @@ class Elementwise(FunctionRule):
         terms = []
         for i, tangent in enumerate(tangents):
             if tangent is not None and self.carries(i):
-                terms.append(listed(self.apply(self.function, op, tangent))[i])
+                terms.append(as_list(self.apply(self.function, op, tangent))[i])
         terms = [t for t in terms if t is not None]
         y = op.outputs[0]
         return [expand_to(add(terms), y) if terms and y is not None else None]
@@ -226,7 +226,7 @@ class Symmetric(FunctionRule):
     kind = "symmetric"
 
     def _jvp(self, op: Op, tangents: Cotangents) -> Parts:
-        return listed(self.apply(self.function, op, tangents[0]))[:1]
+        return as_list(self.apply(self.function, op, tangents[0]))[:1]
 
 
 class Linear(FunctionRule):
@@ -252,7 +252,7 @@ class Linear(FunctionRule):
 
     def _jvp(self, op: Op, tangents: Cotangents) -> Parts:
         calls = self._joint_calls(op, tangents) if self.joint else self._calls(op, tangents)
-        results = [listed(op.replay(*operands)) for operands in calls]
+        results = [as_list(op.replay(*operands)) for operands in calls]
         return [add([r[k] for r in results]) for k in range(len(op.node.outputs))] if results else []
 
     def _factors(self, op: Op) -> list[int]:
@@ -311,5 +311,5 @@ class General(FunctionRule):
         return (
             None
             if self.jvp_function is None
-            else listed(self.apply(self.jvp_function, op, tuple(tangents[: self.count])))
+            else as_list(self.apply(self.jvp_function, op, tuple(tangents[: self.count])))
         )

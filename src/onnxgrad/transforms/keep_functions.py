@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io.declared_shapes import undeclared
 from onnxgrad.model_io.validity import blamed
 
@@ -68,7 +68,7 @@ def without_collection() -> Iterator[None]:
 
 def transform(derive: Derive) -> Derive:
     """Decorate a transform of models: a function of a model, and of options that are given by name."""
-    return checked(without_collection()(blaming_the_model(derive)))  # type: ignore[return-value]
+    return check_keywords(without_collection()(blaming_the_model(derive)))  # type: ignore[return-value]
 
 
 def blaming_the_model(derive: Derive) -> Derive:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, open_model, signature
 from onnxgrad.model_io.signature import KEY
 from onnxgrad.remat import Plan, amount, fit_budget
@@ -20,7 +20,7 @@ class Rematerialized(NamedTuple):
     plan: Plan
 
 
-@checked
+@check_keywords
 def rematerialize(model: AnyModel, memory: int | str, *, dims: Mapping[str, int] | None = None) -> Rematerialized:
     """A model with the same outputs, whose intermediate results use at most `memory` at a time.
 

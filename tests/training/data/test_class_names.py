@@ -15,7 +15,7 @@ from onnxgrad.model_io import load_model
 from onnxgrad.training import Trainer, evaluate
 from onnxgrad.training.data import open_data
 from onnxgrad.training.graph.class_labels import class_labels, class_names
-from onnxgrad.training.loop.train import balanced
+from onnxgrad.training.loop.train import balance_loss
 from tests.training.loop.test_trainer import ONE
 
 #: Not in the order of the alphabet, which data alone would number them in.
@@ -175,7 +175,7 @@ def test_a_number_of_classes_that_does_not_fit_is_refused(of):
 
 def test_weights_of_classes_are_those_of_the_models_names():
     data = {**rows(), "labels": np.array(["fig"] * 6 + ["pear"] * 3 + ["apple"] * 3)}
-    (term,) = balanced("cross_entropy:weight=balanced", ir.from_proto(model()), open_data(data))
+    (term,) = balance_loss("cross_entropy:weight=balanced", ir.from_proto(model()), open_data(data))
     assert term.options["weight"] == [pytest.approx(12 / 9, abs=1e-5)] * 2 + [pytest.approx(12 / 18, abs=1e-5)]
 
 

@@ -91,7 +91,9 @@ def test_zeros_of_moments_are_in_no_message_before_one_is_handed_out(small):
 
 
 def test_zeros_below_zero_are_written(small):
-    assert zeros.declared(ir.tensor(np.full(3, -0.0, np.float32))).raw_data == np.full(3, -0.0, np.float32).tobytes()
+    assert (
+        zeros.declare_tensor(ir.tensor(np.full(3, -0.0, np.float32))).raw_data == np.full(3, -0.0, np.float32).tobytes()
+    )
 
 
 def test_fit_copies_no_state(tmp_path, monkeypatch):

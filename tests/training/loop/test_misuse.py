@@ -6,7 +6,7 @@ import pytest
 
 import onnxgrad
 from onnxgrad.errors import BadInput, OnnxGradError
-from onnxgrad.keywords import UnknownKeyword, checked
+from onnxgrad.keywords import UnknownKeyword, check_keywords
 from onnxgrad.training import Optimizer, Trainer, attach, evaluate, predict
 from onnxgrad.training.loop.callbacks import KeepBest
 from tests.training.models import blobs, classifier
@@ -55,7 +55,7 @@ def test_a_function_that_takes_any_name_is_left_alone():
     def anything(model, *, rows=1, **settings):
         return settings
 
-    assert checked(anything)(3, loss="mse") == {"loss": "mse"}
+    assert check_keywords(anything)(3, loss="mse") == {"loss": "mse"}
 
 
 def test_short_names_are_settings_too():

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from onnxgrad import BadInput, quantize
-from onnxgrad.training.quantization.learned_rounding import _layers, descended, learn_rounding
+from onnxgrad.training.quantization.learned_rounding import _layers, descend, learn_rounding
 from onnxgrad.training.quantization.place import Scheme, opened_floats, place_quantizers
 from tests.training.adapters.models import with_weights
 
@@ -92,7 +92,7 @@ def test_nothing_is_better_by_one_weight_alone():
     exact, steps = rng.standard_normal((8, 3)) * 3, np.full((8, 3), 0.5)
     x = rng.standard_normal((30, 8)) @ rng.standard_normal((8, 8))
     h = x.T @ x
-    found = descended(exact, steps, h)
+    found = descend(exact, steps, h)
 
     def error(whole):
         off = (whole - exact) * steps

@@ -5,7 +5,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxgrad.training.quantization.numbers import dequantized, quantized
+from onnxgrad.training.quantization.numbers import dequantize, quantize
 from tests.training.quantization.models import scores
 
 RNG = np.random.default_rng(0)
@@ -36,6 +36,6 @@ def test_against_the_kernels(kind: ir.DataType, way: str, floats: type) -> None:
         [onnx.numpy_helper.from_array(scale, "s"), ir.to_proto(ir.tensor(point, dtype=kind, name="z"))],
     )  # fmt: skip
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
-    numbers = quantized(x, scale, point, kind, axis, block)
+    numbers = quantize(x, scale, point, kind, axis, block)
     assert numbers.dtype == kind.numpy()
-    np.testing.assert_array_equal(dequantized(numbers, scale, point, axis, block), scores(model, {"x": x}, False))
+    np.testing.assert_array_equal(dequantize(numbers, scale, point, axis, block), scores(model, {"x": x}, False))

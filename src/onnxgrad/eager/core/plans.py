@@ -34,7 +34,7 @@ from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.ir.outline import restrict
 from onnxgrad.ir.schemas import schema_of
-from onnxgrad.ir.subgraphs import rewired
+from onnxgrad.ir.subgraphs import rewire
 
 #: Indices of results in a program; None for a missing one.
 Places = Sequence[int | None]
@@ -105,7 +105,7 @@ class GraphCall(Primitive):
         for node in self.graph:
             given = [None if v is None else there[v] for v in node.inputs]
             now = {v: x.value for v, x in there.items()} if subgraphs(node) else {}
-            attributes = {a.name: rewired(a, now, b.names) for a in node.attributes.values()}
+            attributes = {a.name: rewire(a, now, b.names) for a in node.attributes.values()}
             count = len(node.outputs)
             if CONSTANT in node.metadata_props:
                 there[node.outputs[0]] = STOP.write(b, [x for x in given if x is not None])

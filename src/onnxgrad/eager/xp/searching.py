@@ -87,25 +87,25 @@ unique_values = nondifferentiable("unique_values", np.unique_values, _INSTEAD)
 isin = discrete("isin", lambda x1, x2, /, *, invert=False: np.isin(x1, x2, invert=invert))
 
 
-def _count_below(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims: bool) -> Array:
+def _arg_extremum(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims: bool) -> Array:
     x = as_array(x)
     value = kernel(x._data, axis=axis, keepdims=keepdims)
     if x._node is None:
         return Array(np.asarray(value))
     if axis is None:
-        flat = _count_below(op_type, kernel, reshape(x, (-1,)), 0, False)
+        flat = _arg_extremum(op_type, kernel, reshape(x, (-1,)), 0, False)
         return reshape(flat, (1,) * x.ndim) if keepdims else flat
     return record(standard(op_type, axis=int(axis), keepdims=int(keepdims)), [x], np.asarray(value, np.int64))
 
 
 def argmax(x: Any, /, axis: int | None = None, out: None = None, keepdims: bool = False) -> Array:
     """The index of the first maximum along `axis`."""
-    return _count_below("ArgMax", np.argmax, x, axis, keepdims)
+    return _arg_extremum("ArgMax", np.argmax, x, axis, keepdims)
 
 
 def argmin(x: Any, /, axis: int | None = None, out: None = None, keepdims: bool = False) -> Array:
     """The index of the first minimum along `axis`."""
-    return _count_below("ArgMin", np.argmin, x, axis, keepdims)
+    return _arg_extremum("ArgMin", np.argmin, x, axis, keepdims)
 
 
 def count_nonzero(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:

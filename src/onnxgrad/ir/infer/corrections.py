@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
-from onnxgrad.ir.constants import sliced
+from onnxgrad.ir.constants import slice_indices
 from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.ir.infer import ranks
 from onnxgrad.ir.infer.context import Infer
@@ -165,7 +165,7 @@ def slice_(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         size = x.shape[axis]
         if fixed and isinstance(size, int) and is_constant(end):
             step = 1 if steps is None else _ints(steps)[i]
-            dims[axis] = len(sliced(size, _ints(starts)[i], _ints(end)[i], step))
+            dims[axis] = len(slice_indices(size, _ints(starts)[i], _ints(end)[i], step))
         elif fixed and out.shape is not None and _in_range(node, i, size):
             dims[axis] = out.shape[axis]
         else:
@@ -224,7 +224,7 @@ def _ints(value: ir.Value) -> list[int]:
     return [int(v) for v in held.reshape(-1)]
 
 
-def corrected(infer: Infer, correct: Infer) -> Infer:
+def correct_inference(infer: Infer, correct: Infer) -> Infer:
     """Combine `infer`, then `correct`, then the shapes that the model declares, as far as they are credible.
 
     Declared shapes of operators that broadcast were mostly inferred, with the same mistake: only their numbers are

@@ -128,7 +128,7 @@ OPEN: dict[str, Dims] = {
 _SAME_RANK = ("Tile", "Pad", "Resize", "CenterCropPad", "Transpose", "Concat", "GridSample")
 
 
-def ranked(infer: Infer, name: str) -> Infer:
+def with_rank(infer: Infer, name: str) -> Infer:
     """Wrap `infer` of the operator `name`: add the rank that operands imply, even if those have unknown ranks."""
     dims_of, alike = OPEN[name], name in _SAME_RANK
 

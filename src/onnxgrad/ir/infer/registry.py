@@ -47,7 +47,7 @@ class Correction(NamedTuple):
 
 
 def _correct_after(correct: Infer, names: Iterable[str]) -> dict[str, Callable[[Infer], Infer]]:
-    return dict.fromkeys(names, lambda infer: corrections.corrected(infer, correct))
+    return dict.fromkeys(names, lambda infer: corrections.correct_inference(infer, correct))
 
 
 #: In the order in which they are applied: a later one wraps an earlier one of the same operator.
@@ -81,11 +81,11 @@ CORRECTIONS = [
     Correction("a symbol is made for each element of a vector, however long it is", {"Concat": limits.bound_concat}),
     Correction(
         "sequences have no shape; here it is that of their elements",
-        {name: lambda infer, name=name: sequences.shaped(infer, name) for name in sequences.SHAPES},  # type: ignore[misc]
+        {name: lambda infer, name=name: sequences.with_shape(infer, name) for name in sequences.SHAPES},  # type: ignore[misc]
     ),
     Correction(
         "the rank is open where a shape, axes or pads operand is computed",
-        {name: lambda infer, name=name: ranks.ranked(infer, name) for name in ranks.OPEN},  # type: ignore[misc]
+        {name: lambda infer, name=name: ranks.with_rank(infer, name) for name in ranks.OPEN},  # type: ignore[misc]
     ),
 ]
 

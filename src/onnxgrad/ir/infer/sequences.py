@@ -108,7 +108,7 @@ SHAPES: dict[str, Callable[..., ir.Shape | None]] = {
 }
 
 
-def shaped(infer: Infer, name: str) -> Infer:
+def with_shape(infer: Infer, name: str) -> Infer:
     """Wrap `infer` of the operator `name`: add the shape from `SHAPES`, unless one of its rank is declared."""
 
     def infer_shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:

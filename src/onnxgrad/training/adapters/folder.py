@@ -23,7 +23,7 @@ import onnxruntime
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.files import open_ordinary, replacing
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, open_model, save_model
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters import peft
@@ -131,7 +131,7 @@ def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 # --- and back --------------------------------------------------------------------------------------
 
 
-@checked
+@check_keywords
 def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = False) -> onnx.ModelProto | ir.Model:
     """`model` with the adapter of `folder`.
 

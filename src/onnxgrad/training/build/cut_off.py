@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.model_io.zeros import declared
+from onnxgrad.model_io.zeros import declare_tensor
 
 
 def cut_off(
@@ -35,7 +35,7 @@ def cut_off(
     algorithm.input.extend(ir.to_proto(v) for v in inputs)
     for value in initializers:
         assert value.const_value is not None
-        tensor = declared(value.const_value)
+        tensor = declare_tensor(value.const_value)
         for key, text in value.metadata_props.items():
             tensor.metadata_props.add(key=key, value=text)
         algorithm.initializer.append(tensor)

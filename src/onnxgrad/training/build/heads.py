@@ -14,7 +14,7 @@ from onnxgrad.ir import Builder
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import named_values, prune
 from onnxgrad.ir.names import Names, described
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters.config import LoRA, VeRA
@@ -23,7 +23,7 @@ from onnxgrad.training.graph.written_out import neutral_operand
 from onnxgrad.training.metadata import CLASSES, HEAD
 
 
-@checked
+@check_keywords
 def with_head(model: AnyModel, outputs: int, *, of: str | None = None, name: str = "logits", seed: int = 0) -> Any:
     """`model` with ``logits = features · weight + bias`` for its only output.
 

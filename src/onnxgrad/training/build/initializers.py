@@ -21,7 +21,7 @@ from onnx import helper, parser
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names, identifier
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.training.spec.training_info import model_proto
 
 #: Newton's steps after which the inverse of Erf is exact in float32, within two standard deviations.
@@ -213,7 +213,7 @@ INITIALIZERS: dict[str, Callable[[], Initializer]] = {
 }
 
 
-@checked
+@check_keywords
 def initialize(
     model: str | os.PathLike | onnx.ModelProto,
     rules: Mapping[str, str | Initializer],

@@ -35,10 +35,10 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
 from onnxgrad.ir.graph import prune, reads
 from onnxgrad.ir.infer.inference import infer_model
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import save_model
 from onnxgrad.training.data.preprocessing import Preprocessing
-from onnxgrad.training.export.for_web import for_web, narrowed
+from onnxgrad.training.export.for_web import for_web, narrow_float64
 from onnxgrad.training.export.web_report import report_on
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.evaluation import Evaluation, measuring_graph
@@ -62,7 +62,7 @@ def files_in(folder: Path) -> list[Path]:
     return [folder / n for n in (*models, *(f"{n}.data" for n in models), *BESIDE, TOKENIZER)]
 
 
-@checked
+@check_keywords
 def export_step(
     model: AnyTrainingModel,
     folder: str | Path,
@@ -115,7 +115,7 @@ def export_step(
         for found, ends in models.values():
             for_web(found)
             ends["off_webgpu"] = report_on(found).off_webgpu
-        state = {name: narrowed(name, array) for name, array in state.items()}
+        state = {name: narrow_float64(name, array) for name, array in state.items()}
     contract = {
         "version": VERSION,
         "loss": step.loss,

@@ -60,7 +60,7 @@ def for_web(model: ir.Model) -> None:
             raise BadInput(f"target 'web': {row.op_type}: {row.why}\n  hint: {row.remedy}")
 
 
-def narrowed(name: str, array: np.ndarray) -> np.ndarray:
+def narrow_float64(name: str, array: np.ndarray) -> np.ndarray:
     """The tensor for the web target: a float64 scalar becomes float32.
 
     Raises:
@@ -171,7 +171,7 @@ def _narrow(graph: ir.Graph) -> None:
             value.type = ir.TensorType(FLOAT)  # other values may share its shape
     for name, value in graph.initializers.items():
         if value.const_value is not None and value.const_value.dtype == DOUBLE:
-            value.const_value = ir.tensor(narrowed(name, value.const_value.numpy()), name=name)
+            value.const_value = ir.tensor(narrow_float64(name, value.const_value.numpy()), name=name)
             value.type = ir.TensorType(FLOAT)
     for node in list(graph):
         for key, attr in node.attributes.items():

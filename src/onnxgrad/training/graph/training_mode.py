@@ -25,7 +25,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import ancestors, reads, subgraphs
 from onnxgrad.ir.match import is_standard
 from onnxgrad.ir.names import described
-from onnxgrad.ir.subgraphs import rewired
+from onnxgrad.ir.subgraphs import rewire
 
 Values = dict[ir.Value, ir.Value]
 
@@ -159,7 +159,7 @@ def _copy_node(builder: Builder, node: ir.Node, copies: Values, updates: Values,
         node.domain,
         node.op_type,
         inputs,
-        [rewired(a, copies) for a in attributes.values()],
+        [rewire(a, copies) for a in attributes.values()],
         num_outputs=count,
         name=builder.names.exactly(identifier(f"train_{node.name or node.op_type}")),
     )

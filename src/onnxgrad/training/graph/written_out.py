@@ -25,10 +25,10 @@ def share_of(node: ir.Node) -> tuple[ir.Value, int] | None:
     above, below = _quotient(node)
     if above is None or below is None:
         return None
-    found = reduced(unguarded(below), _SUMS)
-    if found is None or unguarded(found[0]) is not unguarded(above):
+    found = match_reduction(skip_guards(below), _SUMS)
+    if found is None or skip_guards(found[0]) is not skip_guards(above):
         return None
-    return unguarded(above), found[1]
+    return skip_guards(above), found[1]
 
 
 def _match_l1_norm(node: ir.Node) -> tuple[ir.Value, int] | None:
@@ -37,9 +37,9 @@ def _match_l1_norm(node: ir.Node) -> tuple[ir.Value, int] | None:
     if x is None or x.shape is None:
         return None
     if is_op(node, "LpNormalization") and node.attributes.get_int("p", 2) == 1:
-        return unguarded(x), node.attributes.get_int("axis", -1) % len(x.shape)
+        return skip_guards(x), node.attributes.get_int("axis", -1) % len(x.shape)
     is_ml = node.domain == "ai.onnx.ml" and node.op_type == "Normalizer"
-    return (unguarded(x), len(x.shape) - 1) if is_ml and node.attributes.get_string("norm", "MAX") == "L1" else None
+    return (skip_guards(x), len(x.shape) - 1) if is_ml and node.attributes.get_string("norm", "MAX") == "L1" else None
 
 
 def log_softmax_of(node: ir.Node) -> tuple[ir.Value, int] | None:
@@ -65,11 +65,11 @@ def log_softmax_of(node: ir.Node) -> tuple[ir.Value, int] | None:
 
 def log_sum_exp(value: ir.Value) -> tuple[ir.Value, int] | None:
     """The x and the axis of log Σ exp x, broadcast along the axis; None for another value."""
-    if (found := reduced(value, ("ReduceLogSumExp",))) is not None:
+    if (found := match_reduction(value, ("ReduceLogSumExp",))) is not None:
         return found
     if (found := _log_of_sum(value)) is None:
         return None
-    exp = unguarded(found[0]).producer()
+    exp = skip_guards(found[0]).producer()
     if not is_op(exp, "Exp") or exp.inputs[0] is None:
         return None
     return exp.inputs[0], found[1]
@@ -77,10 +77,10 @@ def log_sum_exp(value: ir.Value) -> tuple[ir.Value, int] | None:
 
 def _log_of_sum(value: ir.Value) -> tuple[ir.Value, int] | None:
     """The x and the axis of log Σ x, broadcast along the axis; None for another value."""
-    return reduced(value, ("ReduceLogSum",)) or reduced(value, _SUMS, through="Log")
+    return match_reduction(value, ("ReduceLogSum",)) or match_reduction(value, _SUMS, through="Log")
 
 
-def reduced(value: ir.Value, kinds: tuple[str, ...], through: str = "") -> tuple[ir.Value, int] | None:
+def match_reduction(value: ir.Value, kinds: tuple[str, ...], through: str = "") -> tuple[ir.Value, int] | None:
     """Match a reduction of `kinds` that keeps its axis. Returns its operand and axis, or None.
 
     `through`: a node that must lie between the two.
@@ -161,7 +161,7 @@ def _producer_of_kind(value: ir.Value, kind: str) -> ir.Node | None:
     return node if is_op(node, kind) else None
 
 
-def unguarded(value: ir.Value) -> ir.Value:
+def skip_guards(value: ir.Value) -> ir.Value:
     """`value` without guards against division by zero or a logarithm of zero: see `neutral_operand`."""
     while (node := value.producer()) is not None and (inner := neutral_operand(node)) is not None:
         value = inner

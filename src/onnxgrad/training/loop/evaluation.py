@@ -32,7 +32,7 @@ from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.predictions import Prediction, add_outputs, find_predictions
 from onnxgrad.training.measure.comparisons import Binary, Classes, Meter, are_shares
 from onnxgrad.training.metrics.registry import METRICS
-from onnxgrad.training.optim.averages import averaged
+from onnxgrad.training.optim.averages import with_averages
 from onnxgrad.training.spec.training_info import Merged, Source, bindings, merge
 from onnxgrad.training.step.step import Step
 
@@ -161,7 +161,7 @@ class Evaluation:
         """
         if self._head is None:
             self._head = Session(self._open_head(), self.options)
-        return self._measure(self._head, data, batch_size, averaged(self.source, state), metrics, collective)
+        return self._measure(self._head, data, batch_size, with_averages(self.source, state), metrics, collective)
 
     def file(
         self, path: str | os.PathLike, data: Data, batch_size: int = 256, metrics: Sequence[str] | None = None

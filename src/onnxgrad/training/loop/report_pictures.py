@@ -14,7 +14,7 @@ from onnxgrad.training.loop.html_report import Picture, write_report
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.measure.evaluate import evaluate_rows, prediction_of
 from onnxgrad.training.measure.misses import confusion_picture, misses_picture
-from onnxgrad.training.optim.averages import averaged
+from onnxgrad.training.optim.averages import with_averages
 
 #: Rows that are shown.
 WORST = 12
@@ -47,6 +47,6 @@ class WritesReport(Callback):
         """Write it."""
         pictures: list[Picture] = []
         if run.validation is not None and run.step.source is not None:
-            model = run.step.inference_model(averaged(run.step.source, run.inference_state()))
+            model = run.step.inference_model(with_averages(run.step.source, run.inference_state()))
             pictures = report_pictures(model, run.validation)
         write_report(run.history, self.path, pictures=pictures)

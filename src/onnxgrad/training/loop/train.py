@@ -73,7 +73,7 @@ def trainer_for(model: Any, data: AnyData, recipe: Recipe) -> Trainer:
     if _asks_for_balance(loss.loss):
         named = {loss.labels or "labels": data[-1]} if isinstance(data, tuple) else data
         columns = open_data(named, inputs=recipe.data.inputs)
-        weighted = balanced(loss.loss, as_given(model), columns, loss.labels)
+        weighted = balance_loss(loss.loss, as_given(model), columns, loss.labels)
         recipe = replace(recipe, loss=replace(loss, loss=weighted))
     return Trainer(model, recipe=recipe, batch_size=None if recipe.step.memory is None else recipe.loop.batch_size)
 
@@ -86,7 +86,7 @@ def _asks_for_balance(loss: Any) -> bool:
     )
 
 
-def balanced(loss: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None = None) -> Any:
+def balance_loss(loss: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None = None) -> Any:
     """`loss` with class weights in place of each ``weight="balanced"``, which compensate class frequencies.
 
     Args:

@@ -25,10 +25,12 @@ from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.class_labels import class_names
+from onnxgrad.training.language.recipe import TaskRecipe
+from onnxgrad.training.language.task import prepared
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.metadata import CLASSES
-from onnxgrad.training.optim.averages import averaged
+from onnxgrad.training.optim.averages import with_averages
 from onnxgrad.training.parallel.ranks import Ranks
 from onnxgrad.training.parallel.strategy import AnyMachine, Strategy
 from onnxgrad.training.quantization.fold import folded
@@ -85,8 +87,8 @@ class Trained:
     preprocessing: Preprocessing
     path: str | None = None
 
-    def __init__(self, setup: Setup, evaluation: Evaluation | None) -> None:
-        self._setup = setup
+    def __init__(self, setup: Setup, evaluation: Evaluation | None, task: TaskRecipe = TaskRecipe()) -> None:
+        self._setup, self.task = setup, task
         self.step, self.plan = setup.step, setup.plan
         self.fingerprint, self.structure = setup.fingerprint, setup.structure
         self.strategy, self.accumulate, self.options = setup.strategy, setup.accumulate, setup.options
@@ -175,7 +177,8 @@ class Trained:
             if self.classes:
                 data.number(self.classes)
             return data
-        name, arguments = source_name(data, what), preparation.arguments(self.preprocessing)
+        name, model = source_name(data, what), None if self.step.source is None else self.step.source.model
+        data, arguments = prepared(data, self.task, preparation, self.preprocessing, model)
         return Data(data, self.fields, name, classes=self.classes, **arguments)
 
     def training_data(
@@ -229,7 +232,7 @@ class Trained:
 
     def _present(self) -> dict[str, np.ndarray]:
         """The state that the inference model needs, averages in place of weights, not copied."""
-        state = averaged(self.step.source, self.strategy.inference_state())
+        state = with_averages(self.step.source, self.strategy.inference_state())
         others = {name for name, t in self.step.state.items() if t.kind not in ("parameter", "statistic")}
         return {name: array for name, array in state.items() if name not in others}
 

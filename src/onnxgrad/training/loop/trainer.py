@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.keywords import check_whole, checked
+from onnxgrad.keywords import check_keywords, check_whole
 from onnxgrad.model_io import save_model
 from onnxgrad.settings import takes
 from onnxgrad.training.data import Augment, split
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sampling import check_sample
+from onnxgrad.training.language.recipe import METRICS_OF_TASKS
 from onnxgrad.training.loop.fit import open_run, take_epochs
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
@@ -81,7 +82,7 @@ class Trainer(Trained):
         elif settings:
             raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
         setup = set_up(model, recipe, batch_size)
-        super().__init__(setup, recipe.step.evaluation)
+        super().__init__(setup, recipe.step.evaluation, recipe.task)
         self.path = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
         self._position = Position()
 
@@ -95,7 +96,7 @@ class Trainer(Trained):
         """The measurements of the last run so far."""
         return self._position.history
 
-    @checked
+    @check_keywords
     @takes(PreparationRecipe)
     def predict(
         self,
@@ -110,11 +111,12 @@ class Trainer(Trained):
         Returns:
             Arrays [rows, …] by the names of the outputs (see `onnxgrad.training.predict`, also for the arguments).
         """
+        task: dict[str, Any] = {"task": self.task.name, "documents": self.task.documents} if self.task.name else {}
         return predict(
-            self.inference_ir(), data, outputs=outputs, batch_size=batch_size, options=self.options, **settings
+            self.inference_ir(), data, outputs=outputs, batch_size=batch_size, options=self.options, **task, **settings
         )
 
-    @checked
+    @check_keywords
     def save(self, path: str | os.PathLike) -> None:
         """Write `inference_model` to `path`, a plain ``.onnx`` file.
 
@@ -128,7 +130,7 @@ class Trainer(Trained):
     def __repr__(self) -> str:
         return f"<Trainer at step {self.step_count} of {self.step!r}>"
 
-    @checked
+    @check_keywords
     @takes(PreparationRecipe)
     def evaluate(
         self,
@@ -149,7 +151,7 @@ class Trainer(Trained):
             strategy.inference_state(), rows, batch_size, names_of(metrics), strategy.ranks.collective
         )
 
-    @checked
+    @check_keywords
     @on_all_ranks
     @takes(PreparationRecipe)
     def find_rate(
@@ -201,7 +203,7 @@ class Trainer(Trained):
             part=self.strategy.part,
         )  # fmt: skip
 
-    @checked
+    @check_keywords
     @on_all_ranks
     @takes(*FIT)
     def fit(
@@ -267,6 +269,8 @@ class Trainer(Trained):
         if recipe.loop.evaluate_every is not None and not measures:
             raise BadInput("evaluate_every measures validation data, and there are none")
         asked = names_of(recipe.watch.metrics)
+        if asked is None and measures and self.task.name:
+            asked = METRICS_OF_TASKS
         if asked is not None and not measures:
             raise BadInput(
                 "metrics are of validation data, and there are none\n  hint: give validation, or validation_split"

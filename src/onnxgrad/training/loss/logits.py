@@ -22,7 +22,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.match import constant, is_number, is_op, is_standard, permutation, producer, single_constant
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.training.graph.bounds import bounds
-from onnxgrad.training.graph.written_out import log_softmax_of, neutral_operand, reduced, share_of, unguarded
+from onnxgrad.training.graph.written_out import log_softmax_of, match_reduction, neutral_operand, share_of, skip_guards
 
 Get = Callable[[ir.Value], Var]
 
@@ -132,13 +132,13 @@ def _remove_shift(value: ir.Value, axis: int) -> ir.Value:
     x, shift = node.inputs
     assert x is not None
     assert shift is not None
-    most = reduced(shift, ("ReduceMax",))
+    most = match_reduction(shift, ("ReduceMax",))
     return x if most is not None and most[1] == axis and most[0] is x else value
 
 
 def logit(value: ir.Value) -> Ending | None:
     """The s such that `value` is the sigmoid of s; None without a match."""
-    value = unguarded(value)
+    value = skip_guards(value)
     node = value.producer()
     first = node.inputs[0] if node is not None and node.inputs else None
     if node is None or first is None or node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
@@ -165,7 +165,7 @@ def logarithm(value: ir.Value, axis: int | None = None) -> Ending | None:
 
     With an `axis`, but for a number that is the same along it.
     """
-    value = unguarded(value)
+    value = skip_guards(value)
     node = value.producer()
     first = node.inputs[0] if node is not None and node.inputs else None
     if node is None or first is None:
@@ -227,9 +227,9 @@ def _pair(node: ir.Node, axis: int) -> Ending | None:
         return None
     values = [v for v in node.inputs if v is not None]
     sides = [None if (n := v.producer()) is None else _complement(n) for v in values]
-    plain = [None if side is None else unguarded(side) for side in sides]
+    plain = [None if side is None else skip_guards(side) for side in sides]
     for k in (0, 1):
-        if plain[k] is unguarded(values[1 - k]):
+        if plain[k] is skip_guards(values[1 - k]):
             found = logit(values[1 - k])
             if found is not None:
                 return found.then(partial(_beside_zero, first=bool(k), axis=axis))

@@ -11,9 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName, json_text
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.runtime import Options
-from onnxgrad.settings import takes
+from onnxgrad.settings import read_recipes, takes
 from onnxgrad.training.data import Data, Field, open_data
 from onnxgrad.training.data.by_position import named_by_position
 from onnxgrad.training.data.columns import Column, single_array
@@ -25,6 +25,9 @@ from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.class_labels import class_names, label_output
 from onnxgrad.training.graph.row_axis import row_axis, rows_first
+from onnxgrad.training.language.limits import scores_of
+from onnxgrad.training.language.recipe import METRICS_OF_TASKS, TaskRecipe
+from onnxgrad.training.language.task import Language, prepared
 from onnxgrad.training.loss.class_axis import axis_beside, class_axis
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences, are_shares
 from onnxgrad.training.measure.misses import Miss, Misses
@@ -32,7 +35,7 @@ from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, ch
 from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, names_of, per_class
 
 if TYPE_CHECKING:
-    from onnxgrad.training.data.keywords import PreparationKeywords
+    from onnxgrad.training.data.keywords import MeasuringKeywords
 
 #: The label of padding, where no other is named.
 PADDING = -100
@@ -67,8 +70,8 @@ class Evaluated:
     names: Sequence[str] | None = None
 
 
-@checked
-@takes(PreparationRecipe)
+@check_keywords
+@takes(PreparationRecipe, TaskRecipe)
 def evaluate(
     model: AnyModel,
     data: Any,
@@ -81,7 +84,7 @@ def evaluate(
     batch_size: int = 256,
     options: Options | None = None,
     worst: int = 0,
-    **settings: Unpack[PreparationKeywords],
+    **settings: Unpack[MeasuringKeywords],
 ) -> Evaluated:
     """Compare the predictions of `model` for the rows of `data` with their labels.
 
@@ -113,8 +116,16 @@ def evaluate(
     opened = as_given(model)
     output = prediction_of(opened, prediction)
     trained = Preprocessing.of(opened)
-    preparation = PreparationRecipe(**settings)
+    preparation, task = read_recipes("evaluate", (PreparationRecipe, TaskRecipe), settings)
     source = source_name(data)
+    data, arguments = prepared(data, task, preparation, trained, opened)
+    if isinstance(language := arguments["text"], Language):
+        output = scores_of(opened, prediction) or output
+        label = Field(labels or "labels", np.dtype(np.int64), (None,), label=True, ignored=PADDING, indices=True)
+        rows = Data(data, [*fields_of(opened), label], source, **arguments)
+        size = language.batch_size(batch_size, rows)
+        asked = asked or METRICS_OF_TASKS
+        return evaluate_rows(opened, rows, label.name, output, asked, PADDING, size, options, worst)
     data = named_by_position(data, [*fields_of(opened), Field(labels or "labels", np.dtype(np.int64), (), label=True)])
     columns = open_data(data, preparation.pictures(trained), preparation.inputs, trained.inputs)
     called = _labels(columns, labels, source, {f.name for f in fields_of(opened)})
@@ -130,7 +141,7 @@ def evaluate(
     if ignore_index is None and np.asarray(first).dtype.kind in "iu" and single_array(columns[called]) is None:
         ignore_index = PADDING  # of rows of different lengths
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
-    rows = Data(columns, [*fields_of(opened), own], source, classes=names, **preparation.arguments(trained))
+    rows = Data(columns, [*fields_of(opened), own], source, classes=names, **arguments)
     return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
 
 

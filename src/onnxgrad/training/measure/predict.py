@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -11,19 +12,23 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, OnnxGradError, UnknownName
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
-from onnxgrad.settings import takes
+from onnxgrad.settings import read_recipes, takes
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.row_axis import row_axis
+from onnxgrad.training.language.limits import scores_of
+from onnxgrad.training.language.recipe import TaskRecipe
+from onnxgrad.training.language.task import IGNORED, Language, prepared
+from onnxgrad.training.metrics.registry import surprise
 from onnxgrad.wording import tensor_text
 
 if TYPE_CHECKING:
-    from onnxgrad.training.data.keywords import PreparationKeywords
+    from onnxgrad.training.data.keywords import MeasuringKeywords
 
 #: The column with the paths of picture files.
 FILE = "file"
@@ -117,8 +122,8 @@ def _row_axes(
     return axes
 
 
-@checked
-@takes(PreparationRecipe)
+@check_keywords
+@takes(PreparationRecipe, TaskRecipe)
 def predict(
     model: AnyModel,
     data: Any,
@@ -126,7 +131,7 @@ def predict(
     outputs: Sequence[str] | None = None,
     batch_size: int = 256,
     options: Options | None = None,
-    **settings: Unpack[PreparationKeywords],
+    **settings: Unpack[MeasuringKeywords],
 ) -> dict[str, np.ndarray]:
     """Run `model` on every row of `data`.
 
@@ -143,7 +148,8 @@ def predict(
 
     Returns:
         Arrays [rows, …] by the names of the outputs, in the order of the data. Of picture files, ``file`` has their
-        paths, unless an output has this name.
+        paths, unless an output has this name. For a task of language models, not the scores of all tokens, but
+        ``tokens``, ``log_loss``, ``perplexity`` and ``accuracy`` of each document.
 
     Raises:
         BadInput: data that do not fit, or an output without an entry per row.
@@ -152,7 +158,14 @@ def predict(
     opened = as_given(model)
     wanted = chosen_outputs(opened, outputs)
     trained = Preprocessing.of(opened)
-    rows = Data(data, fields_of(opened), source_name(data), **PreparationRecipe(**settings).arguments(trained))
+    preparation, task = read_recipes("predict", (PreparationRecipe, TaskRecipe), settings)
+    source = source_name(data)
+    data, arguments = prepared(data, replace(task, pack=False), preparation, trained, opened)
+    if isinstance(language := arguments["text"], Language):
+        label = Field("labels", np.dtype(np.int64), (None,), label=True, ignored=IGNORED, indices=True)
+        rows = Data(data, [*fields_of(opened), label], source, **arguments)
+        return _predict_documents(opened, rows, language, outputs, batch_size, options)
+    rows = Data(data, fields_of(opened), source, **arguments)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
     for _, given in batches_of(opened, rows, wanted, batch_size, options):
         for name in wanted:
@@ -160,6 +173,34 @@ def predict(
     found = {name: _join_batches(name, arrays) for name, arrays in parts.items()}
     files = rows.files
     return found if files is None or FILE in found else {FILE: files, **found}
+
+
+def _predict_documents(
+    model: ir.Model,
+    rows: Data,
+    language: Language,
+    outputs: Sequence[str] | None,
+    batch_size: int,
+    options: Options | None,
+) -> dict[str, np.ndarray]:
+    """For each document its tokens that count, and over these the mean loss, the perplexity and the accuracy."""
+    scores = scores_of(model, outputs[0] if outputs else None)
+    assert scores is not None
+    name = scores.name or ""
+    sums: np.ndarray = np.zeros((3, int(language.index.max()) + 1))
+    begin = 0
+    for batch, found in batches_of(model, rows, [name], language.batch_size(batch_size, rows), options):
+        labels = batch["labels"]
+        counts = labels != IGNORED
+        owners = np.broadcast_to(language.index[begin : begin + len(labels), None], labels.shape)[counts]
+        own, true = found[name][counts].astype(np.float64), labels[counts]
+        for total, values in zip(sums, (np.ones(len(true)), surprise(own, true), own.argmax(1) == true)):
+            np.add.at(total, owners, values)
+        begin += len(labels)
+    tokens, losses, right = sums
+    with np.errstate(invalid="ignore", divide="ignore"):
+        loss, accuracy = losses / tokens, right / tokens
+    return {"tokens": tokens.astype(np.int64), "log_loss": loss, "perplexity": np.exp(loss), "accuracy": accuracy}
 
 
 def _join_batches(name: str, arrays: list[np.ndarray]) -> np.ndarray:

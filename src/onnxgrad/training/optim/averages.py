@@ -21,7 +21,7 @@ def averages(source: Source) -> dict[str, str]:
     }
 
 
-def averaged(source: Source | None, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def with_averages(source: Source | None, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """`state` with weights replaced by their averages, as far as there are any.
 
     Before the first step, and without averages, the result is `state` itself.

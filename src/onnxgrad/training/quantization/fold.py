@@ -11,7 +11,7 @@ from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import constant
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.metadata import QUANTIZED
-from onnxgrad.training.quantization.numbers import quantized
+from onnxgrad.training.quantization.numbers import quantize
 from onnxgrad.training.quantization.record import Bias, record_in
 
 #: The most steps of a bias: an int32 must have room for it and for the sum that it is added to.
@@ -59,7 +59,7 @@ def _fold_weight(graph: ir.Graph, name: str, stored: str) -> None:
     if steps is None or zero is None or point is None or point.dtype is None:
         raise BadInput(f"the scale or the zero point of {name!r} is computed, so it cannot be stored as integers")
     axis, block, dtype = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0), point.dtype
-    array = quantized(_array(graph, name), steps, zero, dtype, axis, block)
+    array = quantize(_array(graph, name), steps, zero, dtype, axis, block)
     del graph.initializers[name]
     held = add_initializer(graph, ir.tensor(array, dtype=dtype, name=stored))
     for reader in readers:
@@ -89,7 +89,7 @@ def _fold_bias(graph: ir.Graph, name: str, bias: Bias, names: Names) -> None:
         steps = _array(graph, bias.input) * _array(graph, bias.weight)
         _set(graph, bias.scale, steps.reshape(_array(graph, bias.scale).shape).astype(steps.dtype))
     point = graph.initializers[bias.point] if bias.point else None
-    numbers = quantized(
+    numbers = quantize(
         array, _array(graph, bias.scale), _array(graph, bias.point) if bias.point else np.zeros((), np.int32),
         ir.DataType.INT32, bias.axis,
     )  # fmt: skip

@@ -150,7 +150,7 @@ def _round(layer: _Layer, form: np.ndarray, count: int) -> None:
     steps = steps.astype(np.float64)
     exact = np.clip(old / steps, low - zeros.astype(np.float64), high - zeros.astype(np.float64))
     parts = zip(layer.columns(exact), layer.columns(steps), form)
-    new = np.stack([descended(of_group, sizes, _damp_diagonal(h, count)) for of_group, sizes, h in parts])
+    new = np.stack([descend(of_group, sizes, _damp_diagonal(h, count)) for of_group, sizes, h in parts])
     layer.master.const_value = ir.tensor((layer.back(new) * steps).astype(old.dtype), name=layer.master.name)
 
 
@@ -162,7 +162,7 @@ def _damp_diagonal(h: np.ndarray, seen: int) -> np.ndarray:
     return h + np.eye(len(h)) * (max(0.01, len(h) / max(seen, 1)) * np.trace(h) / len(h) or 1.0)
 
 
-def descended(exact: np.ndarray, steps: np.ndarray, h: np.ndarray) -> np.ndarray:
+def descend(exact: np.ndarray, steps: np.ndarray, h: np.ndarray) -> np.ndarray:
     """Integers next to `exact` that minimize eᵀ·H·e for each output, with e the rounding errors.
 
     Args:

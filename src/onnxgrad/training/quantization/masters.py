@@ -16,7 +16,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer, named_values
 from onnxgrad.ir.match import constant, producer
 from onnxgrad.training.graph.rounding import is_rounding
-from onnxgrad.training.quantization.numbers import dequantized
+from onnxgrad.training.quantization.numbers import dequantize
 from onnxgrad.training.quantization.record import Bias, Storage, record_in
 
 #: Integers that QuantizeLinear gives.
@@ -92,7 +92,7 @@ class _Stored:
         held = constant(self.value)
         assert held is not None
         axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
-        array = dequantized(held, steps, np.zeros((), np.int64) if zero is None else zero, axis, block)
+        array = dequantize(held, steps, np.zeros((), np.int64) if zero is None else zero, axis, block)
         if self.value.dtype == ir.DataType.INT32:
             self._bias(record, array, scale, point, axis)
         elif self.value.dtype in STORED:

@@ -25,7 +25,7 @@ def spread(scale: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> 
     return scale.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
 
 
-def quantized(x: np.ndarray, scale: np.ndarray, point: np.ndarray, dtype: ir.DataType, axis: int = 1, block: int = 0
+def quantize(x: np.ndarray, scale: np.ndarray, point: np.ndarray, dtype: ir.DataType, axis: int = 1, block: int = 0
               ) -> np.ndarray:  # fmt: skip
     """x as numbers of `dtype`, as QuantizeLinear rounds it."""
     s, z = (spread(a, x.shape, axis, block) for a in (scale, point))
@@ -36,7 +36,7 @@ def quantized(x: np.ndarray, scale: np.ndarray, point: np.ndarray, dtype: ir.Dat
     return np.clip(found, low, high).astype(np.int64).astype(dtype.numpy())
 
 
-def dequantized(q: np.ndarray, scale: np.ndarray, point: np.ndarray, axis: int = 1, block: int = 0) -> np.ndarray:
+def dequantize(q: np.ndarray, scale: np.ndarray, point: np.ndarray, axis: int = 1, block: int = 0) -> np.ndarray:
     """The floats that quantized numbers represent, in the type of `scale`."""
     s, z = (spread(a, q.shape, axis, block) for a in (scale, point))
     return ((q.astype(np.int64) - z.astype(np.int64)).astype(np.float32) * s.astype(np.float32)).astype(scale.dtype)

@@ -21,7 +21,7 @@ from onnxgrad.transforms.gradient_node import DOMAIN
 from onnxgrad.wording import tensor_text
 
 
-def initialized(source: Source, seed: int | None = None) -> Source:
+def run_initializations(source: Source, seed: int | None = None) -> Source:
     """`source` with the initializations of all entries applied, in order; itself without any.
 
     Random operators that have no seed get one, by `seed`; default: others every time.

@@ -22,7 +22,7 @@ from onnxgrad.model_io.open import all_names
 from onnxgrad.training.metadata import FED
 from onnxgrad.training.spec.initialization import as_model, trains
 from onnxgrad.training.spec.lowering import Lowered, Opening, lowered_graph, open_bound
-from onnxgrad.training.spec.training_info import MutableInputs, Source, concatenated, fed, mutable, read, read_outside
+from onnxgrad.training.spec.training_info import MutableInputs, Source, concatenate, fed, mutable, read, read_outside
 from onnxgrad.training.spec.validation import refuse_invalid
 from onnxgrad.transforms.gradient_node import DOMAIN
 
@@ -85,7 +85,7 @@ def _lower_entry(
     model: ir.Model, infos: list[onnx.TrainingInfoProto], index: int, original: ir.Model
 ) -> tuple[ir.Model, onnx.TrainingInfoProto]:
     """The model and its entry `index`, lowered; `original` has the local functions that the entry may call."""
-    joined, nodes = concatenated(Source(model, infos), index)
+    joined, nodes = concatenate(Source(model, infos), index)
     training_info(joined).clear()
     joined.functions.update(original.functions)
     for domain, version in original.opset_imports.items():

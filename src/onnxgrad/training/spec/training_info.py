@@ -107,7 +107,7 @@ def merge(source: Source, index: int, bound: Mapping[str, str], others: set[str]
     It updates what is `bound`; it may read the state of `others`, which change as well.
     """
     algorithm = source.infos[index].algorithm
-    model, _ = concatenated(source, index)
+    model, _ = concatenate(source, index)
     graph = model.graph
     names = [*bound, *sorted(n for n in others - bound.keys() if n in graph.initializers)]
     hosted = {name: _into_input(graph, name) for name in names}
@@ -115,7 +115,7 @@ def merge(source: Source, index: int, bound: Mapping[str, str], others: set[str]
     return Merged(model, hosted, rates, {t.name for t in algorithm.initializer})
 
 
-def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
+def concatenate(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
     """The graph that the specification has executed for entry `index`: the inference graph, then the algorithm.
 
     The caller must have checked that each name is defined once, and before it is read (see `validate`). The second

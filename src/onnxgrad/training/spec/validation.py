@@ -25,7 +25,7 @@ from onnxgrad.training.spec.operands import misfits, misuses, underivable
 from onnxgrad.training.spec.training_info import (
     AnyTrainingModel,
     Source,
-    concatenated,
+    concatenate,
     conflicts,
     mutable,
     named_values,
@@ -169,7 +169,7 @@ def _of_entry(
                     yield Problem(where, "name", f"{described(node)}: {unknown}")
         return
     try:
-        joined, nodes = concatenated(Source(held, infos), index)
+        joined, nodes = concatenate(Source(held, infos), index)
     except BadInput as e:  # onnx_ir refuses errors that the checks above do not cover
         yield Problem(where, "visibility", str(e))
         return

@@ -21,13 +21,13 @@ from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.composites import read_notes
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.passes import LEFT_OUT, Pass, PassReport, run_passes, warn_of
-from onnxgrad.keywords import check_kind, checked
+from onnxgrad.keywords import check_keywords, check_kind
 from onnxgrad.training.graph.attention_blocks import check_rows
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
 from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.graph.synchronized_norm import RULE, synchronize
 from onnxgrad.training.optim.named_formulas import Rewriting
-from onnxgrad.training.spec.initialization import initialized
+from onnxgrad.training.spec.initialization import run_initializations
 from onnxgrad.training.spec.lowering import Lowered, open_bound
 from onnxgrad.training.spec.training_info import (
     AnyTrainingModel,
@@ -50,7 +50,7 @@ from onnxgrad.transforms.keep_functions import blaming_the_model
 from onnxgrad.wording import shape_text, type_text
 
 
-@checked
+@check_keywords
 @blaming_the_model
 def compile_step(
     model: AnyTrainingModel | Source,
@@ -102,7 +102,7 @@ def compile_step(
     chosen = chosen_entries(source, entry)
     check_rows(attention_rows)
     step = _compile_entries(
-        initialized(source, seed), chosen, outputs, attention_rows, precision, synchronized, without
+        run_initializations(source, seed), chosen, outputs, attention_rows, precision, synchronized, without
     )
     return step if memory is None else within_memory(step, memory, batch_size, dims)
 
@@ -126,7 +126,7 @@ def compile_entries(
     """
     source = read_valid(model)
     chosen = [i for i in chosen_entries(source, None) if source.infos[i].update_binding]
-    source = initialized(source, seed)
+    source = run_initializations(source, seed)
     wanted = _wanted(source, chosen, outputs)
     return {i: _compile_entries(source, [i], wanted[i]) for i in chosen}
 

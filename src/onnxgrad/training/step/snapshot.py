@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.model_io import training_info
-from onnxgrad.model_io.zeros import written
+from onnxgrad.model_io.zeros import write_declared
 from onnxgrad.training.metadata import MASKS
 from onnxgrad.training.spec.training_info import Source, updated
 
@@ -26,7 +26,7 @@ def training_model(source: Source, state: Mapping[str, np.ndarray]) -> ir.Model:
         held = model.graph.initializers.get(name)
         if held is not None:
             held.const_value = ir.tensor(np.array(state[name]), name=name)
-    written(training_info(model), moments)
+    write_declared(training_info(model), moments)
     return model
 
 

@@ -17,9 +17,9 @@ from onnxgrad.ir import Var
 from onnxgrad.ir.shapes import expand_to
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import registry
-from onnxgrad.rules.rule import Linear, Rule, listed
+from onnxgrad.rules.rule import Linear, Rule, as_list
 from onnxgrad.transforms.taylor import series
-from onnxgrad.transforms.taylor.series import Series, Term, leibniz, minus, plus, scaled
+from onnxgrad.transforms.taylor.series import Series, Term, leibniz, minus, plus, scale
 
 #: The series of a result from those of operands (None: a constant operand).
 Outcome = list[Series]
@@ -54,13 +54,13 @@ def multilinear(op: Op, rule: Linear, xs: Sequence[Series | None], order: int) -
             factors = [xs[i][p] for i, p in zip(moving, orders)]  # type: ignore[index]
             if sum(orders) != k or any(f is None for f in factors):
                 continue
-            factors[0] = scaled(factors[0], math.factorial(k) // math.prod(map(math.factorial, orders)))
+            factors[0] = scale(factors[0], math.factorial(k) // math.prod(map(math.factorial, orders)))
             operands = list(op.inputs)
             for i, f in zip(moving, factors):
                 operands[i] = f
             if rule.bias is not None:
                 operands[rule.bias], added = added, None
-            totals = [plus(t, r) for t, r in zip(totals, listed(op.replay(*operands)))]
+            totals = [plus(t, r) for t, r in zip(totals, as_list(op.replay(*operands)))]
         if added is not None:  # no product takes it along
             tangents: list[Var | None] = [None] * len(op.inputs)
             tangents[rule.bias or 0] = added
@@ -124,7 +124,7 @@ def _tanh(op: Op, xs: list[Series | None]) -> Series:
     def slope(known: Series) -> Term:  # 1 - y²
         k = len(known) - 1
         square = leibniz(known, known, k)
-        return 1.0 - square if k == 0 and square is not None else scaled(square, -1)
+        return 1.0 - square if k == 0 and square is not None else scale(square, -1)
 
     return series.along_slope(_only(xs), y, slope)
 
@@ -150,10 +150,10 @@ def _given_slope(write: Callable[[Op, Series], Series]) -> Write:
 
 def _bell(op: Op, x: Series) -> Series:
     """2/√π·exp(-x²)."""
-    power = [scaled(c, -1) for c in series.product(x, x)]
+    power = [scale(c, -1) for c in series.product(x, x)]
     assert power[0] is not None
     e = series.exponential(power, op.Exp(power[0]))
-    return [scaled(c, 2 / math.sqrt(math.pi)) for c in e]
+    return [scale(c, 2 / math.sqrt(math.pi)) for c in e]
 
 
 def _inverse_square(op: Op, x: Series) -> Series:

@@ -27,7 +27,7 @@ def minus(a: Term, b: Term) -> Term:
     return a if b is None else -b if a is None else a - b
 
 
-def scaled(a: Term, number: float) -> Term:
+def scale(a: Term, number: float) -> Term:
     """number·a."""
     return None if a is None or number == 0 else a * float(number) if number != 1 else a
 
@@ -43,7 +43,7 @@ def leibniz(a: Series, b: Series, k: int, product: Product = multiply, first: in
     for j in range(first, (k if last is None else last) + 1):
         x, y = a[j], b[k - j]
         if x is not None and y is not None:
-            total = plus(total, scaled(product(x, y), math.comb(k, j)))
+            total = plus(total, scale(product(x, y), math.comb(k, j)))
     return total
 
 
@@ -98,7 +98,7 @@ def power(x: Series, exponent: float, first: Var) -> Series:
     assert lead is not None
     y: Series = [first]
     for k in range(1, len(x)):
-        grown = scaled(leibniz(y, x[1:], k - 1), exponent)
+        grown = scale(leibniz(y, x[1:], k - 1), exponent)
         rest = minus(grown, leibniz([None, *x[1:]], [*y[1:], None], k - 1))
         y.append(None if rest is None else rest / lead)
     return y
@@ -133,5 +133,5 @@ def rotation(x: Series, sine: Var, cosine: Var, sign: float) -> tuple[Series, Se
     for k in range(1, len(x)):
         ds, dc = leibniz(c, x[1:], k - 1), leibniz(s, x[1:], k - 1)
         s.append(ds)
-        c.append(scaled(dc, sign))
+        c.append(scale(dc, sign))
     return s, c

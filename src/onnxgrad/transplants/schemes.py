@@ -1,0 +1,354 @@
+"""Schemes by which models store weights as integers, and their application to new weights.
+
+A scheme is read from the nodes that dequantize: the type of the numbers, the axis or blocks of scales, zero points. The
+rule for a scale (|w|/127, |w|/64, the extreme over -8, (max - min)/255, ...) is the ratio that the scales of the file
+have to the weights that they were made from. So the same weights give the same integers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.match import constant_tensor, is_op, is_standard
+from onnxgrad.training.quantization.masters import STORED
+from onnxgrad.training.quantization.numbers import dequantize, limits, quantize, spread
+
+_CONTRIB = "com.microsoft"
+#: A scale is that of a rule if it is so near to it, relatively.
+_SAME_RULE = 1e-3
+
+Tensors = dict[ir.Value, ir.TensorProtocol]
+
+
+def tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer, which may be the default of an input, or of a Constant; None for other values."""
+    if value is not None and value.is_initializer():
+        return value.const_value
+    return constant_tensor(value)
+
+
+def array_of(value: ir.Value) -> np.ndarray:
+    """The elements of `tensor_of`."""
+    tensor = tensor_of(value)
+    assert tensor is not None
+    return tensor.numpy()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The elements of a weight that share a scale: all, a slice of an axis, or a block of one."""
+
+    shape: tuple[int, ...]
+    axis: int
+    block: int
+    scales: tuple[int, ...]
+
+    def reduce(self, w: np.ndarray, function: Callable[..., np.ndarray]) -> np.ndarray:
+        """`function` (np.max, …) of each group, in the shape of the scales."""
+        if not self.block:
+            axes = tuple(a for a in range(w.ndim) if a != self.axis % w.ndim)
+            over = None if int(np.prod(self.scales)) == 1 else axes
+            return np.asarray(function(w, axis=over)).reshape(self.scales)
+        axis = self.axis % w.ndim
+        blocks = -(-w.shape[axis] // self.block)
+        room = [(0, blocks * self.block - n if i == axis else 0) for i, n in enumerate(w.shape)]
+        parts = np.pad(w, room).reshape(*w.shape[:axis], blocks, self.block, *w.shape[axis + 1 :])
+        return np.asarray(function(parts, axis=axis + 1)).reshape(self.scales)
+
+
+def new_scales(
+    groups: Groups, before: np.ndarray | None, after: np.ndarray, scale: np.ndarray, zero: np.ndarray,
+    bounds: tuple[int, int],
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """The scales and zero points for `after`, by the rule that gave `scale` and `zero` for `before`."""
+    rules: list[Callable[[np.ndarray], np.ndarray]] = [
+        lambda w: groups.reduce(np.abs(w), np.max),
+        lambda w: _extreme(w, groups),
+    ]
+    middle = np.unique(zero)
+    is_symmetric = middle.size == 1 and (bounds[0] >= 0) == (middle[0] > 0)
+    if not is_symmetric:
+        rules = [lambda w: np.maximum(groups.reduce(w, np.max), 0) - np.minimum(groups.reduce(w, np.min), 0)]
+    scale64 = scale.astype(np.float64)
+    best, ratio = rules[0], float(bounds[1] if is_symmetric else bounds[1] - bounds[0])
+    if is_symmetric and bounds[0] >= 0:
+        ratio = float(bounds[1] - middle[0])
+    if before is not None:
+        least = np.inf
+        for rule in rules:
+            extent = rule(before.astype(np.float64))
+            own = (extent != 0) & (scale64 != 0)
+            if not own.any():
+                continue
+            ratios = extent[own] / scale64[own]
+            middle_ratio = float(np.median(ratios))
+            error = float(np.mean(np.abs(ratios / middle_ratio - 1) > _SAME_RULE))
+            if error < least:
+                best, ratio, least = rule, middle_ratio, error
+    if abs(ratio - round(2 * ratio) / 2) < _SAME_RULE * abs(ratio):
+        ratio = round(2 * ratio) / 2
+    extent = best(after.astype(np.float64))
+    found = np.where(extent == 0, scale64, extent / ratio).astype(scale.dtype)
+    if before is not None:  # groups that did not change keep what their file has
+        same = groups.reduce(before == after, np.all)
+        found = np.where(same, scale, found)
+    if is_symmetric:
+        return found, zero
+    low = np.minimum(groups.reduce(after.astype(np.float64), np.min), 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        points = np.nan_to_num(np.rint(bounds[0] - low / found.astype(np.float64)))
+    points = np.clip(points, *bounds).reshape(zero.shape)
+    if before is not None and same.size == zero.size:
+        points = np.where(same.reshape(zero.shape), zero.astype(np.float64), points)
+    return found, points.astype(zero.dtype) if zero.dtype.kind == "f" else points.astype(np.int64).astype(zero.dtype)
+
+
+def _extreme(w: np.ndarray, groups: Groups) -> np.ndarray:
+    """The element of the largest magnitude of each group, with its sign."""
+    high, low = groups.reduce(w, np.max), groups.reduce(w, np.min)
+    return np.where(high > -low, high, low)
+
+
+@dataclass
+class Linear:
+    """w = (q - z)·s: numbers, scales and zero points in tensors of their own.
+
+    Attributes:
+        numbers, scale, point: the values that hold them.
+        axis: of the scales, if there are several.
+        block: elements of the axis with one scale; 0: one scale for each slice.
+    """
+
+    numbers: ir.Value
+    scale: ir.Value
+    point: ir.Value | None
+    axis: int
+    block: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the floats."""
+        return _shape(self.numbers)
+
+    @property
+    def bits(self) -> int:
+        """The number of bits of an integer."""
+        return _dtype(self.numbers).bitwidth
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        q, s = array_of(self.numbers), array_of(self.scale)
+        return q, s, np.zeros(s.shape, q.dtype) if self.point is None else array_of(self.point)
+
+    def floats(self) -> np.ndarray:
+        """The floats that the integers represent."""
+        q, s, z = self._read()
+        axis = self.axis % max(q.ndim, 1)
+        return dequantize(q, s, z if z.size == s.size else np.broadcast_to(z, s.shape), axis, self.block)
+
+    def step(self) -> float:
+        """The root mean square of a step of the numbers."""
+        q, s, _ = self._read()
+        each = np.broadcast_to(spread(s, q.shape, self.axis % max(q.ndim, 1), self.block), q.shape)
+        return float(np.sqrt(np.mean(np.square(each.astype(np.float64)))))
+
+    def store(self, after: np.ndarray, before: np.ndarray | None) -> Tensors:
+        """The tensors that store `after`; `before` are the floats that the present ones were made from."""
+        q, s, z = self._read()
+        dtype = _dtype(self.numbers)
+        axis = self.axis % max(q.ndim, 1)
+        groups = Groups(q.shape, axis, self.block, s.shape)
+        s, z = new_scales(groups, before, after, s, z, limits(dtype))
+        wide = z if z.size == s.size else np.broadcast_to(z, s.shape)
+        found: Tensors = {self.numbers: _tensor(quantize(after, s, wide, dtype, axis, self.block), dtype)}
+        found[self.scale] = _like(s, self.scale)
+        if self.point is not None:
+            found[self.point] = _like(z, self.point)
+        return found
+
+
+@dataclass
+class Blocks:
+    """The packed numbers of a MatMulNBits: W [N, K] = (q - z)·s, in blocks of each row."""
+
+    numbers: ir.Value
+    scale: ir.Value
+    point: ir.Value | None
+    rows: int
+    columns: int
+    block: int
+    bits: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the floats."""
+        return self.rows, self.columns
+
+    @property
+    def _blocks(self) -> int:
+        return -(-self.columns // self.block)
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        q, s = array_of(self.numbers), array_of(self.scale)
+        q = unpack(q.reshape(self.rows, -1), self.bits)[:, : self._blocks * self.block]
+        given = None if self.point is None else array_of(self.point)
+        if given is None:
+            z = np.full((self.rows, self._blocks), 2 ** (self.bits - 1), np.int64)
+        elif given.dtype == np.uint8:
+            z = unpack(given.reshape(self.rows, -1), self.bits)[:, : self._blocks].astype(np.int64)
+        else:
+            z = given.reshape(self.rows, self._blocks)
+        return q, s.reshape(self.rows, self._blocks), z
+
+    def floats(self) -> np.ndarray:
+        """The floats that the integers represent."""
+        q, s, z = self._read()
+        parts = q.reshape(self.rows, self._blocks, self.block).astype(np.float32) - z[..., None].astype(np.float32)
+        return (parts * s[..., None].astype(np.float32)).reshape(self.rows, -1)[:, : self.columns]
+
+    def step(self) -> float:
+        """The root mean square of a step of the numbers."""
+        return float(np.sqrt(np.mean(np.square(self._read()[1].astype(np.float64)))))
+
+    def store(self, after: np.ndarray, before: np.ndarray | None) -> Tensors:
+        """The tensors that store `after`; `before` are the floats that the present ones were made from."""
+        old, s, z = self._read()
+        groups = Groups(self.shape, 1, self.block, s.shape)
+        bounds = (0, 2**self.bits - 1)
+        s, z = new_scales(groups, before, after, s, z, bounds)
+        room = np.pad(after.astype(np.float32), [(0, 0), (0, self._blocks * self.block - self.columns)])
+        parts = room.reshape(self.rows, self._blocks, self.block)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            q = np.nan_to_num(parts / s[..., None].astype(np.float32)) + z[..., None].astype(np.float32)
+        q = np.clip(np.rint(q), *bounds).astype(np.uint8).reshape(self.rows, -1)
+        if before is not None:
+            kept = np.repeat(groups.reduce(before == after, np.all), self.block, axis=1)
+            q = np.where(kept, old, q)
+        packed = pack(q, self.bits).reshape(_shape(self.numbers))
+        found: Tensors = {self.numbers: _tensor(packed, ir.DataType.UINT8)}
+        found[self.scale] = _like(s, self.scale)
+        if self.point is not None:
+            given = array_of(self.point)
+            if given.dtype == np.uint8:
+                room = np.zeros((self.rows, given.reshape(self.rows, -1).shape[1] * 8 // self.bits), np.uint8)
+                room[:, : self._blocks] = z
+                z = pack(room, self.bits)
+            found[self.point] = _like(z, self.point)
+        return found
+
+
+def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The numbers in the bytes of each row, the lowest bits first."""
+    if bits == 8:
+        return packed
+    parts = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
+
+
+def pack(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Bytes with the numbers of each row, the lowest bits first."""
+    if bits == 8:
+        return numbers
+    parts = numbers.astype(np.uint8).reshape(*numbers.shape[:-1], -1, 8 // bits)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.bitwise_or.reduce(parts << shifts, axis=-1)
+
+
+Scheme = Linear | Blocks
+
+#: Inputs of operators that hold numbers, scales and zero points, and the axis of scales.
+_TRIPLES: dict[tuple[str, str], tuple[int, int, int, int]] = {
+    ("", "QLinearMatMul"): (3, 4, 5, -1),
+    ("", "QLinearConv"): (3, 4, 5, 0),
+    (_CONTRIB, "QLinearConv"): (3, 4, 5, 0),
+    (_CONTRIB, "MatMulIntegerToFloat"): (1, 3, 5, -1),
+    (_CONTRIB, "DynamicQuantizeMatMul"): (1, 2, 3, -1),
+    (_CONTRIB, "QAttention"): (1, 4, 7, -1),
+}
+
+
+def scheme_of(node: ir.Node) -> Scheme | None:
+    """The scheme of the weight that `node` dequantizes or multiplies as integers; None for other nodes."""
+    found: Scheme | None = None
+    domain = "" if is_standard(node) else node.domain
+    inputs = (*node.inputs, *(None,) * 9)
+    if node.op_type == "DequantizeLinear" and domain in ("", _CONTRIB):
+        axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
+        found = _linear(inputs[0], inputs[1], inputs[2], axis, block)
+    elif node.op_type in ("MatMulInteger", "ConvInteger") and domain == "":
+        scale = _scale_behind(node)
+        found = _linear(inputs[1], scale, inputs[3], 0 if node.op_type == "ConvInteger" else -1)
+    elif (domain, node.op_type) == (_CONTRIB, "QGemm"):
+        found = _linear(inputs[3], inputs[4], inputs[5], 1 - node.attributes.get_int("transB", 0))
+    elif (domain, node.op_type) == (_CONTRIB, "GatherBlockQuantized"):
+        axis, block = node.attributes.get_int("quantize_axis", 1), node.attributes.get_int("block_size", 128)
+        found = _linear(inputs[0], inputs[2], inputs[3], axis, block)
+    elif (domain, node.op_type) in _TRIPLES:
+        numbers, scale_at, point, axis = _TRIPLES[domain, node.op_type]
+        found = _linear(inputs[numbers], inputs[scale_at], inputs[point], axis)
+    elif (domain, node.op_type) == (_CONTRIB, "MatMulNBits") and inputs[4] is None:
+        rows, columns, size, bits = (
+            node.attributes.get_int(k, 4 if k == "bits" else 0) for k in ("N", "K", "block_size", "bits")
+        )
+        held = [v is not None and tensor_of(v) is not None for v in inputs[1:4]]
+        if all(held[:2]) and held[2] == (inputs[3] is not None) and bits in (2, 4, 8):
+            assert inputs[1] is not None
+            assert inputs[2] is not None
+            found = Blocks(inputs[1], inputs[2], inputs[3], rows, columns, size, bits)
+    return found
+
+
+def _linear(
+    numbers: ir.Value | None, scale: ir.Value | None, point: ir.Value | None, axis: int, block: int = 0
+) -> Linear | None:
+    q, s = tensor_of(numbers), tensor_of(scale)
+    if numbers is None or scale is None or q is None or s is None:
+        return None
+    if (point is not None and tensor_of(point) is None) or q.dtype not in STORED:
+        return None
+    return Linear(numbers, scale, point, axis, block)
+
+
+def _scale_behind(node: ir.Node) -> ir.Value | None:
+    """The scale of the weight of an integer product: the other factor of its result, beside the scale of the input."""
+    value = node.outputs[0]
+    for _ in range(4):
+        uses = [u.node for u in value.uses()]
+        if len(uses) != 1:
+            return None
+        (reader,) = uses
+        if is_op(reader, ("Cast", "Add", "Reshape")):
+            value = reader.outputs[0]
+        elif is_op(reader, "Mul"):
+            other = reader.inputs[1 if reader.inputs[0] is value else 0]
+            if tensor_of(other) is not None:
+                return other
+            maker = None if other is None else other.producer()
+            held = [v for v in (maker.inputs if is_op(maker, "Mul") else ()) if tensor_of(v) is not None]
+            return held[0] if len(held) == 1 else None
+        else:
+            return None
+    return None
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    tensor = tensor_of(value)
+    assert tensor is not None
+    return tuple(int(d) for d in tensor.shape.numpy())
+
+
+def _dtype(value: ir.Value) -> ir.DataType:
+    tensor = tensor_of(value)
+    assert tensor is not None
+    return ir.DataType(tensor.dtype)
+
+
+def _tensor(array: np.ndarray, dtype: ir.DataType) -> ir.TensorProtocol:
+    return ir.Tensor(np.ascontiguousarray(array), dtype=dtype)
+
+
+def _like(array: np.ndarray, value: ir.Value) -> ir.TensorProtocol:
+    return _tensor(array.astype(_dtype(value).numpy()).reshape(_shape(value)), _dtype(value))
