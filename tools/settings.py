@@ -11,6 +11,7 @@ from pathlib import Path
 from onnxgrad.settings import RecipeField, settings_of
 from onnxgrad.training.build.recipe import ALGORITHM
 from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.recipe import FIT, TRAINER
 from onnxgrad.training.optim.optimizers import setting_names
 from onnxgrad.training.quantization.place import Scheme
@@ -25,7 +26,7 @@ from __future__ import annotations
 _BUILD = """from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from onnxgrad.training.adapters.config import LoRA, VeRA
+from onnxgrad.training.adapters.config import Adapter
 from onnxgrad.training.optim.config import Group, Optimizer
 """
 _DATA = """from collections.abc import Mapping
@@ -72,6 +73,7 @@ def files() -> dict[Path, str]:
     loop += _typed("TrainerKeywords", "StepKeywords", own, "`Trainer`")
     preparation = _types(PreparationRecipe)
     data = _FIRST + _DATA + _typed("PreparationKeywords", "TypedDict", preparation, "the preparation of data")
+    data += _typed("MeasuringKeywords", "PreparationKeywords", _types(TaskRecipe), "`evaluate` and `predict`")
     run = {name: kind for name, kind in _types(*FIT).items() if name not in preparation}
     loop += _typed("FitKeywords", "PreparationKeywords", run, "`Trainer.fit`")
     loop += _typed("TrainKeywords", "StepKeywords, FitKeywords", {}, "`train`")

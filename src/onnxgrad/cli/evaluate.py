@@ -19,6 +19,7 @@ from onnxgrad.runtime import Options
 from onnxgrad.settings import settings_of
 from onnxgrad.training.build.recipe import LossRecipe
 from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.measure import METRICS
 from onnxgrad.training.measure import evaluate as measured
 from onnxgrad.training.measure.evaluate import Evaluated, as_json
@@ -28,7 +29,10 @@ from onnxgrad.training.measure.misses import confusion_picture, misses_picture
 MOST = 40
 
 
-@takes_flags(PreparationRecipe, LossRecipe, only=("labels", "prediction", *settings_of(PreparationRecipe)))
+_MEASURING = settings_of(PreparationRecipe, TaskRecipe)
+
+
+@takes_flags(PreparationRecipe, TaskRecipe, LossRecipe, only=("labels", "prediction", *_MEASURING))
 def evaluate(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     data: data_options.DataPath,

@@ -15,12 +15,14 @@ from onnxgrad.cli.prediction_files import SUFFIXES, write_predictions
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.runtime import Options
+from onnxgrad.settings import settings_of
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.graph.class_labels import class_names
+from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.measure import predict as predicted
 
 
-@takes_flags(PreparationRecipe)
+@takes_flags(PreparationRecipe, TaskRecipe)
 def predict(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     data: data_options.DataPath,
@@ -45,7 +47,8 @@ def predict(
         raise BadInput(f"-o {output} is none of {', '.join(SUFFIXES)}")
     check_paths({MODEL: files_of(opened, model), "--data": data, "--tokenizer": flags["tokenizer"]}, {"-o": output})
     settings = read_flags(flags)
-    data_options.print_preprocessing(opened, PreparationRecipe(**settings))
+    preparation = {name: settings[name] for name in settings_of(PreparationRecipe) if name in settings}
+    data_options.print_preprocessing(opened, PreparationRecipe(**preparation))
     found = predicted(
         opened, data, outputs=outputs, batch_size=batch_size, options=Options(threads=threads), **settings
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from onnxgrad.training.build.heads import placed_head
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Columns
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.language.documents import open_documents
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.optim.optimizers import OPTIMIZERS, SECOND_ORDER
@@ -57,6 +59,11 @@ def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns, Recipe
     """
     trained, labels = Preprocessing.of(model), recipe.loss.labels
     images, inputs = recipe.data.pictures(trained), recipe.data.inputs or {}
+    if recipe.task.name:
+        read = partial(open_documents, split=recipe.task.documents, inputs=inputs)
+        if recipe.data.validation is not None:
+            recipe = replace(recipe, data=replace(recipe.data, validation=read(recipe.data.validation)))
+        return read(data), recipe
     columns = Columns(open_data(data, images, inputs, trained.inputs), str(data))
     if recipe.data.validation is not None:  # by the names of the columns that are trained on, whatever their order here
         same = {n: c.features for n, c in columns.items() if c.features is not None}
@@ -89,5 +96,5 @@ def check_algorithm(source: ir.Model, path: Path, recipe: Recipe) -> None:
         if asked:
             given = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
             raise BadInput(f"{path} carries training information, which is used as it is; drop {given}")
-    elif not recipe.loss.loss:
+    elif not recipe.loss.loss and not recipe.task.name:
         raise BadInput(f"{path} carries no training information; say which loss to use with --loss")

@@ -104,9 +104,13 @@ class Data:
             next(iter(shown.values()), None),
             tuple(shown),
             {f.name: features[f.name] for f in fields if not f.label and f.name in features},
-            "" if text is None else text.tokenizer.to_str(),
+            "" if text is None else text.described,
             None if text is None else text.max_length,
+            {} if text is None else text.record,
         )
+        #: varies tokens for a task of language models, and lines about how its rows are made
+        self.masking = None if text is None else text.masking
+        self.notes = [] if text is None else list(text.notes)
         #: arrays that were checked and converted once
         self.arrays: dict[str, np.ndarray] = {}
         for f in fed:
@@ -122,7 +126,8 @@ class Data:
         self.augment: Augment | None = None
         self.pictures: list[str] = []
         #: inputs without a batch axis, which every batch has all of
-        self.whole = fed_whole(fed, rows, name)
+        self.whole = {n for n, c in self.columns.items() if c.whole}
+        self.whole |= fed_whole([f for f in fed if f.name not in self.whole], rows, name)
         for f in [f for f in fed if f.name in self.whole and f.name not in self.arrays]:
             found = self.columns[f.name].take(np.arange(rows[f.name]), f)
             self.arrays[f.name] = fitted(chosen[f.name], np.asarray(found), f, name)
@@ -249,11 +254,12 @@ class Data:
 
         In an `order`, the full batches of arrays in memory reuse the same arrays. Rows that have to be read are read
         ahead by a thread, which also augments images by `draw` (a seed and an epoch); without it they are unchanged.
+        Masks of tokens also follow `draw`; without it they are the same every time.
         """
         check_whole(1, batch_size=size)
         varied = draw is not None and self.augment is not None
         if varied or len(self.arrays) + len(self.ends) < len(self.fields):
-            yield from ahead(self._generate(size, order, start, part, DEPTH + 2, draw if varied else None))
+            yield from ahead(self._generate(size, order, start, part, DEPTH + 2, draw))
         else:
             yield from self._generate(size, order, start, part, 1, None)
 
@@ -290,6 +296,8 @@ class Data:
                 # the one mode that does not copy twice
                 batch[name] = np.take(array, rows, axis=0, out=buffers[name], mode="clip")
             batch |= self._read(rows)
+            if self.masking is not None:
+                batch |= self.masking(batch, rows, draw)
             if draw is not None and self.augment is not None:
                 batch |= {name: self.augment(batch[name], rows, draw) for name in self.pictures}
             yield batch

@@ -38,12 +38,14 @@ class Column:
         array: all rows, if they are in memory: they are then checked and converted once.
         lengths: the length of every row along its first axis, where rows differ in it and it is known without
             reading them; batches of rows of like lengths are made by it.
+        whole: it has no rows: every batch has all of it.
     """
 
     features: Features | None = None
     problem: str = ""
     array: np.ndarray | None = None
     lengths: np.ndarray | None = None
+    whole: bool = False
 
     def __len__(self) -> int:
         """The number of rows."""

@@ -17,3 +17,11 @@ class PreparationKeywords(TypedDict, total=False):
     image_std: float | tuple[float, ...] | None
     tokenizer: Any
     max_length: int | None
+
+
+class MeasuringKeywords(PreparationKeywords, total=False):
+    """Keywords of `evaluate` and `predict`."""
+
+    task: str | None
+    documents: str
+    pack: bool

@@ -38,6 +38,7 @@ class Preprocessing:
         inputs: the columns that feed an input, by its name.
         tokenizer: the JSON of the tokenizer; empty without one.
         max_length: the most tokens of a row.
+        task: of a language model, as plain values (see `onnxgrad.training.language`).
     """
 
     images: Images | None = None
@@ -45,6 +46,7 @@ class Preprocessing:
     inputs: Mapping[str, Features] = field(default_factory=dict)
     tokenizer: str = ""
     max_length: int | None = None
+    task: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: ir.Model) -> Preprocessing:
@@ -58,7 +60,7 @@ class Preprocessing:
             raise BadInput(f"the model's metadata {PREPROCESSING!r} are damaged: {text[:60]}") from error
 
     def __bool__(self) -> bool:
-        return bool(self.images or self.inputs or self.tokenizer)
+        return bool(self.images or self.inputs or self.tokenizer or self.task)
 
     def updated(self, other: Preprocessing) -> Preprocessing:
         """`other`, with missing settings taken from this one."""
@@ -69,6 +71,7 @@ class Preprocessing:
             {**self.inputs, **other.inputs},
             other.tokenizer if has_text else self.tokenizer,
             other.max_length if has_text else self.max_length,
+            other.task or self.task,
         )
 
     def images_for(self, images: Images | None) -> Images | None:
@@ -110,6 +113,8 @@ class Preprocessing:
             found["inputs"] = {n: {"columns": list(f.names), "written": f.written} for n, f in self.inputs.items()}
         if self.max_length is not None:
             found["max_length"] = self.max_length
+        if self.task:
+            found["task"] = dict(self.task)
         return found
 
     def write(self, model: ir.Model) -> None:
@@ -133,6 +138,8 @@ class Preprocessing:
         if self.tokenizer:
             most = "" if self.max_length is None else f", at most {self.max_length} tokens"
             parts.append(f"text by its tokenizer{most}")
+        if self.task:
+            parts.append(f"for {printable(str(self.task['name']).replace('_', '-'))}")
         return "; ".join(parts)
 
 
@@ -161,5 +168,7 @@ def _read(found: dict[str, Any]) -> Preprocessing:
         text = unpacking.decompress(base64.b64decode(packed, validate=True), MOST_BYTES).decode()
         if not unpacking.eof:
             raise ValueError
-    most = found.get("max_length")
-    return Preprocessing(images, pictures, inputs, text, None if most is None else int(most))
+    most, task = found.get("max_length"), dict(found.get("task", {}))
+    if task and not all(isinstance(task[name], str) for name in ("name", "documents")):
+        raise TypeError
+    return Preprocessing(images, pictures, inputs, text, None if most is None else int(most), task)

@@ -9,7 +9,7 @@ a batch is padded to its longest row, or to the fixed length of the model.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,12 @@ class Text:
         BadInput: the package is missing, or the file cannot be read.
     """
 
+    #: varies a batch in training, where the task does (see `onnxgrad.training.language`)
+    masking: Callable[..., dict[str, np.ndarray]] | None = None
+    #: the task of a language model that makes rows of text, as plain values; and lines about these rows
+    record: Mapping[str, Any] = {}
+    notes: Sequence[str] = ()
+
     def __init__(self, tokenizer: Any, max_length: int | None = None) -> None:
         if max_length is not None and max_length < 1:
             raise BadInput(f"max_length must be at least 1, not {max_length}")
@@ -67,6 +73,11 @@ class Text:
         if tokenizer is None and max_length is not None:
             raise BadInput("max_length is for text, which needs a tokenizer\n  hint: --tokenizer tokenizer.json")
         return None if tokenizer is None else cls(tokenizer, max_length)
+
+    @property
+    def described(self) -> str:
+        """The JSON of the tokenizer; empty without one."""
+        return "" if self.tokenizer is None else str(self.tokenizer.to_str())
 
     def tokenized(self, columns: Mapping[str, Column], fields: Sequence[Field], source: str) -> dict[str, Column]:
         """`columns` with the text replaced by tokens for `fields`.
@@ -91,7 +102,7 @@ class Text:
         empty = next((i for i, (ids, *_) in enumerate(rows) if not len(ids)), None)
         if empty is not None:
             raise BadInput(f"row {empty} of {name!r} of {source} has no tokens: {texts[empty][:40]!r}")
-        ids, mask, types = zip(*rows) if rows else ((), (), ())
+        ids, mask, types, _ = zip(*rows) if rows else ((), (), (), ())
         made = {"ids": Tokens(ids, pad), "mask": Tokens(mask, 0), "types": Tokens(types, pad_type)}
         left = {n: c for n, c in columns.items() if n != name}
         return left | {field.name: made[role] for role, field in roles.items()}

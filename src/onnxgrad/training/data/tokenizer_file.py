@@ -31,10 +31,11 @@ _CHUNK, _THREADS, _PER_THREAD = 1 << 20, min(os.cpu_count() or 1, 4), 1 << 27
 _NO_PACKAGE, _REFUSED = 3, 4
 #: Bytes before the reason for a failure, which may follow results.
 _REASON = b"\n!"
-_BEGIN = f"""
+#: The beginning of a script for `run_bounded`, behind its imports in a function of this name.
+_PRELUDE = f"""
 import sys
 try:
-    from tokenizers import Tokenizer
+    bring()
 except ImportError:
     sys.exit({_NO_PACKAGE})
 text = sys.stdin.buffer.read()
@@ -49,7 +50,22 @@ def refuse(error):
     sys.stdout.buffer.write({_REASON!r} + " ".join(str(error).split())[:200].encode(errors="replace"))
     sys.exit({_REFUSED})
 """
-_TRIAL = f"""{_BEGIN}
+
+
+def with_prelude(imports: str, script: str) -> str:
+    """A script for `run_bounded`: its input is ``text``, and ``refuse(error)`` ends it with a reason.
+
+    Args:
+        imports: a line that binds ``global`` names; a missing package ends the script.
+        script: the lines after it.
+    """
+    return f"def bring():\n    {imports}\n{_PRELUDE}\n{script}"
+
+
+_IMPORTS = "global Tokenizer; from tokenizers import Tokenizer"
+_TRIAL = with_prelude(
+    _IMPORTS,
+    """
 try:
     tokenizer = Tokenizer.from_str(text.decode())
     tokenizer.no_padding()
@@ -57,12 +73,15 @@ try:
     Tokenizer.from_str(tokenizer.to_str())
 except BaseException as error:
     refuse(error)
-"""
-_ENCODE = f"""{_BEGIN}
+""",
+)
+_ENCODE = with_prelude(
+    _IMPORTS,
+    f"""
 import json
 from array import array
 try:
-    described, longest, texts = json.loads(text)
+    described, longest, special, texts = json.loads(text)
     tokenizer = Tokenizer.from_str(described)
     tokenizer.no_padding()
     if longest is not None:
@@ -73,15 +92,17 @@ try:
         while end < len(texts) and (size := size + len(texts[end])) <= {_CHUNK}:
             end += 1
         made = array("q")
-        for row in tokenizer.encode_batch(texts[begin:end]):
+        for row in tokenizer.encode_batch(texts[begin:end], add_special_tokens=special):
             made.append(len(row.ids))
-            for numbers in (row.ids, row.attention_mask, row.type_ids):
+            starts = [start if start < stop else -1 for start, stop in row.offsets]
+            for numbers in (row.ids, row.attention_mask, row.type_ids, starts):
                 made.extend(numbers)
         sys.stdout.buffer.write(made.tobytes())
         begin = end
 except BaseException as error:
     refuse(error)
-"""
+""",
+)
 
 
 def open_tokenizer(path: Path) -> Any:
@@ -119,51 +140,59 @@ def parse_tokenizer(text: bytes, where: str) -> Any:
         raise _refused(where, " ".join(str(error).split())) from error
 
 
-def encode(tokenizer: Any, texts: Sequence[str], longest: int | None) -> Iterator[tuple[np.ndarray, ...]]:
-    """Tokens, attention mask and segments of each text, without padding, by a child process.
+def encode(
+    tokenizer: Any, texts: Sequence[str], longest: int | None, special: bool = True
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Tokens, attention mask, segments and first characters of each text, without padding, by a child process.
+
+    The first character of a token that stands for no text, such as the begin of a sequence, is -1.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
         texts: one for each row.
         longest: the most tokens of a row.
+        special: add the special tokens of the tokenizer's template.
 
     Raises:
         BadInput: the tokenizer fails, or ends its process, or needs too much memory or time; says only why.
     """
-    given = json.dumps([tokenizer.to_str(), longest, texts]).encode()
+    given = json.dumps([tokenizer.to_str(), longest, special, texts]).encode()
     row = max((len(text.encode(errors="replace")) for text in texts), default=0)
     memory = _bound(len(given)) + _PER_BYTE_OF_A_ROW * row
-    output = _run(_ENCODE, given, memory, PATIENCE + len(given) // _SLOWEST, _THREADS)
+    output = run_bounded(_ENCODE, given, memory, PATIENCE + len(given) // _SLOWEST, _THREADS)
     if output is None:
-        yield from _encode_here(tokenizer, texts, longest)
+        yield from _encode_here(tokenizer, texts, longest, special)
         return
     made, at = np.frombuffer(output, np.int64), 0
     for _ in texts:
         size = int(made[at])
-        yield tuple(made[at + 1 : at + 1 + 3 * size].reshape(3, size))
-        at += 1 + 3 * size
+        yield tuple(made[at + 1 : at + 1 + 4 * size].reshape(4, size))
+        at += 1 + 4 * size
 
 
-def _encode_here(tokenizer: Any, texts: Sequence[str], longest: int | None) -> Iterator[tuple[np.ndarray, ...]]:
+def _encode_here(
+    tokenizer: Any, texts: Sequence[str], longest: int | None, special: bool
+) -> Iterator[tuple[np.ndarray, ...]]:
     """The same in this process, where no other one has the package."""
     tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the caller's object is unchanged
     tokenizer.no_padding()
     if longest is not None:
         tokenizer.enable_truncation(longest)
     try:
-        encoded = tokenizer.encode_batch(texts)
+        encoded = tokenizer.encode_batch(texts, add_special_tokens=special)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic of the library is no Exception
         raise BadInput(" ".join(str(error).split())[:200]) from error
     for e in encoded:
-        yield tuple(np.array(numbers, np.int64) for numbers in (e.ids, e.attention_mask, e.type_ids))
+        starts = [start if start < stop else -1 for start, stop in e.offsets]
+        yield tuple(np.array(numbers, np.int64) for numbers in (e.ids, e.attention_mask, e.type_ids, starts))
 
 
 def _try(where: str, text: bytes) -> None:
     """Parse `text` in a child process. Raises BadInput if that fails, ends the process, or exceeds the bounds."""
     try:
-        _run(_TRIAL, text, _bound(len(text)), PATIENCE, 1)
+        run_bounded(_TRIAL, text, _bound(len(text)), PATIENCE, 1)
     except BadInput as error:
         raise _refused(where, str(error)) from error
 
@@ -172,8 +201,15 @@ def _bound(size: int) -> int:
     return MEMORY + MEMORY_PER_BYTE * size
 
 
-def _run(script: str, given: bytes, memory: int, seconds: float, threads: int) -> bytes | None:
+def run_bounded(script: str, given: bytes, memory: int, seconds: float, threads: int = 1) -> bytes | None:
     """The output of a child process that runs `script` on `given`; None if a child process lacks the package.
+
+    Args:
+        script: of `with_prelude`.
+        given: its input.
+        memory: bytes of address space.
+        seconds: the longest it may take.
+        threads: of the tokenizer.
 
     Raises:
         BadInput: the script fails, or exceeds the bounds; says only why.

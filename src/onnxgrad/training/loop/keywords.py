@@ -20,6 +20,9 @@ from onnxgrad.training.parallel.ranks import Ranks
 class StepKeywords(AlgorithmKeywords, total=False):
     """Keywords of a step."""
 
+    task: str | None
+    documents: str
+    pack: bool
     accumulate: int
     memory: int | str | None
     precision: str | None

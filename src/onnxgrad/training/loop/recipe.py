@@ -25,6 +25,7 @@ from onnxgrad.training.build.recipe import (
 )
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File, LoopRecipe
 from onnxgrad.training.loop.run import Callback
@@ -227,7 +228,7 @@ class LogRecipe:
 
 
 #: Recipes of `Trainer`, and of its `fit`.
-TRAINER = (*ALGORITHM, StepRecipe, RuntimeRecipe, ProcessRecipe)
+TRAINER = (*ALGORITHM, TaskRecipe, StepRecipe, RuntimeRecipe, ProcessRecipe)
 FIT = (DataRecipe, LoopRecipe, WatchRecipe, LogRecipe)
 
 
@@ -237,6 +238,7 @@ class Recipe:
 
     Attributes:
         loss, optimizer, weights, adapter: of the algorithm, for a model that carries none.
+        task: of a language model.
         settings: further settings of the optimizer, as ``{"betas": (0.9, 0.95)}``.
         step, runtime, processes: how a step is computed.
         data, loop, watch, log: how the step is run over data.
@@ -246,6 +248,7 @@ class Recipe:
     optimizer: OptimizerRecipe = OptimizerRecipe()
     weights: WeightsRecipe = WeightsRecipe()
     adapter: AdapterRecipe = AdapterRecipe()
+    task: TaskRecipe = TaskRecipe()
     step: StepRecipe = StepRecipe()
     runtime: RuntimeRecipe = RuntimeRecipe()
     processes: ProcessRecipe = ProcessRecipe()

@@ -16,6 +16,8 @@ from onnxgrad.runtime import Options
 from onnxgrad.runtime.on_device import runner
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.graph.attention_blocks import wants_kernel
+from onnxgrad.training.language.limits import with_task
+from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.recipe import Recipe
 from onnxgrad.training.loop.step_digests import fingerprint, structure
 from onnxgrad.training.loop.trained import Setup
@@ -47,7 +49,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
         raise BadInput("outer_rate and outer_momentum are of the step that ranks take together every sync_every steps")
     strategy = choose_strategy(ranks_of(exchange.distributed), exchange)
     parts = accumulate * strategy.ranks.size
-    training = _with_training(model, recipe.algorithm(), parts > 1)
+    training = _with_training(model, recipe.algorithm(), parts > 1, recipe.task)
     narrow = precision_for(recipe.step.precision, options)
     if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
         raise BadInput("a compiled step is not changed; pass attention_rows and precision to compile_step")
@@ -104,7 +106,7 @@ def _split_machine(split: SplitStep, parts: int, strategy: Strategy, options: Op
 
 
 def _with_training(
-    model: AnyTrainingModel | Step, asked: dict[str, Any], in_halves: bool
+    model: AnyTrainingModel | Step, asked: dict[str, Any], in_halves: bool, task: TaskRecipe
 ) -> AnyTrainingModel | Source | Step:
     """`model` unchanged if it has training information, else with the `asked` training attached."""
     if isinstance(model, (str, os.PathLike)):
@@ -115,7 +117,10 @@ def _with_training(
         carries = "a compiled step carries its training information"
     elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
         carries = "the model carries training information"
-    elif "loss" in asked:
+    elif "loss" in asked or task.name:
+        model = ir.from_proto(model) if isinstance(model, onnx.ModelProto) and task.name else model
+        if task.name and isinstance(model, ir.Model):
+            asked = with_task(asked, model)
         return attached(model, **{"accumulate": in_halves, **asked})
     else:
         raise BadInput("the model carries no training information; say which loss to minimize, as in loss='mse'")

@@ -1,0 +1,129 @@
+"""Inputs of language models beside tokens: masks, positions, segments, and caches, which are empty in training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data.columns import Column, Dense
+from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.text import Tokens
+
+_CACHE = re.compile(r"past|cache")
+
+
+class Empty(Column):
+    """A cache without entries: the axis of tokens has length 0.
+
+    Args:
+        size: number of rows.
+
+    Raises:
+        BadInput: the sizes of the other axes are not known.
+    """
+
+    def __init__(self, size: int, field: Field) -> None:
+        self.size = size
+        unknown = [axis for axis, dim in enumerate(field.shape) if dim is None]
+        if len(unknown) != 1:
+            what = "fixes the number of tokens" if not unknown else "declares the number of tokens alone of no axis"
+            raise BadInput(
+                f"the cache {field.name!r} ({field.wanted}) cannot be empty: the model {what}\n"
+                "  hint: export it with one dynamic axis beside that of the batch"
+            )
+        self.shape = tuple(dim or 0 for dim in field.shape)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray:
+        """The caches of these rows."""
+        return np.zeros((len(rows), *self.shape), field.dtype)
+
+
+class Together(Column):
+    """Masks [T, T] of rows: a token attends to those of its own document, and not to later ones if `causal`.
+
+    Args:
+        documents: for each row, the number of the document of each token.
+    """
+
+    def __init__(self, documents: Sequence[np.ndarray], causal: bool) -> None:
+        self.items, self.causal = documents, causal
+        self.lengths = np.array([len(row) for row in documents], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray:
+        """The masks of these rows: true or 1 where a token attends; 0 and the lowest number for masks of floats."""
+        width = field.shape[-1] or max(len(self.items[i]) for i in rows)
+        found = np.zeros((len(rows), width, width), bool)
+        for target, i in zip(found, rows):
+            one = self.items[i]
+            target[: len(one), : len(one)] = one[:, None] == one
+        if self.causal:
+            found = np.tril(found)
+        found |= np.eye(width, dtype=bool)  # padding attends to itself, as a softmax of nothing is no number
+        heads = found.reshape(len(rows), *[1] * (len(field.shape) - 2), width, width)
+        if field.dtype.kind != "f":
+            return heads.astype(field.dtype)
+        return np.where(heads, 0, np.finfo(field.dtype).min).astype(field.dtype)
+
+
+def tokens_of(fields: Sequence[Field], decoder: bool = False) -> Field | None:
+    """The input for the tokens (of the decoder); None if the model has none."""
+    found = [f for f in fields if _is_ids(f) and ("decoder" in f.name.lower()) == decoder]
+    named = [f for f in found if "ids" in f.name.lower()]
+    return next(iter(named or found), None)
+
+
+def _is_ids(field: Field) -> bool:
+    name = field.name.lower()
+    other = any(part in name for part in ("mask", "position", "type", "segment", "past", "cache", "length"))
+    return not field.label and field.dtype.kind in "iu" and len(field.shape) == 1 and not other
+
+
+def masks_apart(fields: Sequence[Field]) -> bool:
+    """True if the model takes a mask for each pair of tokens, which keeps the documents of a row apart."""
+    return any("mask" in f.name.lower() and len(f.shape) > 1 for f in fields)
+
+
+def inputs_beside(
+    fields: Sequence[Field], documents: Sequence[np.ndarray], positions: Sequence[np.ndarray], causal: bool
+) -> dict[str, Column]:
+    """Columns for masks, positions, segments and caches among `fields`.
+
+    Args:
+        fields: inputs of one part of the model, the encoder or the decoder.
+        documents: for each row, the number of the document of each token.
+        positions: for each row, the place of each token in its document.
+        causal: tokens do not attend to later ones.
+    """
+    found: dict[str, Column] = {}
+    for field in fields:
+        name = field.name.lower()
+        if field.label:
+            continue
+        if "use_cache" in name:
+            found[field.name] = Dense(np.zeros(1, field.dtype))
+            found[field.name].whole = True
+        elif _CACHE.search(name) and len(field.shape) > 1:
+            found[field.name] = Empty(len(documents), field)
+        elif "mask" in name and len(field.shape) > 1:
+            found[field.name] = Together(documents, causal)
+        elif "mask" in name and len(field.shape) == 1:
+            found[field.name] = Tokens([np.ones(len(row), np.int64) for row in documents], 0)
+        elif "position" in name and len(field.shape) == 1:
+            found[field.name] = Tokens(positions, 0)
+        elif ("type" in name or "segment" in name) and len(field.shape) == 1:
+            found[field.name] = Tokens([np.zeros(len(row), np.int64) for row in documents], 0)
+    return found
+
+
+def parts_of(fields: Sequence[Field]) -> Mapping[bool, list[Field]]:
+    """The inputs of the decoder (True), whose names say so, and the others (False)."""
+    return {part: [f for f in fields if ("decoder" in f.name.lower()) == part] for part in (False, True)}

@@ -1,0 +1,49 @@
+"""The recipe of a language task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onnxgrad.errors import BadInput
+from onnxgrad.keywords import check_kind
+from onnxgrad.settings import setting
+
+TASKS = ("causal_lm", "masked_lm", "seq2seq")
+#: Metrics of tokens, where no others are asked for.
+METRICS_OF_TASKS = ("perplexity", "accuracy")
+SPLITS = ("paragraphs", "file")
+
+
+@dataclass(frozen=True)
+class TaskRecipe:
+    """The task of a language model: it makes tokens, labels and masks of text, and chooses the loss."""
+
+    panel: ClassVar[str] = "Data"
+
+    task: str | None = setting(
+        None,
+        "Train a language model on text: causal-lm (the next token), masked-lm (tokens hidden by [MASK]) or seq2seq "
+        "(an encoder and a decoder). `tokenizer` reads the text.",
+    )
+    documents: str = setting(
+        "paragraphs",
+        "Documents of a .txt file for `task`: paragraphs (blank lines separate them), or file (all of it).",
+    )
+    pack: bool = setting(
+        True,
+        "Fill rows of `task` with several documents, where the attention mask of the model keeps them apart.",
+        off="--no-pack",
+    )
+
+    def __post_init__(self) -> None:
+        check_kind("task", self.task, str, "one of " + ", ".join(TASKS))
+        if self.task is not None and self.name not in TASKS:
+            raise BadInput(f"there is no task {self.task!r}; there are {', '.join(t.replace('_', '-') for t in TASKS)}")
+        if self.documents not in SPLITS:
+            raise BadInput(f"documents are {' or '.join(SPLITS)}, not {self.documents!r}")
+
+    @property
+    def name(self) -> str:
+        """The task with underscores; empty for none."""
+        return (self.task or "").replace("-", "_")
