@@ -40,7 +40,7 @@ def end() -> None:
 
 
 def answered() -> None:
-    """Have Python forget an interrupt that was answered, so that the exit code is ours.
+    """Clear Python's record of an interrupt that was handled, so that the exit code is the command's own.
 
     CPython records an interrupt that ends code given as text (imported modules run such code), and exits by it in the
     end even if the program has caught it. Running another piece of code given as text clears that record.

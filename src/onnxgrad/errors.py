@@ -1,4 +1,4 @@
-"""Everything that onnxgrad raises on purpose, as one small tree.
+"""The errors that onnxgrad raises on purpose, as one small tree.
 
 ::
 

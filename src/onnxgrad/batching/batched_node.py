@@ -88,7 +88,7 @@ def repeat_rows(b: Builder, x: Var, count: Var | list[int]) -> Var:
 
 
 def rank_of(value: ir.Value) -> int:
-    """Its rank, which must be known."""
+    """The rank of `value`, which must be known."""
     if value.shape is None:
         raise Unstackable
     return len(value.shape)

@@ -60,7 +60,7 @@ def gemm(s: BatchedNode) -> Var:
 
 
 def einsum(s: BatchedNode) -> Var:
-    """One more letter, in the terms that are stacks and in the result."""
+    """Add one letter to the stacked terms and to the result."""
     equation = s.node.attributes["equation"].as_string().replace(" ", "")
     left, arrow, right = equation.partition("->")
     letter = next((c for c in "zyxwvutsrqponmlkjihgfedcba" if c not in equation), None)

@@ -178,7 +178,7 @@ class Job:
         )
 
     def _check_places(self) -> None:
-        """Everything that could fail at the end of the run, looked at before it begins."""
+        """Check everything that could fail at the end of the run, before it begins."""
         recipe = self.recipe
         rate_plan(recipe.loop.schedule, False)
         loggers(recipe.log)

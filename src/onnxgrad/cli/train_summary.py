@@ -71,7 +71,7 @@ def outcome(about: Mapping[str, Any]) -> list[str]:
 
 
 def _amount(count: float) -> str:
-    """So many bytes, in words."""
+    """`count` bytes in words."""
     for unit in ("bytes", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

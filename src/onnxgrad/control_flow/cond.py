@@ -1,4 +1,4 @@
-"""If: only the branch that was taken computes its derivative.
+"""If: only the branch that ran computes its derivative.
 
 The derivative of an If is an If with the same condition, whose branches contain a copy of the primal branch and its
 derivative, built by the engine inside the branch. Captured values of a branch are its operands. A branch returns zeros

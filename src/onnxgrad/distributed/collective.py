@@ -95,15 +95,15 @@ class Alone:
     size = 1
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """Nothing to add."""
+        """Check the array; the sum over one rank is the array itself."""
         check(array, summed=True)
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> None:
-        """Nothing to add."""
+        """Check the array; the sum over one rank is the array itself."""
         check(array, bounds, size=1, summed=True)
 
     def all_gather(self, array: np.ndarray, bounds: Sequence[int]) -> None:
-        """Nothing to fetch."""
+        """Check the array, which is complete already."""
         check(array, bounds, size=1)
 
     def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:

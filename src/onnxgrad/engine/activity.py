@@ -138,7 +138,7 @@ def prepare(
 
 
 def obstacle(node: ir.Node, builder: Builder) -> str:
-    """Why `node` cannot be differentiated; empty if it can."""
+    """The reason that `node` cannot be differentiated; empty if it can."""
     rule = rule_of(node, builder)
     if rule is None:
         return "onnxgrad has no rule for it, and the specification gives it no function body"

@@ -48,7 +48,7 @@ class Var:
 
     @property
     def name(self) -> str:
-        """Its name in the model."""
+        """The name in the model."""
         return self.value.name or ""
 
     @property
@@ -84,7 +84,7 @@ class Var:
 
     @property
     def const(self) -> np.ndarray | None:
-        """Its value where no input can change it (a constant, or small arithmetic on constants), else None.
+        """The value if no input can change it (a constant, or small arithmetic on constants), else None.
 
         For operands without derivative only (axes, scales, pads): the value is not followed.
         """
@@ -153,9 +153,9 @@ def _is(x: Any, number: int) -> bool:
 class Builder:
     """Appends nodes to `graph`. ``builder.Add(x, 1.0)`` emits an Add and returns its output.
 
-    Operands may be variables, numbers (they take the dtype of the first
-    float variable beside them, or of the first that is not bool), lists
-    of ints (int64), numpy arrays, or ``None`` for an optional input that is left out.
+    Operands may be variables, values of the graph, numbers (they take the dtype of the
+    first float variable beside them, or of the first that is not bool), lists of ints
+    (int64), numpy arrays, or ``None`` for an optional input that is left out.
     """
 
     def __init__(
@@ -285,9 +285,12 @@ class Builder:
                 values.append(x.value)
             elif x is None:
                 values.append(None)
+            elif isinstance(x, ir.Value):
+                values.append(x)
             else:
                 if not seen:
-                    dtypes = [v.dtype for v in operands if isinstance(v, Var) and v.dtype != ir.DataType.BOOL]
+                    variables = [v for v in operands if isinstance(v, (Var, ir.Value))]
+                    dtypes = [v.dtype for v in variables if v.dtype != ir.DataType.BOOL]
                     beside, seen = next((d for d in dtypes if d in FLOATS), dtypes[0] if dtypes else None), True
                 values.append(self._literals.literal(x, beside))
         while values and values[-1] is None:

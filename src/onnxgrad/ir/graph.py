@@ -56,13 +56,13 @@ def free(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def reads(node: ir.Node) -> list[ir.Value]:
-    """Everything that `node` depends on: its inputs, then what its graphs capture."""
+    """All values that `node` depends on: its inputs, then the captured values of its graphs."""
     direct = [v for v in node.inputs if v is not None]
     return direct + captured(node) if node.attributes.data else direct
 
 
 def values_read(graph: ir.Graph) -> set[ir.Value]:
-    """Everything that the nodes of `graph` read, and its outputs."""
+    """All values that the nodes of `graph` read, and its outputs."""
     return {v for node in graph for v in reads(node)} | set(graph.outputs)
 
 

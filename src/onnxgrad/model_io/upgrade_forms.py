@@ -19,7 +19,7 @@ FIXES: dict[str, tuple[int, Fix]] = {}
 
 
 class CannotRaiseError(Exception):
-    """Why one node cannot be raised."""
+    """Raised with the reason that a node cannot be raised."""
 
 
 def fix(op_type: str, until: int) -> Callable[[Fix], Fix]:
@@ -233,7 +233,7 @@ def _asymmetric(site: UpgradedNode, scales: ir.Value, rounding: str = "floor") -
 
 @fix("Scan", until=9)
 def _scan(site: UpgradedNode) -> list[ir.Value | None]:
-    """It ran over a batch of sequences: a Scan over the batch, whose body is a Scan over one of them.
+    """Convert a Scan over a batch of sequences: a Scan over the batch, whose body is a Scan over one of them.
 
     For an example with a shorter length, only so many steps run, and their results are filled up with zeros.
     """

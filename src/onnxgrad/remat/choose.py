@@ -221,7 +221,7 @@ class Chooser:
         return frozenset(w for v in dropped for w in (v, *self.views.get(v, ())))
 
     def _crossing(self) -> list[list[ir.Value]]:
-        """Of each early step: the values that are made up to it and read by an early one behind it."""
+        """For each early step, the values computed up to it and read by an early step after it."""
         until = {v: i for i, node in enumerate(self.early) for v in self.steps[node].reads}
         alive: dict[ir.Value, int] = {}
         found = []

@@ -64,7 +64,7 @@ def _fix_sizes(model: ir.Model, dims: Mapping[str, int], others: int | None) -> 
 
 
 def _bytes(value: ir.Value | None) -> int:
-    """Of a tensor of known shape; 0 for another value."""
+    """The bytes of a tensor of known shape; 0 for another value."""
     shape = sizes_of(value)
     if value is None or shape is None or value.dtype in (None, ir.DataType.UNDEFINED, ir.DataType.STRING):
         return 0

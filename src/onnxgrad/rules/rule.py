@@ -133,7 +133,7 @@ class Zero(Rule):
         return False
 
     def vjp(self, op: Op, cotangents: Cotangents) -> Parts:
-        """Nothing."""
+        """Return nothing: the derivative is zero."""
         return []
 
     def _jvp(self, op: Op, tangents: Cotangents) -> Parts:

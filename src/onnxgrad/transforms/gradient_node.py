@@ -58,7 +58,7 @@ class Bound:
 
     @classmethod
     def of(cls, node: ir.Node) -> Bound:
-        """Of a node that `bind` has been at."""
+        """The names of a node that `bind` has processed."""
         xs, zs = len(strings(node, "xs")), len(strings(node, "zs"))
         values = [v for v in node.inputs if v is not None]
         assert len(values) == 2 * (xs + zs) + 1, f"{described(node)} was not bound"
@@ -140,7 +140,7 @@ class Scope:
     function: ir.Function | None = None
 
     def problems(self, node: ir.Node) -> Iterator[str]:
-        """Everything that is wrong with a Gradient among `nodes`."""
+        """The violations by Gradients among `nodes`."""
         xs, zs, y = strings(node, "xs"), strings(node, "zs"), target_name(node)
         names = [*xs, *zs]
         if not xs or not y:

@@ -53,7 +53,7 @@ class _OpaqueOutput(Output):
     opaque = True
 
     def pull_back(self, node: Node, cotangent: Array) -> Sequence[Any]:
-        """Its contribution to the cotangents of all outputs: None for the others."""
+        """The contribution to the cotangents of all outputs: None for the other outputs."""
         _, i, count = self.key
         return [[cotangent if k == i else None for k in range(count)]]  # type: ignore[call-overload]
 

@@ -242,7 +242,7 @@ def converted(array: np.ndarray, field: Field, where: str) -> np.ndarray:
 
 
 def _is_float(dtype: np.dtype) -> bool:
-    """Also for the types that numpy lacks."""
+    """True for a float type, including the types that numpy lacks."""
     try:
         return ir.DataType.from_numpy(dtype).is_floating_point()
     except TypeError:

@@ -20,7 +20,7 @@ VERSION = 1
 
 
 class HostError(ValueError):
-    """Something that a user can mend, in one message."""
+    """An error that a user can fix, with one message."""
 
 
 class Host:

@@ -49,7 +49,7 @@ def update_statistic(b: Builder, old: Var, new: Var, momentum: float) -> Var:
 
 
 def _buffer(b: Builder, like: Var, candidates: tuple[Var, ...], x: Var, serial: int) -> Var:
-    """Some finite tensor in the shape and dtype of `like`, in memory that nothing else uses.
+    """A finite tensor in the shape and dtype of `like`, in memory that no other value uses.
 
     Momentum 0 makes its elements irrelevant. It must not be constant (the runtime would fold it into an initializer and
     overwrite that), nor equal another value (the runtime would compute both once): so it is a varying value times an

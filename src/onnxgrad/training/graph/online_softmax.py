@@ -115,7 +115,7 @@ def attend(b: Builder, scores: BlockedScores, queries: int, keys: int) -> Var:
 
 @dataclass
 class _Column:
-    """Something that is cut: `whole` has blocks of queries first, then blocks of keys, as far as it has them."""
+    """A tensor that is cut: `whole` has blocks of queries first, then blocks of keys, as far as it has them."""
 
     whole: Var
     has_rows: bool
@@ -202,7 +202,7 @@ class _Blocked:
     # --- steps ---------------------------------------------------------------------------------
 
     def _forward(self, outer: Builder, values: Mapping[ir.Value, Var]) -> list[Var]:
-        """Of a block of queries the result, the largest scores, and the sums."""
+        """The result, the largest scores, and the sums of a block of queries."""
         s = self.scores
         q, v = values[s.q.value], values[s.v.value]
         b, body = empty(outer, "keys")

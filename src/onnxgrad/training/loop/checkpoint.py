@@ -214,7 +214,7 @@ class Checkpoint:
 
 
 def digest_of(what: str | np.ndarray) -> str:
-    """Of a text, or of the dtype, the shape and the contents of an array."""
+    """The digest of a text, or of the dtype, the shape and the contents of an array."""
     if isinstance(what, str):
         return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
     found = hashlib.blake2b(f"{what.dtype}{what.shape}".encode(), digest_size=16)

@@ -273,5 +273,5 @@ class Callback:
         """Restore what `state` returned."""
 
     def settings(self) -> dict[str, Any]:
-        """Its settings as JSON. A run resumes only with the same settings."""
+        """The settings as JSON. A run resumes only with the same settings."""
         return {}

@@ -237,7 +237,7 @@ def _pair(node: ir.Node, axis: int) -> Ending | None:
 
 
 def _of_two(value: ir.Value) -> Ending | None:
-    """Of a softmax over two classes, the difference to the other class."""
+    """The difference to the other class, for a softmax over two classes."""
     rank = 0 if value.shape is None else len(value.shape)
     for axis in range(rank):
         if value.shape is not None and value.shape[axis] == 2 and (found := scores(value, axis)) is not None:
@@ -265,7 +265,7 @@ def _join_endings(node: ir.Node, of: Callable[[ir.Value], Ending | None]) -> End
 
 
 def _either(node: ir.Node) -> Ending | None:
-    """One logit or the other: a sigmoid is written out in one way for positive numbers, in another for negative."""
+    """Match a sigmoid written in one way for positive numbers, and in another for negative ones."""
     condition, *values = node.inputs
     one, other = (None if v is None else logit(v) for v in values)
     if condition is None or one is None or other is None:

@@ -25,7 +25,7 @@ class Comparison:
 
     @property
     def task(self) -> str:
-        """Its task."""
+        """The task of the metrics."""
         return "numbers"
 
     @property
@@ -62,7 +62,7 @@ class Classes(Comparison):
 
     @property
     def task(self) -> str:
-        """Its task."""
+        """The task of the metrics."""
         return "classes"
 
     @property
@@ -102,7 +102,7 @@ class Ranked(Classes):
 
     @property
     def task(self) -> str:
-        """Its task."""
+        """The task of the metrics."""
         return "ranked"
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -134,7 +134,7 @@ class Binary(Comparison):
 
     @property
     def task(self) -> str:
-        """Its task."""
+        """The task of the metrics."""
         return "binary"
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +163,7 @@ class Sequences(Comparison):
 
     @property
     def task(self) -> str:
-        """Its task."""
+        """The task of the metrics."""
         return "sequences"
 
     def decoded(self, prediction: np.ndarray) -> list[np.ndarray]:

@@ -25,7 +25,7 @@ MANY = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know before a model is trained; `kind` is one of those above."""
+    """A finding about a model before training; `kind` is one of those above."""
 
     kind: str
     text: str

@@ -48,7 +48,7 @@ class Metric:
     in_step: Mapping[str, InStep] = field(default_factory=dict)
 
     def of(self, task: str, scores: Any, labels: Any) -> float:
-        """Its value for all scores and labels at once."""
+        """The value of the metric for all scores and labels at once."""
         running = self.tasks[task]()
         running.add(scores, labels)
         return running.result()
@@ -140,7 +140,7 @@ def _ratio(name: str, right: np.ndarray, predicted: np.ndarray, actual: np.ndarr
 
 
 def _macro(name: str) -> Callable[[], Running]:
-    """Of each class that occurs, averaged."""
+    """The mean of a metric over the classes that occur."""
 
     def mean(right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> float:
         return float(np.nan_to_num(_ratio(name, right, predicted, actual)[actual > 0]).mean())
@@ -149,7 +149,7 @@ def _macro(name: str) -> Callable[[], Running]:
 
 
 def _of_ones(name: str) -> Callable[[], Running]:
-    """Of the class 1 alone."""
+    """The metric of class 1 alone."""
     return lambda: Tally(lambda *table: float(_ratio(name, *table)[1]))
 
 

@@ -149,7 +149,7 @@ class Update:
             self._bind(held[k], out, average=k < len(xs))
 
     def _formula(self, settings: Settings, rate: Var, x: Var, g: Var) -> None:
-        """One tensor by the formula."""
+        """Update one tensor by the formula."""
         b, dtype = self.b, x.dtype or FLOAT
         o = Formula(b, settings, rate, lambda: self.state.count()[1], dtype, self._keep)
         states = self._states(settings, x, dtype)

@@ -1,4 +1,4 @@
-"""Many steps between two exchanges: ranks train on their own, and move on together by the mean of their ways (DiLoCo).
+"""Local steps between exchanges: ranks train separately, and then move by the mean of their displacements (DiLoCo).
 
 Douillard et al. 2023, arXiv 2311.08105: each rank takes some steps of its own optimizer on its rows. The negative mean
 displacement of all ranks' weights is the gradient of an outer step, gradient descent with Nesterov's momentum from the

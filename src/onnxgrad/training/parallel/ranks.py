@@ -191,7 +191,7 @@ class SingleRank(Ranks):
         super().__init__(Alone())
 
     def agree(self, document: Callable[[], Mapping[str, Any]]) -> None:
-        """Nothing to compare."""
+        """Do nothing: there are no other ranks."""
         self.agreed = True
 
     @contextmanager
@@ -217,11 +217,11 @@ class SingleRank(Ranks):
         yield from state.items()
 
     def check_equal(self, state: Mapping[str, np.ndarray], step: int) -> None:
-        """Nothing to compare."""
+        """Do nothing: there are no other ranks."""
 
 
 def digest(state: Mapping[str, np.ndarray]) -> str:
-    """Of names, dtypes, shapes and contents of tensors."""
+    """The digest of names, dtypes, shapes and contents of tensors."""
     found = hashlib.blake2b(digest_size=16)
     for name, array in sorted(state.items()):
         found.update(f"{name}{array.dtype}{array.shape}".encode())

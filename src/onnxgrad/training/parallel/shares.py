@@ -161,7 +161,7 @@ class Shares:
 
     @cached_property
     def ends(self) -> dict[str, list[int]]:
-        """Of each gradient and each tensor of state that is shared out: where in it, flat, a rank begins and ends."""
+        """The start and the end of the rank's flat part in each gradient and each sharded tensor of state."""
         found, start = dict[str, list[int]](), 0
         for k, unit in enumerate(self.units):
             lengths = {n: self._sizes[n] for n in unit.pieces} | {n: self._lengths[n] for n in unit.states}

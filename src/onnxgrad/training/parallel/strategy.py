@@ -229,7 +229,7 @@ class ShardedState(Replicated):
             self.load_state(self.ranks.broadcast_each({name: t.numpy() for name, t in self.machine.first.items()}))
 
     def end(self) -> None:
-        """Nothing to copy: weights that a callback replaces, it replaces on all ranks."""
+        """Do nothing: a callback that replaces weights does so on all ranks."""
 
     def announce_save(self, is_due: bool) -> None:
         """Send it with the next step: each rank writes a part of the same checkpoint."""

@@ -44,7 +44,7 @@ class _Layer:
         return (array.T if self.node.attributes.get_int("transB", 0) else array)[None]
 
     def back(self, columns: np.ndarray) -> np.ndarray:
-        """And back."""
+        """The inverse."""
         shape = [int(d) for d in self.master.shape or ()]  # type: ignore[arg-type]
         if self.node.op_type == "Conv":
             return columns.swapaxes(1, 2).reshape(shape)

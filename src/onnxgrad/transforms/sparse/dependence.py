@@ -46,7 +46,7 @@ class Operand:
         return np.arange(math.prod(self.shape)).reshape(self.shape)
 
     def constant(self) -> np.ndarray:
-        """Its elements, which must be constant."""
+        """The elements, which must be constant."""
         if self.const is None:
             raise Unknown
         return self.const
