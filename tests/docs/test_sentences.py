@@ -18,7 +18,9 @@ WORDS = r"(?:What|Whose|Whoever|Whatever|Who|Whether|Nobody|Somebody|Anybody|Tha
 BEGINS = re.compile(rf"{START}({WORDS}[^.!?\n]*[.!?]?)", flags=re.M)
 NO_ACTOR = re.compile(r"\b(?:nobody|somebody|anybody|whoever)\b", flags=re.I)
 MODULES = sorted((ROOT / "src").rglob("*.py"))
-DOCSTRING = re.compile(r"(?:What|Whatever|Whether|Whose|Where|Which|How|Whoever|That|Those|One that|As)\b")
+DOCSTRING = re.compile(
+    r"(?:What|Whatever|Why|Of|Its|Nothing|Whether|Whose|Where|Which|How|Whoever|That|Those|One that|As)\b"
+)
 #: Participles and particles: as the name of a function, each lacks an object.
 BARE = re.compile(
     r"_*(?:told|held|taken|settled|joined|widened|whole|alone|within|aside|together|giving|onward|behind|kept|given|made"

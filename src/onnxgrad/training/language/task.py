@@ -155,7 +155,7 @@ class Language(Text):
         return {**others, **made}
 
     def batch_size(self, asked: int, rows: Any) -> int:
-        """As many rows as `asked`, or fewer where their scores would need more than 128 MiB."""
+        """The number of rows `asked` for, or fewer if their scores would need more than 128 MiB."""
         longest = int(max(rows.lengths, default=1)) if rows.lengths is not None else 1
         return max(1, min(asked, (1 << 25) // (longest * (self.limits.vocabulary or 1))))
 
@@ -212,14 +212,14 @@ class Language(Text):
     def _encoded(
         self, documents: Sequence[Mapping[str, Any]], source: str
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-        """Of each document its tokens, those that are learned, and the tokens of the encoder."""
+        """For each document: its tokens, those that are learned, and the tokens of the encoder."""
         texts: dict[int, tuple[str, list[list[int]] | None]] = {}
         chats = [k for k, d in enumerate(documents) if "messages" in d and "input_ids" not in d]
         ahead: dict[int, str] = {}
         found: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray | None]] = {}
         for k, document in enumerate(documents):
             if "input_ids" in document:
-                found[k] = (*self._given(document, k, source), None)
+                found[k] = (*self._read_document(document, k, source), None)
             elif k in chats:
                 continue
             elif "completion" in document and self.task.name == "seq2seq":
@@ -272,7 +272,7 @@ class Language(Text):
             learned |= (starts >= begin) & (starts < stop)
         return ids, np.where(learned, ids, IGNORED)
 
-    def _given(self, document: Mapping[str, Any], number: int, source: str) -> tuple[np.ndarray, np.ndarray]:
+    def _read_document(self, document: Mapping[str, Any], number: int, source: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a document of tokens, and those that are learned."""
         tokens = np.asarray(document["input_ids"])
         labels = np.asarray(document.get("labels", tokens))
@@ -318,7 +318,7 @@ class Language(Text):
             packed[-1].append(row)
             size += len(row.tokens)
         self.notes.append(f"{len(rows)} documents are packed into {len(packed)} rows")
-        return [_joined(part) for part in packed]
+        return [_join_rows(part) for part in packed]
 
     def _decoder(self, rows: list[Row], fields: Sequence[Field], field: Field, pad: int) -> dict[str, Column]:
         """Inputs of a decoder: its labels, shifted by one behind the token that begins them."""
@@ -344,7 +344,7 @@ def _plain(rows: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarra
     return [np.ones(len(row), np.int64) for row in rows], [np.arange(len(row)) for row in rows]
 
 
-def _joined(rows: Sequence[Row]) -> Row:
+def _join_rows(rows: Sequence[Row]) -> Row:
     begins = np.cumsum([0, *(len(row.tokens) for row in rows[:-1])])
     tokens, labels = (np.concatenate([getattr(row, name) for row in rows]) for name in ("tokens", "labels"))
     return Row(tokens, labels, rows[0].document, tuple(int(b) for b in begins))
