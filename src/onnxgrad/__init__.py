@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from onnxgrad.transforms.taylor.jets import jet
     from onnxgrad.transforms.taylor.laplacians import laplacian
     from onnxgrad.transforms.vmap import vmap
+    from onnxgrad.transplants.transplant import transplant
 
 __version__ = "0.1.0"
 
@@ -119,6 +120,7 @@ __all__ = [
     "split_vjp",
     "straight_through",
     "train",
+    "transplant",
     "transpose",
     "value_and_grad",
     "vjp",
@@ -147,6 +149,7 @@ _LATER = {
             *("split_vjp", "transpose", "vmap"),
         ),
         "transforms.attribution": ("grad_cam", "integrated_gradients", "smooth_grad"),
+        "transplants.transplant": ("transplant",),
         "transforms.first_order": ("grad", "jvp", "value_and_grad", "vjp"),
     }.items()
     for name in names

@@ -29,6 +29,8 @@ COMMANDS = {
     "train": "Train MODEL with a loss and an optimizer, or as the training information that it carries says.",
     "consolidate": "Turn a checkpoint in parts, as `train --shard-optimizer` writes it, into an ordinary one.",
     "quantize": "Quantize MODEL as ONNX Runtime does, and train the quantized model if asked to.",
+    "transplant": "Put the weights of TRAINED.onnx into another export of the same network, and compare the outputs of "
+    "both.",
     "predict": "Run MODEL over data and write what it gives for each row.",
     "evaluate": "Compare what MODEL predicts with labels: metrics, and for classes a table of each.",
     "info": "Say what MODEL reads and gives, how large it is, of which operators it consists, and how it is trained.",

@@ -65,46 +65,48 @@ def new_scales(
     bounds: tuple[int, int],
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """The scales and zero points for `after`, by the rule that gave `scale` and `zero` for `before`."""
-    rules: list[Callable[[np.ndarray], np.ndarray]] = [
-        lambda w: groups.reduce(np.abs(w), np.max),
-        lambda w: _extreme(w, groups),
-    ]
-    middle = np.unique(zero)
-    is_symmetric = middle.size == 1 and (bounds[0] >= 0) == (middle[0] > 0)
-    if not is_symmetric:
-        rules = [lambda w: np.maximum(groups.reduce(w, np.max), 0) - np.minimum(groups.reduce(w, np.min), 0)]
+    middle = (bounds[0] + bounds[1] + 1) // 2
+    rules = {_span: float(bounds[1] - bounds[0])}
+    if (zero == middle).all():
+        rules = {_magnitude: float(bounds[1] - middle), _extreme: float(bounds[0] - middle), **rules}
     scale64 = scale.astype(np.float64)
-    best, ratio = rules[0], float(bounds[1] if is_symmetric else bounds[1] - bounds[0])
-    if is_symmetric and bounds[0] >= 0:
-        ratio = float(bounds[1] - middle[0])
-    if before is not None:
-        least = np.inf
-        for rule in rules:
-            extent = rule(before.astype(np.float64))
-            own = (extent != 0) & (scale64 != 0)
-            if not own.any():
-                continue
-            ratios = extent[own] / scale64[own]
-            middle_ratio = float(np.median(ratios))
-            error = float(np.mean(np.abs(ratios / middle_ratio - 1) > _SAME_RULE))
-            if error < least:
-                best, ratio, least = rule, middle_ratio, error
-    if abs(ratio - round(2 * ratio) / 2) < _SAME_RULE * abs(ratio):
-        ratio = round(2 * ratio) / 2
-    extent = best(after.astype(np.float64))
+    rule, ratio = next(iter(rules.items()))
+    least = (np.inf, np.inf)
+    for candidate in rules if before is not None else ():
+        extent = candidate(before.astype(np.float32), groups).astype(np.float64)  # type: ignore[union-attr]
+        own = (extent != 0) & (scale64 != 0)
+        ratios = extent[own] / scale64[own]
+        middle_ratio = float(np.median(ratios)) if ratios.size else 0.0
+        if not middle_ratio:  # all is zero, or of both signs
+            continue
+        usual = round(2 * middle_ratio) / 2
+        is_usual = abs(middle_ratio - usual) < 1e-4
+        error = float(np.mean(np.abs(ratios / middle_ratio - 1) > _SAME_RULE)), 0.0 if is_usual else 1.0
+        if error < least:
+            rule, ratio, least = candidate, usual if is_usual else middle_ratio, error
+    extent = rule(after.astype(np.float32), groups).astype(np.float64)
     found = np.where(extent == 0, scale64, extent / ratio).astype(scale.dtype)
+    points = zero.astype(np.float64)
+    if rule is _span:
+        low = np.minimum(groups.reduce(after.astype(np.float32), np.min), 0).astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            points = np.nan_to_num(np.rint(bounds[0] - low / found.astype(np.float64)))
+        points = np.clip(points, *bounds).reshape(zero.shape)
     if before is not None:  # groups that did not change keep what their file has
         same = groups.reduce(before == after, np.all)
         found = np.where(same, scale, found)
-    if is_symmetric:
-        return found, zero
-    low = np.minimum(groups.reduce(after.astype(np.float64), np.min), 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        points = np.nan_to_num(np.rint(bounds[0] - low / found.astype(np.float64)))
-    points = np.clip(points, *bounds).reshape(zero.shape)
-    if before is not None and same.size == zero.size:
-        points = np.where(same.reshape(zero.shape), zero.astype(np.float64), points)
-    return found, points.astype(zero.dtype) if zero.dtype.kind == "f" else points.astype(np.int64).astype(zero.dtype)
+        points = np.where(same.reshape(zero.shape) if same.size == zero.size else same.all(), zero, points)
+    return found, points.astype(zero.dtype)
+
+
+def _magnitude(w: np.ndarray, groups: Groups) -> np.ndarray:
+    """The largest magnitude of each group."""
+    return groups.reduce(np.abs(w), np.max)
+
+
+def _span(w: np.ndarray, groups: Groups) -> np.ndarray:
+    """The length of the interval of each group, 0 included."""
+    return np.maximum(groups.reduce(w, np.max), 0) - np.minimum(groups.reduce(w, np.min), 0)
 
 
 def _extreme(w: np.ndarray, groups: Groups) -> np.ndarray:
@@ -133,6 +135,11 @@ class Linear:
     def shape(self) -> tuple[int, ...]:
         """The shape of the floats."""
         return _shape(self.numbers)
+
+    @property
+    def is_uniform(self) -> bool:
+        """True if there is one scale for all numbers."""
+        return int(np.prod(_shape(self.scale))) == 1
 
     @property
     def bits(self) -> int:
@@ -216,6 +223,7 @@ class Blocks:
     def store(self, after: np.ndarray, before: np.ndarray | None) -> Tensors:
         """The tensors that store `after`; `before` are the floats that the present ones were made from."""
         old, s, z = self._read()
+        columns = np.arange(old.shape[1]) < self.columns
         groups = Groups(self.shape, 1, self.block, s.shape)
         bounds = (0, 2**self.bits - 1)
         s, z = new_scales(groups, before, after, s, z, bounds)
@@ -224,6 +232,7 @@ class Blocks:
         with np.errstate(divide="ignore", invalid="ignore"):
             q = np.nan_to_num(parts / s[..., None].astype(np.float32)) + z[..., None].astype(np.float32)
         q = np.clip(np.rint(q), *bounds).astype(np.uint8).reshape(self.rows, -1)
+        q = np.where(columns, q, old)
         if before is not None:
             kept = np.repeat(groups.reduce(before == after, np.all), self.block, axis=1)
             q = np.where(kept, old, q)
@@ -233,9 +242,9 @@ class Blocks:
         if self.point is not None:
             given = array_of(self.point)
             if given.dtype == np.uint8:
-                room = np.zeros((self.rows, given.reshape(self.rows, -1).shape[1] * 8 // self.bits), np.uint8)
-                room[:, : self._blocks] = z
-                z = pack(room, self.bits)
+                points = unpack(given.reshape(self.rows, -1), self.bits).copy()
+                points[:, : self._blocks] = z
+                z = pack(points, self.bits)
             found[self.point] = _like(z, self.point)
         return found
 
@@ -277,7 +286,9 @@ def scheme_of(node: ir.Node) -> Scheme | None:
     inputs = (*node.inputs, *(None,) * 9)
     if node.op_type == "DequantizeLinear" and domain in ("", _CONTRIB):
         axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
-        found = _linear(inputs[0], inputs[1], inputs[2], axis, block)
+        found = _linear(_moved(inputs[0]), inputs[1], inputs[2], axis, block)
+        if found is not None and found.numbers is not inputs[0] and not found.is_uniform:
+            found = None  # the axis of the scales is that of the result
     elif node.op_type in ("MatMulInteger", "ConvInteger") and domain == "":
         scale = _scale_behind(node)
         found = _linear(inputs[1], scale, inputs[3], 0 if node.op_type == "ConvInteger" else -1)
@@ -299,6 +310,16 @@ def scheme_of(node: ir.Node) -> Scheme | None:
             assert inputs[2] is not None
             found = Blocks(inputs[1], inputs[2], inputs[3], rows, columns, size, bits)
     return found
+
+
+def _moved(value: ir.Value | None) -> ir.Value | None:
+    """The integers that `value` selects or rearranges: an embedding is dequantized after the lookup."""
+    while value is not None and tensor_of(value) is None:
+        node = value.producer()
+        if not is_op(node, ("Gather", "Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze")):
+            return None
+        value = node.inputs[0]
+    return value
 
 
 def _linear(
@@ -347,7 +368,7 @@ def _dtype(value: ir.Value) -> ir.DataType:
 
 
 def _tensor(array: np.ndarray, dtype: ir.DataType) -> ir.TensorProtocol:
-    return ir.Tensor(np.ascontiguousarray(array), dtype=dtype)
+    return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
 
 
 def _like(array: np.ndarray, value: ir.Value) -> ir.TensorProtocol:

@@ -1,0 +1,63 @@
+"""``onnxgrad transplant``: the weights of one file put into another export of the same network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxgrad.cli.console import console
+from onnxgrad.cli.path_clashes import OUTPUT, check_paths
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import files_of, load_model
+from onnxgrad.training.adapters.folder import files_in
+from onnxgrad.transplants.transplant import read_probes
+from onnxgrad.transplants.transplant import transplant as put
+
+_SHOWN = 3
+
+
+def transplant(
+    source: Annotated[
+        Path, typer.Argument(help="The trained model, or the folder of an adapter.", metavar="TRAINED.onnx")
+    ],
+    into: Annotated[
+        Path | None, typer.Option("--into", help="Another export of the same network, whose weights are replaced.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the result of --into.")] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", help="TRAINED.onnx before training: weights are found by their content in there."),
+    ] = None,
+    probes: Annotated[
+        Path | None,
+        typer.Option("--probes", help="An .npz file with inputs on which outputs are compared. Default: random ones."),
+    ] = None,
+) -> None:
+    """Put the weights of TRAINED.onnx into another export of the same network, and compare the outputs of both.
+
+    Weights may be transposed, fused, split, shared, folded, cast or quantized there. Nothing is written if a trained
+    weight has no place, or if the outputs differ by more than rounding.
+    """
+    if into is None or output is None:
+        raise BadInput("say which file gets the weights: --into FILE.onnx -o RESULT.onnx")
+    models = {"TRAINED": source, "--into": into, "--base": base}
+    read = {
+        flag: files_in(path) if path.is_dir() else files_of(load_model(path), path)
+        for flag, path in models.items()
+        if path is not None
+    }
+    check_paths({**read, "--probes": probes}, {OUTPUT: output})
+    made = put(source, into, base=base, output=output, probes=None if probes is None else read_probes(probes))
+    out = console()
+    scheme = "" if made.scheme is None else f"; those of base and --into by {made.scheme:.2g}"
+    for what, text in (
+        ("transplanted", f"{len(made.changed)} weights; {len(made.kept)} were not changed by training"),
+        (
+            "outputs",
+            f"differ from the source by {made.difference:.2g} of their spread, before by {made.before:.2g}{scheme}",
+        ),
+        ("written", ", ".join(map(str, made.files))),
+    ):
+        out.print(f"{what:<14} {text}", markup=False, highlight=False, soft_wrap=True)

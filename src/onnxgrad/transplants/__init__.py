@@ -1,0 +1,1 @@
+"""Weights of one file put into another export of the same network."""

@@ -1,0 +1,147 @@
+"""Tell weights of equal content apart: by names, by the layer that a bias belongs to, and by their order in the graph.
+
+An exporter may also have stored equal weights once. After training they differ, and each reader gets its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.match import is_op
+from onnxgrad.transplants.match import Form, Origin, Whole
+from onnxgrad.transplants.schemes import tensor_of
+from onnxgrad.transplants.weights import Weight
+
+_SUFFIX = re.compile(r"(_quantized|_DQ_Q[48]|_Q[48]|_q[48]|_transposed?|_fp16|_bf16)+$")
+_SUMS = ("Add", "Sum")
+_PASSING = ("Cast", "Reshape", "Transpose", "Mul", "Identity", "Squeeze", "Unsqueeze", "Split")
+
+
+def score(labels: Sequence[str], others: Sequence[str]) -> float:
+    """The share of the words of one of `labels` that one of `others` has in the same order."""
+    best = 0.0
+    for label in labels:
+        words = _words(label)
+        for other in others:
+            best = max(best, _common(words, _words(other)) / max(len(words), 1))
+    return best
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[A-Za-z]+|\d+", _SUFFIX.sub("", text))
+
+
+def _common(a: list[str], b: list[str]) -> int:
+    """The length of the longest common subsequence."""
+    row = [0] * (len(b) + 1)
+    for x in a:
+        before = 0
+        for j, y in enumerate(b, 1):
+            before, row[j] = row[j], before + 1 if x == y else max(row[j], row[j - 1])
+    return row[-1]
+
+
+def is_same_name(weight: Weight, origin: Origin) -> bool:
+    """True if both tensors have one name, apart from what quantizers append."""
+    return _SUFFIX.sub("", weight.name) == origin.name
+
+
+def choose(weight: Weight, forms: Sequence[Whole]) -> Whole | None:
+    """The one of several `forms` of equal content that names decide for; None if they do not."""
+    named = [f for f in forms if is_same_name(weight, f.origin)]
+    if named:
+        return named[0]
+    if _all_equal(weight, forms):
+        return forms[0]
+    scores = [score([f.origin.name], weight.labels) for f in forms]
+    best = max(scores)
+    first = [f for f, s in zip(forms, scores) if s == best]
+    return first[0] if best >= 0.5 and len({f.origin for f in first}) == 1 else None
+
+
+def by_role(weight: Weight, forms: Sequence[Whole]) -> list[tuple[list[int], Form]]:
+    """The uses of `weight` with the one form whose origin is read as they are: by a lookup, or by a product.
+
+    Nothing if that leaves a choice: of an embedding and an output layer that were equal, it does not.
+    """
+    found: dict[Origin, tuple[list[int], Form]] = {}
+    for i, use in enumerate(weight.uses):
+        role = _is_lookup(*use)
+        fits = {f.origin: f for f in forms if any(_is_lookup(*u) == role for u in f.origin.uses)}
+        if len(fits) != 1:
+            return []
+        ((origin, form),) = fits.items()
+        found.setdefault(origin, ([], form))[0].append(i)
+    return list(found.values())
+
+
+def _is_lookup(node: ir.Node, at: int) -> bool:
+    """True if the node, or the first one behind others that only pass a weight on, selects rows."""
+    while node.op_type in ("Transpose", "Identity", "Cast", "DequantizeLinear") and at == 0:
+        uses = list(node.outputs[0].uses())
+        if not uses:
+            break
+        node, at = uses[0].node, uses[0].idx
+    return "Gather" in node.op_type or node.op_type == "EmbedLayerNormalization"
+
+
+def _all_equal(weight: Weight, forms: Sequence[Whole]) -> bool:
+    first = forms[0].build(weight.shape, True)
+    return all(np.array_equal(first, f.build(weight.shape, True)) for f in forms[1:])
+
+
+def by_order(groups: Sequence[tuple[Weight, Sequence[Whole]]]) -> dict[int, list[tuple[list[int], Form]]]:
+    """Pair uses of weights with uses of origins, in the order of the graphs.
+
+    Args:
+        groups: weights that have the same forms of equal content, in their order.
+
+    Returns:
+        For each weight, by its place in `groups`, the uses that read each form; nothing if the numbers do not agree.
+    """
+    forms = list({f.origin: f for f in groups[0][1]}.values())
+    uses = [(i, j) for i, (weight, _) in enumerate(groups) for j in range(len(weight.uses))]
+    if len(uses) == len(forms):
+        pairs = list(zip(uses, forms))
+    else:
+        each = [f for f in forms for _ in f.origin.uses]
+        if len(each) != len(uses):
+            return {}
+        pairs = list(zip(uses, each))
+    found: dict[int, dict[Origin, tuple[list[int], Form]]] = {}
+    for (i, j), form in pairs:
+        found.setdefault(i, {}).setdefault(form.origin, ([], form))[0].append(j)
+    return {i: list(of_weight.values()) for i, of_weight in found.items()}
+
+
+def layer_of(uses: Sequence[tuple[ir.Node, int]]) -> ir.Value | None:
+    """The weight of the layer whose result a bias with these `uses` is added to; None if it is no bias."""
+    for node, at in uses:
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm", "FusedConv", "FusedGemm") and at == 2:
+            return _stored(node.inputs[1])
+        if is_op(node, _SUMS):
+            for value in node.inputs:
+                maker = None if value is None else value.producer()
+                while maker is not None and is_op(maker, _PASSING) and maker.inputs[0] is not None:
+                    maker = maker.inputs[0].producer()
+                if maker is not None and ("MatMul" in maker.op_type or maker.op_type == "Gemm"):
+                    found = [w for v in maker.inputs[1:] if (w := _stored(v)) is not None]
+                    if found:
+                        return found[0]
+        elif node.domain == "com.microsoft" and node.op_type in ("Attention", "QAttention", "DynamicQuantizeMatMul"):
+            return _stored(node.inputs[1])
+    return None
+
+
+def _stored(value: ir.Value | None) -> ir.Value | None:
+    """The stored tensor behind `value`, through nodes that only rename, transpose or dequantize."""
+    while value is not None and tensor_of(value) is None:
+        node = value.producer()
+        if node is None or node.op_type not in ("Transpose", "Identity", "Cast", "DequantizeLinear", "Reshape"):
+            return None
+        value = node.inputs[0]
+    return value

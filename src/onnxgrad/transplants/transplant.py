@@ -1,0 +1,252 @@
+"""``onnxgrad.transplant``: trained weights put into another export of the same network, and verified there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.files import flush, open_ordinary, scratch
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.graph import add_initializer
+from onnxgrad.model_io import AnyModel, load_model, save_model
+from onnxgrad.model_io.read import read_proto
+from onnxgrad.model_io.save import to_proto
+from onnxgrad.training.adapters.folder import TENSORS_FILE, load_adapter
+from onnxgrad.transplants.match import distance
+from onnxgrad.transplants.plan import Assignment, Plan, make_plan, origins_of
+from onnxgrad.transplants.schemes import Tensors
+from onnxgrad.transplants.verify import Runner, differences
+from onnxgrad.transplants.weights import Weight, weights_of
+
+#: The largest difference of outputs that rounding explains, by bits of a stored weight.
+_ROUNDING = {64: 1e-3, 32: 1e-3, 16: 5e-2, 8: 0.15, 4: 0.5, 2: 0.9}
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class Transplanted:
+    """The report of a transplant.
+
+    Attributes:
+        files: that were written.
+        changed: weights of the target that were replaced.
+        kept: weights of the target that training had not changed.
+        difference: of the outputs, relative to their spread, between source and result.
+        before: the same between source and target, before the transplant.
+        scheme: the same between base and target: the error of the form of the target; None without a base.
+    """
+
+    files: list[Path]
+    changed: list[str]
+    kept: list[str]
+    difference: float
+    before: float
+    scheme: float | None
+
+
+def transplant(
+    source: AnyModel,
+    target: AnyModel,
+    *,
+    base: AnyModel | None = None,
+    output: str | os.PathLike,
+    probes: Mapping[str, np.ndarray] | None = None,
+) -> Transplanted:
+    """Put the weights of `source` into `target`, another export of the same network, and verify the result.
+
+    Weights are found by their content before training, by shapes, names of modules and their place in the graph. They
+    may be transposed, fused, split, shared, folded or cast in the target; integers are quantized anew by its scheme.
+
+    Args:
+        source: a trained model, or the folder of an adapter (then `base` is needed).
+        target: the model whose weights are replaced; it is not changed.
+        base: `source` before training. Without it, weights are matched by names and similarity.
+        output: where the result is written.
+        probes: inputs on which both are compared. Default: random ones.
+
+    Returns:
+        What was replaced, and how far outputs differ.
+
+    Raises:
+        BadInput: weights that training changed have no place in `target`, or the outputs differ by more than the
+            rounding of the target explains. Nothing is written then.
+    """
+    place = Path(output)
+    before = None if base is None else _read(base)
+    trained = _source(source, base)
+    into = _read(target)
+    plan = plan_for(before, trained, into)
+    schemes = weights_of(into)
+    untouched = Runner(into, _file(target))
+    of_source = Runner(trained, _file(source))
+    scheme = None
+    if before is not None:
+        scheme, probes = differences(Runner(before, _file(base)), untouched, probes)
+        _check_base(scheme, _floor(schemes))
+    stale, probes = differences(of_source, untouched, probes)
+    written = [a for a in plan.assignments if _is_written(a, before is not None)]
+    _write_weights(into, written, before is not None)
+    try:
+        place.parent.resolve(strict=True)
+        with scratch(place) as folder:
+            made = save_model(into, folder / place.name)
+            found, _ = differences(of_source, Runner(into, made[0]), probes)
+            _check_result(found, stale, scheme, _floor(schemes))
+            for file in reversed(made):
+                flush(file)
+                os.replace(file, place.parent / file.name)
+    except OSError as e:
+        raise BadInput(f"cannot write {place}: {e.strerror or e}") from e
+    changed = [a.weight.name for a in written]
+    kept = [a.weight.name for a in plan.assignments if a not in written]
+    return Transplanted([place.parent / f.name for f in made], changed, kept, found, stale, scheme)
+
+
+def read_probes(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file. Raises BadInput if it is none."""
+    try:
+        with open_ordinary(path) as file, np.load(file) as held:
+            return dict(held)
+    except FileNotFoundError as error:
+        raise BadInput(f"there is no file {path}") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"{path} is no .npz file: {error}") from error
+
+
+def plan_for(base: ir.Model | None, source: ir.Model, target: ir.Model) -> Plan:
+    """The plan of a transplant. Raises BadInput for weights that cannot be matched."""
+    origins, extra = origins_of(base or source, source if base is not None else None)
+    plan = make_plan(origins, weights_of(target), has_base=base is not None)
+    if extra:
+        raise BadInput(
+            f"the trained model has weights that its base has not: {_listed(extra)}\n"
+            "  hint: --base is the file that was trained; a new head needs an export with that head"
+        )
+    if plan.ambiguous:
+        raise BadInput(
+            f"weights of the target could be any of several of equal content: {_listed(plan.ambiguous)}\n"
+            "  hint: export the target with the names of modules, from the checkpoint that was trained"
+        )
+    if plan.missing:
+        raise BadInput(
+            f"{len(plan.missing)} weights of the source have no place in the target: {_listed(plan.missing)}\n"
+            "  hint: the target must be an export of the same network with the weights before training (--base)"
+        )
+    if not any(a.is_changed for a in plan.assignments) and base is not None:
+        raise BadInput("training has changed no weight: source and base are equal\n  hint: --base is the file before")
+    return plan
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _read(model: AnyModel) -> ir.Model:
+    if isinstance(model, ir.Model):
+        return read_proto(to_proto(model))
+    return read_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
+
+
+def _file(model: AnyModel | None) -> Path | None:
+    """The file of a model that is given by its path."""
+    is_file = isinstance(model, (str, os.PathLike)) and not Path(model).is_dir()
+    return Path(model) if is_file else None  # type: ignore[arg-type]
+
+
+def _source(source: AnyModel, base: AnyModel | None) -> ir.Model:
+    """The trained model; that of an adapter is its base with the adapter merged."""
+    if isinstance(source, (str, os.PathLike)) and Path(source).is_dir():
+        if not (Path(source) / TENSORS_FILE).exists():
+            raise BadInput(f"{os.fspath(source)} is a folder without {TENSORS_FILE}, neither a model nor an adapter")
+        if base is None:
+            raise BadInput(f"{os.fspath(source)} is an adapter\n  hint: --base is the model that it was trained beside")
+        merged = load_adapter(_read(base), source, merge=True)
+        assert isinstance(merged, ir.Model)
+        return merged
+    return _read(source)
+
+
+def _floor(weights: Sequence[Weight]) -> float:
+    """The difference of outputs that the narrowest weights explain."""
+    bits = [32]
+    for weight in weights:
+        if weight.scheme is not None:
+            bits.append(weight.scheme.bits)
+        elif weight.value.const_value is not None and weight.value.const_value.dtype in FLOATS:
+            bits.append(weight.value.const_value.dtype.bitwidth)
+    return _ROUNDING[min(bits)]
+
+
+def _check_base(scheme: float, floor: float) -> None:
+    if not scheme <= 2 * floor:
+        raise BadInput(
+            f"the target does not compute what the base computes: their outputs differ by {scheme:.0%}\n"
+            "  hint: --into must be an export of the network with the weights of --base"
+        )
+
+
+def _check_result(found: float, stale: float, scheme: float | None, floor: float) -> None:
+    allowed = floor if scheme is None else min(floor, 2 * scheme) + 1e-4 + floor / 10
+    if not found <= allowed or (scheme is None and found > stale + floor / 10):
+        raise BadInput(
+            f"the outputs with the transplanted weights differ by {found:.2g} of their spread, where {allowed:.2g} is "
+            "explained by rounding; nothing was written\n"
+            "  hint: are both files exports of the same network?"
+        )
+
+
+def _is_written(assignment: Assignment, has_base: bool) -> bool:
+    """True if training has changed the weight; without a base, if the target has another."""
+    if has_base:
+        return assignment.is_changed
+    weight = assignment.weight
+    held = weight.floats()
+    tolerance = 0.0 if weight.scheme is None else weight.tolerance(held)
+    return distance(held, assignment.form.build(weight.shape, True).astype(held.dtype)) > tolerance
+
+
+def _write_weights(model: ir.Model, assignments: Sequence[Assignment], has_base: bool) -> None:
+    """Store the trained weights in `model`, in place."""
+    for assignment in assignments:
+        weight = assignment.weight
+        after = assignment.form.build(weight.shape, True)
+        if assignment.uses is not None and weight.scheme is None:
+            _give_own(model.graph, assignment, after)
+            continue
+        _set(weight.store(after, assignment.form.build(weight.shape, False) if has_base else None))
+
+
+def _give_own(graph: ir.Graph, assignment: Assignment, after: np.ndarray) -> None:
+    """Store a weight that was shared by equal ones for some of its readers."""
+    weight = assignment.weight
+    (tensor,) = weight.store(after, None).values()
+    name, count = weight.name, 1
+    while (own := f"{name}_{count}") in graph.initializers:
+        count += 1
+    tensor.name = own
+    value = add_initializer(graph, tensor)
+    for at in assignment.uses or ():
+        node, index = weight.uses[at]
+        node.replace_input_with(index, value)
+
+
+def _set(tensors: Tensors) -> None:
+    """Put `tensors` in the places of initializers and Constants."""
+    for value, tensor in tensors.items():
+        if value.is_initializer():
+            tensor.name = value.name
+            value.const_value = tensor
+        else:
+            node = value.producer()
+            assert node is not None
+            for key in list(node.attributes):
+                del node.attributes[key]
+            node.attributes.add(ir.AttrTensor("value", tensor))
