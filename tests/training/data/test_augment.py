@@ -27,7 +27,7 @@ def test_draws_are_those_of_splitmix64():
     from onnxgrad.training.data.augment import _mix_bits
 
     with np.errstate(over="ignore"):
-        assert int(_mixed(state)) == first
+        assert int(_mix_bits(state)) == first
     u = uniform([1, 2], np.arange(5000), 4)
     assert 0 <= u.min() < 0.001 < 0.999 < u.max() < 1
     np.testing.assert_allclose(u.mean(0), 0.5, atol=0.02)
