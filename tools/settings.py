@@ -11,6 +11,7 @@ from pathlib import Path
 from onnxgrad.settings import RecipeField, settings_of
 from onnxgrad.training.build.recipe import ALGORITHM
 from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.language.generation_recipe import GenerationRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.recipe import FIT, TRAINER
 from onnxgrad.training.optim.optimizers import setting_names
@@ -33,6 +34,9 @@ _DATA = """from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from onnxgrad.training.data import Images
+"""
+_LANGUAGE = """from collections.abc import Sequence
+from typing import TypedDict
 """
 _LOOP = """from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,12 +78,14 @@ def files() -> dict[Path, str]:
     preparation = _types(PreparationRecipe)
     data = _FIRST + _DATA + _typed("PreparationKeywords", "TypedDict", preparation, "the preparation of data")
     data += _typed("MeasuringKeywords", "PreparationKeywords", _types(TaskRecipe), "`evaluate` and `predict`")
+    language = _FIRST + _LANGUAGE + _typed("GenerationKeywords", "TypedDict", _types(GenerationRecipe), "`generate`")
     run = {name: kind for name, kind in _types(*FIT).items() if name not in preparation}
     loop += _typed("FitKeywords", "PreparationKeywords", run, "`Trainer.fit`")
     loop += _typed("TrainKeywords", "StepKeywords, FitKeywords", {}, "`train`")
     return {
         TRAINING / "build" / "keywords.py": build,
         TRAINING / "data" / "keywords.py": data,
+        TRAINING / "language" / "keywords.py": language,
         TRAINING / "loop" / "keywords.py": loop,
         ROOT / "docs" / "settings.md": _page(),
     }
@@ -95,7 +101,7 @@ and follow the name of the optimizer in the command: `--optimizer adamw:betas=0.
 
 This page is made of the recipes in the code by `python -m tools.settings`.
 """
-    for recipe in (*TRAINER, *FIT, Scheme):
+    for recipe in (*TRAINER, *FIT, Scheme, GenerationRecipe):
         text += f"\n## {recipe.__doc__.strip().splitlines()[0].removesuffix('.')}\n\n"
         text += "| setting | flags | default | meaning |\n|---|---|---|---|\n"
         for s in settings_of(recipe).values():

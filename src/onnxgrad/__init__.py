@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         compile_step,
         evaluate,
         export_step,
+        generate,
         load_adapter,
         predict,
         quantize,
@@ -96,6 +97,7 @@ __all__ = [
     "evaluate",
     "export_step",
     "gauss_newton_vp",
+    "generate",
     "grad",
     "grad_cam",
     "hessian",
@@ -141,7 +143,8 @@ _LATER = {
         "runtime": ("Options", "Session", "StepRunner"),
         "training": (
             *("Group", "LoRA", "Loss", "Optimizer", "Schedule", "VeRA", "load_adapter"),
-            *("Trainer", "attach", "compile_step", "evaluate", "export_step", "predict", "quantize", "train"),
+            *("Trainer", "attach", "compile_step", "evaluate", "export_step", "generate", "predict"),
+            *("quantize", "train"),
         ),
         "transforms": (
             *("Split", "gauss_newton_vp", "hessian", "hvp", "jacobian", "jet", "laplacian"),

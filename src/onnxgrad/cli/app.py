@@ -32,6 +32,7 @@ COMMANDS = {
     "transplant": "Put the weights of TRAINED.onnx into another export of the same network, and compare the outputs of "
     "both.",
     "predict": "Run MODEL over data and write what it gives for each row.",
+    "generate": "Continue prompts by MODEL, a language model with or without a cache.",
     "evaluate": "Compare what MODEL predicts with labels: metrics, and for classes a table of each.",
     "info": "Say what MODEL reads and gives, how large it is, of which operators it consists, and how it is trained.",
     "passes": "List the optimizations of the graph that a session of MODEL runs, and why others do not apply.",

@@ -19,7 +19,7 @@ from onnxgrad.training.loop.trackers import MLflow, TensorBoard
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.config import Loss
-from onnxgrad.training.measure import evaluate, predict
+from onnxgrad.training.measure import evaluate, generate, predict
 from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_functions
 from onnxgrad.training.optim.config import Group, Optimizer
 from onnxgrad.training.optim.schedules import Schedule
@@ -67,6 +67,7 @@ __all__ = [
     "consolidate",
     "evaluate",
     "export_step",
+    "generate",
     "initialize",
     "load_adapter",
     "load_npz",

@@ -53,8 +53,8 @@ try:
         return compiled.render(messages=messages, tools=tools, documents=None, add_generation_prompt=prompt, **special)
 
     found = []
-    for number, (messages, tools, first) in enumerate(rows):
-        whole, spans = render(messages, tools), []
+    for number, (messages, tools, first, prompt) in enumerate(rows):
+        whole, spans = render(messages, tools, prompt), []
         for at, message in enumerate(messages):
             if message["role"] != "assistant" or at < first:
                 continue
@@ -130,6 +130,8 @@ class Manners:
     def render(self, documents: Sequence[Mapping[str, Any]], where: str) -> list[tuple[str, list[list[int]]]]:
         """The text of each conversation, and the characters [begin, end) of the turns that are learned.
 
+        The text of a document with ``is_prompt`` ends where the assistant's answer begins.
+
         Raises:
             BadInput: there is no template, or it fails, or jinja2 is missing.
         """
@@ -138,7 +140,7 @@ class Manners:
                 f"{where} has conversations, and no chat template says how they are written\n"
                 "  hint: put tokenizer_config.json (or chat_template.jinja) beside the tokenizer.json"
             )
-        rows = [[d["messages"], d.get("tools"), d.get("learned_from", 0)] for d in documents]
+        rows = [[d["messages"], d.get("tools"), d.get("learned_from", 0), d.get("is_prompt", False)] for d in documents]
         try:
             given = json.dumps([self.template, dict(self.special), rows]).encode()
         except (TypeError, ValueError, RecursionError) as error:

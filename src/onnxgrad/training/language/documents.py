@@ -32,6 +32,8 @@ from onnxgrad.training.data.sources import source_name
 DOCUMENTS = "documents"
 #: Fields that make a document; others of a row feed the inputs of their names.
 FIELDS = ("text", "messages", "tools", "prompt", "completion", "source", "target", "input_ids", "labels")
+#: Separators of the documents of a text.
+_BREAKS = {"paragraphs": r"\n[ \t]*\n\s*", "lines": r"\n"}
 #: Bytes of a file of text.
 LARGEST = 1 << 32
 
@@ -59,23 +61,32 @@ def open_documents(source: Any, split: str, inputs: Mapping[str, str] | None = N
     """
     if isinstance(source, Columns):
         return source
-    named, others = next(iter((inputs or {}).values()), None), {}
-    suffix = Path(source).suffix.lower() if isinstance(source, (str, os.PathLike)) else ""
-    if suffix in (".txt", ".text", ".md"):
-        rows: Sequence[Any] = _texts(Path(source), split)
-    elif suffix in (".jsonl", ".ndjson"):
-        rows = _lines(Path(source))
-    elif not suffix and _is_sequence(source):
-        rows = [source[i] for i in range(len(source))]
-        if rows and isinstance(rows[0], Mapping) and (rest := rows[0].keys() - {*FIELDS, named}):
-            others = {name: column for name, column in open_data(rows).items() if name in rest}
-    else:
-        rows, others = _columns(source, named)
+    named = next(iter((inputs or {}).values()), None)
+    rows, others = read_rows(source, split, named)
     where = source_name(source)
     documents = [_document(row, k, named, where) for k, row in enumerate(rows)]
     if not documents:
         raise BadInput(f"{where} has no documents")
     return Columns({DOCUMENTS: Documents(documents), **others}, where)
+
+
+def read_rows(source: Any, split: str, named: str | None = None) -> tuple[Sequence[Any], dict[str, Column]]:
+    """Rows of `source`, texts or mappings of fields, and its columns for other inputs of a model.
+
+    Args:
+        source, split: see `open_documents`.
+        named: the column of the text.
+    """
+    suffix = Path(source).suffix.lower() if isinstance(source, (str, os.PathLike)) else ""
+    if suffix in (".txt", ".text", ".md"):
+        return _texts(Path(source), split), {}
+    if suffix in (".jsonl", ".ndjson"):
+        return _lines(Path(source)), {}
+    if suffix or not _is_sequence(source):
+        return _columns(source, named)
+    rows = [source[i] for i in range(len(source))]
+    rest = rows[0].keys() - {*FIELDS, named} if rows and isinstance(rows[0], Mapping) else set()
+    return rows, {name: column for name, column in open_data(rows).items() if name in rest} if rest else {}
 
 
 def _is_sequence(source: Any) -> bool:
@@ -97,7 +108,7 @@ def _read(path: Path) -> str:
 
 def _texts(path: Path, split: str) -> list[str]:
     text = _read(path).replace("\r\n", "\n")
-    parts = [text] if split == "file" else re.split(r"\n[ \t]*\n\s*", text)
+    parts = [text] if split == "file" else re.split(_BREAKS[split], text)
     return [part for p in parts if (part := p.strip("\n")).strip()]
 
 

@@ -1,0 +1,52 @@
+"""``onnxgrad generate``: completions of prompts by a language model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onnxgrad.cli import data_options, panels
+from onnxgrad.cli.console import console
+from onnxgrad.cli.flags import read_flags, takes_flags
+from onnxgrad.errors import BadInput, json_text, printable
+from onnxgrad.model_io import load_model
+from onnxgrad.runtime import Options
+from onnxgrad.training.language.generation_recipe import GenerationRecipe
+from onnxgrad.training.language.prompts import open_prompts
+from onnxgrad.training.measure import generate as generated
+
+
+@takes_flags(GenerationRecipe)
+def generate(
+    model: Annotated[Path, typer.Argument(help="The ONNX model, a decoder.", metavar="MODEL.onnx")],
+    prompt: Annotated[list[str] | None, panels.data("--prompt", help="The text to continue. Repeatable.")] = None,
+    prompts: Annotated[
+        Path | None,
+        panels.data(
+            help="File of prompts: lines of .txt, or rows of a .jsonl file or a table with prompt, text or messages."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        panels.data(help="tokenizer.json of the model. Default: the one that the model was trained with."),
+    ] = None,
+    threads: data_options.Threads = None,
+    as_lines: Annotated[bool, panels.output("--json", help="Print a line of JSON for each prompt.")] = False,
+    **flags: Any,
+) -> None:
+    """Continue prompts by MODEL, a language model with or without a cache."""
+    texts: list[Any] = list(prompt or ())
+    if prompts is not None:
+        texts += open_prompts(prompts)
+    if not texts:
+        raise BadInput("there is no prompt\n  hint: --prompt 'Once upon a time', or --prompts FILE")
+    options = Options(threads=threads)
+    found = generated(load_model(model), texts, tokenizer=tokenizer, options=options, **read_flags(flags))
+    for completion in found:
+        if as_lines:
+            print(json_text(completion.to_json()))
+        else:
+            text = f"{completion.prompt}{completion.text}"
+            console().print(printable(text, keep="\n\t"), markup=False, highlight=False, soft_wrap=True)
