@@ -8,18 +8,26 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxgrad import BadInput, LoRA, Trainer, VeRA, load_adapter
+from onnxgrad import IA3, BadInput, LoHa, LoKr, LoRA, Trainer, VeRA, load_adapter
 from onnxgrad.training import attach, compile_step
+from onnxgrad.training.adapters import forms
 from onnxgrad.training.adapters.merge import merged
 from tests.training.adapters.models import every_kind, with_weights
 from tests.training.adapters.test_lora import DATA, FEEDS, refusal, scores, session
 
 LINEAR = ["wq", "wk", "wv", "wo", "fc", "inner", "branch", "body", "head"]
+MATRICES = [*LINEAR, "before", "spatial", "grouped"]
 FORMS = {
     "dora": LoRA(rank=2, targets="all", dora=True),
     "vera": VeRA(rank=7, targets=LINEAR),
     "pissa": LoRA(rank=2, targets=["wq", "wk[0:4]", "fc", "before", "body", "branch", "head"], init="pissa"),
     "olora": LoRA(rank=2, targets=["wv", "inner", "fc", "head"], init="olora", dora=True),
+    "loha": LoHa(rank=2, targets=MATRICES, alpha=6),
+    "lokr": LoKr(rank=1, targets=MATRICES, alpha=3),
+    "lokr of products": LoKr(rank=1, targets=MATRICES, decompose_both=True, decompose_factor=4),
+    "ia3": IA3(
+        targets=["wk", "wv", "fc", "body", "spatial", "before", "branch"], feedforward=["head", "wo", "grouped"]
+    ),
 }
 
 
@@ -56,7 +64,8 @@ def test_vera_has_no_effect_at_all_before_the_first_step(base):
 def test_what_trains(trained):
     ends = {n.rpartition(".")[2] for n, t in trained.step.state.items() if t.kind == "parameter"}
     factors = {"lora_A", "lora_B"}
-    assert ends in (factors, factors | {"lora_magnitude_vector"}, {"vera_lambda_d", "vera_lambda_b"})
+    known = (factors, factors | {"lora_magnitude_vector"}, {"vera_lambda_d", "vera_lambda_b"}, forms.TENSORS["loha"][0])
+    assert ends in (*known, {"ia3_l"}) or all(end.startswith("lokr_w") for end in ends)
     assert not any(n.startswith("vera_") for n in trained.step.state), "what all share never changes"
 
 
@@ -239,7 +248,10 @@ def test_refusals(base, folder, tmp_path):
     assert "rank 6 is larger than that of 'head', which is 6 × 5" in refusal(
         asked(LoRA(rank=6, targets=["head"], dora=True))
     )
-    assert "one d for a weight, and none for [0:4] of 'wq'" in refusal(asked(VeRA(targets=["wq[0:4]"])))
+    assert "VeRA adapts whole weights, not [0:4] of 'wq'" in refusal(asked(VeRA(targets=["wq[0:4]"])))
+    assert "LoHa adapts whole weights, not [0:4] of 'wq'" in refusal(asked(LoHa(targets=["wq[0:4]"])))
+    assert "'table' is read by Gather otherwise" in refusal(asked(LoKr(targets=["table"])))
+    assert "must be -1 or a number from 1 on" in refusal(lambda: LoKr(decompose_factor=0))
     assert "'spatial' is none" in refusal(asked(LoRA(rank=2, targets=["spatial"], init="pissa")))
     assert "'table' is none" in refusal(asked(LoRA(rank=2, targets=["table"], init="olora")))
     assert "did you mean 'pissa'" in refusal(lambda: LoRA(init="pisa"))
@@ -278,3 +290,57 @@ def test_projections_are_drawn_once_for_all(base):
     assert one.graph.initializers["vera_B"].const_value.shape == (7, 8)
     assert (a != b).mean() > 0.9
     assert np.abs(a).max() <= (6 / 8) ** 0.5
+
+
+@pytest.mark.parametrize("asked", [LoHa(rank=2, targets="all"), LoKr(rank=1, targets="all"), IA3(targets="all"),
+                                   IA3(targets="type:MatMul", feedforward="type:MatMul")])  # fmt: skip
+def test_gradients_of_further_forms_by_central_differences(asked):
+    model = with_weights(
+        """<ir_version: 10, opset_import: ["": 21]>
+        gemm (float[4, N] x) => (float[N, 4] y) {
+            h = Gemm <transA = 1, transB = 1, alpha = 0.5, beta = 3.0> (x, w, c)
+            p = MatMul (h, v)
+            q = Add (b, p)
+            y = Tanh (q)
+        }""",
+        {"w": (6, 4), "c": (1, 6), "v": (6, 4), "b": (4,)},
+    )
+    rng = np.random.default_rng(5)
+    data = {
+        "x": rng.standard_normal((4, 8)).astype(np.float32),
+        "labels": rng.standard_normal((8, 4)).astype(np.float32),
+    }
+    step = compile_step(attach(model, loss="mse", optimizer="sgd", learning_rate=1.0, adapter=asked))
+    state = {
+        n: (t.initial.numpy() + 0.5 * rng.standard_normal(t.initial.shape)).astype(np.float32)
+        for n, t in step.state.items()
+    }
+    run, names = session(step.model), [v.name for v in step.model.graph.outputs]
+    rates = {n: t.numpy() for n, t in step.rates.items()}
+    check(step, state, lambda values: dict(zip(names, run.run(None, data | values | rates))), step.state)
+    adapted = step.inference_model(state)
+    feeds = {"x": data["x"]}
+    np.testing.assert_allclose(scores(merged(adapted.clone()), feeds), scores(adapted, feeds), rtol=0, atol=1e-5)
+
+
+def test_a_bias_that_another_layer_shares_is_scaled_apart():
+    """Exporters store equal tensors once, such as biases that are all zero at first."""
+    model = with_weights(
+        """<ir_version: 10, opset_import: ["": 21]>
+        shared (float[N, 4] x) => (float[N, 4] y) {
+            p = MatMul (x, w)
+            h = Add (p, b)
+            q = MatMul (h, v)
+            y = Add (q, b)
+        }""",
+        {"w": (4, 4), "v": (4, 4), "b": (4,)},
+    )
+    rng = np.random.default_rng(0)
+    data = {n: rng.standard_normal((16, 4)).astype(np.float32) for n in ("x", "labels")}
+    found = Trainer(model, loss="mse", learning_rate=0.1, adapter=IA3(targets="all"))
+    found.fit(data, epochs=3, batch_size=8)
+    feeds = {"x": data["x"]}
+    assert np.abs(scores(found.inference_ir(), feeds) - scores(model, feeds)).max() > 0.05
+    np.testing.assert_allclose(
+        scores(found.inference_ir(), feeds), scores(found.adapted_model(), feeds), rtol=0, atol=1e-5
+    )

@@ -1,5 +1,6 @@
 """Adapters of PEFT in exported models, and adapters trained here in PEFT: the same outputs, in both directions."""
 
+import copy
 import json
 import warnings
 
@@ -10,7 +11,7 @@ import onnxruntime
 import pytest
 import safetensors.numpy
 
-from onnxgrad import BadInput, LoRA, Trainer, VeRA, load_adapter
+from onnxgrad import IA3, BadInput, LoHa, LoKr, LoRA, Trainer, VeRA, load_adapter
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from tests.zoo.architectures import stub_torchvision  # noqa: E402
@@ -18,6 +19,8 @@ from tests.zoo.architectures import stub_torchvision  # noqa: E402
 stub_torchvision()  # transformers imports it, and PEFT transformers
 peft = pytest.importorskip("peft", reason="PEFT is not installed, or not whole", exc_type=ImportError)
 from transformers.pytorch_utils import Conv1D  # noqa: E402
+
+from tests.training.adapters.test_lora import session  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -77,7 +80,17 @@ ASKED = {
     "lora": (LoRA(rank=3, targets=MODULES, train_also=["head.bias"]), MODULES, {}),
     "dora": (LoRA(rank=3, targets=MODULES, dora=True, train_also=["head.bias"]), MODULES, {"use_dora": True}),
     "vera": (VeRA(rank=16, targets=LINEAR, train_also=["head.bias"]), LINEAR, {"peft_type": "VERA"}),
-}
+    "loha": (LoHa(rank=3, alpha=6, targets=[*LINEAR, "convolution"]), [*LINEAR, "convolution"], {"peft_type": "LOHA"}),
+    "lokr": (LoKr(rank=4, targets=[*LINEAR, "convolution"]), [*LINEAR, "convolution"], {"peft_type": "LOKR"}),
+    "lokr, both": (
+        LoKr(rank=1, targets=LINEAR, decompose_both=True, decompose_factor=2), LINEAR,
+        {"decompose_both": True, "decompose_factor": 2},
+    ),
+    "ia3": (
+        IA3(targets=["block.query", "block.output"], feedforward="head", train_also=["head.bias"]), LINEAR,
+        {"peft_type": "IA3", "feedforward_modules": ["head"]},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ASKED)
@@ -94,7 +107,8 @@ def test_trained_here_it_is_the_same_in_peft(exported, tmp_path, form):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = peft.PeftModel.from_pretrained(Net().eval(), str(tmp_path / "a"))
-    model.base_model.model.head.base_layer.bias.data = torch.from_numpy(trainer.state()["head.bias"])
+    if "head.bias" in trainer.state():
+        model.base_model.model.head.base_layer.bias.data = torch.from_numpy(trainer.state()["head.bias"])
     assert np.abs(of_peft(model) - of_peft(Net().eval())).max() > 0.05
     np.testing.assert_allclose(scores(tmp_path / "merged.onnx"), of_peft(model), rtol=0, atol=1e-5)
     np.testing.assert_allclose(scores(trainer.adapted_model()), of_peft(model), rtol=0, atol=1e-5)
@@ -129,6 +143,84 @@ def test_vera_of_peft_is_the_same_here(exported, tmp_path, save):
     check_loaded(exported, model, tmp_path / "a")
 
 
+def moved(model):
+    """`model` with other values of all tensors that train."""
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.requires_grad:
+                tensor.add_(0.3 * torch.randn_like(tensor))
+    return model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        peft.LoHaConfig(r=3, alpha=5, target_modules=LINEAR, alpha_pattern={"head": 2}, rank_pattern={"query": 2}),
+        peft.LoHaConfig(r=2, target_modules=["convolution", "head"]),
+        peft.LoHaConfig(r=2, target_modules=["convolution", "head"], use_effective_conv2d=True),
+        peft.LoKrConfig(r=2, alpha=5, target_modules=LINEAR, rank_pattern={"head": 1}),
+        peft.LoKrConfig(r=2, target_modules=LINEAR, decompose_both=True, decompose_factor=6),
+        peft.LoKrConfig(r=8, target_modules=["convolution"]),
+        peft.LoKrConfig(r=1, target_modules=["convolution", "head"]),
+        peft.IA3Config(target_modules=LINEAR, feedforward_modules=["block.output"]),
+        peft.IA3Config(target_modules=LINEAR, feedforward_modules=r".*(query|head)"),
+    ],
+    ids=lambda s: f"{s.peft_type.value}",
+)
+def test_further_forms_survive_a_round_trip(exported, tmp_path, settings):
+    """Read from PEFT, and written here for PEFT, which gives the same scores."""
+    model = moved(peft.get_peft_model(Net().eval(), copy.deepcopy(settings)).eval())
+    check_loaded(exported, model, tmp_path / "a")
+    Trainer(load_adapter(exported, tmp_path / "a"), loss="cross_entropy").save_adapter(tmp_path / "b")
+    again = peft.PeftModel.from_pretrained(Net().eval(), str(tmp_path / "b")).eval()
+    np.testing.assert_allclose(of_peft(again), of_peft(model), rtol=0, atol=1e-5)
+
+
+class Pictures(torch.nn.Module):
+    """Convolutions of two dimensions, one of them with groups."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = torch.nn.Conv2d(4, 6, 3, padding=1)
+        self.grouped = torch.nn.Conv2d(6, 8, (3, 2), groups=2, bias=False)
+        self.last = torch.nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.grouped(torch.tanh(self.first(x))))).mean((-1, -2))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        lambda names: peft.LoHaConfig(r=2, target_modules=names),
+        lambda names: peft.LoHaConfig(r=2, target_modules=names, use_effective_conv2d=True),
+        lambda names: peft.LoKrConfig(r=2, target_modules=names),
+        lambda names: peft.LoKrConfig(r=1, target_modules=names, use_effective_conv2d=True, decompose_both=True),
+        lambda names: peft.IA3Config(target_modules=names, feedforward_modules=[]),
+        lambda names: peft.IA3Config(target_modules=names, feedforward_modules=["grouped", "last"]),
+    ],
+    ids=["loha", "loha, apart", "lokr", "lokr, apart", "ia3", "ia3, inputs"],
+)
+def test_further_forms_of_kernels(tmp_path, settings):
+    x = torch.randn(5, 4, 7, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        torch.onnx.export(Pictures().eval(), (x,), tmp_path / "p.onnx", input_names=["x"], dynamo=False)
+    model = moved(peft.get_peft_model(Pictures().eval(), settings(["first", "grouped", "last"])).eval())
+    with torch.no_grad():
+        expected = model(x).numpy()
+        assert np.abs(expected - Pictures().eval()(x).numpy()).max() > 0.02
+    model.save_pretrained(tmp_path / "a")
+    for merge in (False, True):
+        run = session(load_adapter(tmp_path / "p.onnx", tmp_path / "a", merge=merge))
+        np.testing.assert_allclose(run.run(None, {"x": x.numpy()})[0], expected, rtol=0, atol=1e-5)
+    Trainer(load_adapter(tmp_path / "p.onnx", tmp_path / "a"), loss="mse").save_adapter(tmp_path / "b")
+    again = peft.PeftModel.from_pretrained(Pictures().eval(), str(tmp_path / "b")).eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(again(x).numpy(), expected, rtol=0, atol=1e-5)
+
+
 def check_loaded(exported, model, place):
     """An adapter that PEFT saves for `model` gives the same here, unmerged and merged."""
     model.save_pretrained(place)
@@ -138,12 +230,15 @@ def check_loaded(exported, model, place):
         np.testing.assert_allclose(scores(load_adapter(exported, place, merge=merge)), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["dora", "vera"])
+@pytest.mark.parametrize("form", ["dora", "vera", "loha", "lokr", "ia3"])
 def test_a_step_is_that_of_peft(exported, tmp_path, form):
     """Plain gradient descent, from the same factors: the norm of DoRA is a constant of the gradient."""
     asked = {
         "dora": peft.LoraConfig(r=3, lora_alpha=6, target_modules=MODULES, init_lora_weights=False, use_dora=True),
         "vera": peft.VeraConfig(r=10, target_modules=LINEAR, d_initial=1.0),
+        "loha": peft.LoHaConfig(r=3, alpha=6, target_modules=LINEAR, init_weights=False),
+        "lokr": peft.LoKrConfig(r=1, alpha=2, target_modules=LINEAR, init_weights=False, decompose_both=True),
+        "ia3": peft.IA3Config(target_modules=LINEAR, feedforward_modules=["head"]),
     }
     model = peft.get_peft_model(Net().eval(), asked[form])
     if form == "vera":
@@ -179,7 +274,7 @@ def test_a_step_is_that_of_peft(exported, tmp_path, form):
         ({"use_dora": True}, "no tensor head.lora_magnitude_vector"),
         ({"use_qalora": True}, "use_qalora=True"),
         ({"peft_type": "VERA"}, "a tensor of another kind head.lora_A.weight"),
-        ({"peft_type": "IA3"}, "only 'LORA' and 'VERA'"),
+        ({"peft_type": "ADALORA"}, "only 'LORA', 'VERA', 'LOHA', 'LOKR', 'IA3' can"),
         ({"r": "eight"}, "r='eight'"),
         ({"r": 2.5}, r"r=2\.5"),
         ({"r": float("nan")}, "r=nan"),

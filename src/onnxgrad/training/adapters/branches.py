@@ -4,17 +4,20 @@
 |---|---|
 | LoRA | y + s·(x·A)·B |
 | VeRA | y + ((x·A)∘d)·B∘b |
+| LoHa, LoKr | y + x·D, with D = s·(the change of W) |
+| (IA)³ | l∘y; of a feedforward weight (l∘x)·W + c |
 | DoRA | z + (g − 1)∘(z − c), with z = y + s·(x·A)·B and g = m/‖W + s·A·B‖; without c: g∘z |
 
 The norm is computed once per weight, and no gradient passes through it. For a part of a weight, A·B is zero and g is
 one for the other outputs, which stay bit-identical. Each node has the name of the weight as metadata, by which `merge`
-finds it: from the last one, the first inputs lead to y. The last node's output takes the name of the adapted node's
-output.
+finds it: from the last one, the first inputs lead to y (or x). The last node's output takes the name of the adapted
+node's output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +25,9 @@ import onnx_ir as ir
 
 from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.ir import Names
+from onnxgrad.training.adapters.forms import weight_change
 from onnxgrad.training.adapters.parts import WeightPart, outputs
-from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Site, Weight
+from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Site, Weight, bias_of
 from onnxgrad.training.adapters.values import NO_LENGTH, lengths
 from onnxgrad.training.metadata import ADAPTER
 
@@ -45,6 +49,32 @@ class Factors:
     ratio: ir.Value | None = None
     between: ir.Value | None = None
     after: ir.Value | None = None
+
+
+@dataclass
+class Change:
+    """The change of a weight as a whole (LoHa, LoKr): a kernel, or a matrix as A·B.
+
+    Attributes:
+        value: D without its scale.
+        scale: its factor.
+    """
+
+    value: ir.Value
+    scale: float
+
+
+@dataclass
+class Scaling:
+    """The factors of (IA)³.
+
+    Attributes:
+        value: the vector l.
+        feedforward: it scales the inputs.
+    """
+
+    value: ir.Value
+    feedforward: bool
 
 
 class _Nodes:
@@ -83,17 +113,24 @@ class _Nodes:
 
     def transpose_last(self, value: ir.Value) -> ir.Value:
         """`value` with its last axes exchanged."""
-        shape = [int(d) for d in value.shape or ()]  # type: ignore[arg-type]
+        shape = _sizes(value)
         axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
         out = self.emit("Transpose", value, attributes=[ir.AttrInt64s("perm", axes)])
         out.shape = ir.Shape([shape[i] for i in axes])
         return out
 
     def shaped(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """`value` in another shape."""
+        """`value` in another shape; -1 is the rest."""
         out = self.emit("Reshape", value, self.integers(*shape))
+        if -1 in shape:
+            rest = math.prod(_sizes(value)) // -math.prod(shape)
+            shape = [rest if d < 0 else d for d in shape]
         out.shape = ir.Shape(shape)
         return out
+
+
+def _sizes(value: ir.Value) -> list[int]:
+    return [int(d) for d in value.shape or ()]  # type: ignore[arg-type]
 
 
 def like(value: ir.Value, other: ir.Value) -> ir.Value:
@@ -106,9 +143,28 @@ def like(value: ir.Value, other: ir.Value) -> ir.Value:
 class Beforehand(_Nodes):
     """Nodes that depend only on an adapter's own tensors; they run once, at the beginning of the graph."""
 
+    def matmul(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """The product of two matrices, or of stacks of them."""
+        out, left, right = self.emit("MatMul", a, b), _sizes(a), _sizes(b)
+        out.shape = ir.Shape([*np.broadcast_shapes(tuple(left[:-2]), tuple(right[:-2])), left[-2], right[-1]])
+        return out
+
+    def multiply_elements(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """The elementwise product."""
+        out = self.emit("Mul", a, b)
+        out.shape = ir.Shape(np.broadcast_shapes(tuple(_sizes(a)), tuple(_sizes(b))))
+        return out
+
+    def change(self, tensors: Mapping[str, ir.Value], scale: float) -> Change:
+        """The change of the weight by LoHa or LoKr."""
+        weight, change = self.weight, weight_change(self, tensors)
+        if weight.kind == CONV:
+            return Change(self.shaped(change, weight.shape), scale)
+        return Change(self.transpose_last(self.shaped(change, weight.ends[::-1])), scale)
+
     def spread(self, b: ir.Value, part: WeightPart, rest: float = 0.0) -> ir.Value:
         """B, or a vector, of a part with `rest` for the other outputs."""
-        shape = [int(d) for d in b.shape or ()]  # type: ignore[arg-type]
+        shape = _sizes(b)
         axis, size = 0 if self.weight.kind == CONV else len(shape) - 1, outputs(self.weight)
         cut = [*shape[:axis], size // part.every, part.stop - part.start, *shape[axis + 1 :]]
         groups = self.shaped(b, cut)
@@ -127,7 +183,7 @@ class Beforehand(_Nodes):
 
     def concatenate(self, value: ir.Value, other: ir.Value, axis: int) -> ir.Value:
         """Two matrices, one behind the other."""
-        shape = [int(d) for d in value.shape or ()]  # type: ignore[arg-type]
+        shape = _sizes(value)
         shape[axis] += int(other.shape[axis])  # type: ignore[index,arg-type]
         out = self.emit("Concat", value, other, attributes=[ir.AttrInt64("axis", axis)])
         out.shape = ir.Shape(shape)
@@ -135,7 +191,7 @@ class Beforehand(_Nodes):
 
     def first(self, value: ir.Value, count: int, axis: int) -> ir.Value:
         """The first rows, or columns, of a matrix that is shared."""
-        shape = [int(d) for d in value.shape or ()]  # type: ignore[arg-type]
+        shape = _sizes(value)
         if shape[axis] == count:
             return value
         out = self.emit("Slice", value, self.integers(0), self.integers(count), self.integers(axis))
@@ -183,23 +239,53 @@ class Branch(_Nodes):
         self.site = site
         self.is_turned = site.transposed != weight.transposed
 
-    def write(self, factors: Factors, dropout: float) -> None:
-        """Put them behind the node of the site."""
-        node, base = self.site.node, self.site.node.outputs[0]
-        name, users, is_output = base.name or "", list(base.uses()), base.is_graph_output()
-        x = self.site.data
+    def write(self, factors: Factors | Change | Scaling, dropout: float) -> None:
+        """Put them behind the node of the site, or before it."""
+        node, x = self.site.node, self.site.data
+        if isinstance(factors, Scaling):
+            self._scale(factors)
+            return
+        base = node.outputs[0]
         if dropout and self.weight.kind != EMBEDDING:
             x = like(self.emit("Dropout", x, self.constant(np.array(dropout, np.float32))), x)
         delta = like(self._delta(x, factors), base)
+        self._replace(base, lambda: self._sum(base, delta, factors.ratio if isinstance(factors, Factors) else None))
+
+    def _scale(self, scaling: Scaling) -> None:
+        """Multiply the inputs or the outputs of the layer, which are those behind its bias."""
+        node, x = self.site.node, self.site.data
+        if scaling.feedforward:
+            size = _sizes(scaling.value)[0]
+            trailing = (
+                len(self.weight.shape) - 2
+                if self.weight.kind == CONV
+                else int(self.site.is_left or self._reads_columns())
+            )
+            factor = self.shaped(scaling.value, [size, *(1 for _ in range(trailing))]) if trailing else scaling.value
+            scaled = like(self.emit("Mul", x, factor), x)
+            node.replace_input_with(1 if self.site.at == 0 else 0, scaled)
+            node.graph.insert_before(node, self.nodes)  # type: ignore[union-attr]
+            return
+        bias = bias_of(self.site, outputs(self.weight))
+        base = (node if bias is None else bias[0]).outputs[0]
+        factor = self._broadcast_outputs(scaling.value)
+        self._replace(base, lambda: like(self.emit("Mul", base, factor), base))
+
+    def _replace(self, base: ir.Value, build: Callable[[], ir.Value]) -> None:
+        """Put what `build` makes of `base` in its place, under its name."""
+        name, users, is_output = base.name or "", list(base.uses()), base.is_graph_output()
         base.name = self.names.exactly(f"{name}_base")
-        total = self._sum(base, delta, factors.ratio)
+        total = build()
         total.name = name
+        node = base.producer()
+        assert node is not None
+        assert node.graph is not None
         for user, at in users:
             user.replace_input_with(at, total)
         if is_output:
-            outs = node.graph.outputs  # type: ignore[union-attr]
+            outs = node.graph.outputs
             outs[:] = [total if v is base else v for v in outs]
-        node.graph.insert_after(node, self.nodes)  # type: ignore[union-attr]
+        node.graph.insert_after(node, self.nodes)
 
     def _sum(self, base: ir.Value, delta: ir.Value, ratio: ir.Value | None) -> ir.Value:
         total = like(self.emit("Add", base, delta), base)
@@ -226,11 +312,20 @@ class Branch(_Nodes):
         trailing = len(self.weight.shape) - 2 if self.weight.kind == CONV else int(self.site.is_left)
         return self.shaped(vector, [outputs(self.weight), *(1 for _ in range(trailing))]) if trailing else vector
 
-    def _delta(self, x: ir.Value, factors: Factors) -> ir.Value:
-        node, a, b = self.site.node, factors.a, factors.b
+    def _delta(self, x: ir.Value, factors: Factors | Change) -> ir.Value:
+        node = self.site.node
         scale = factors.scale * (node.attributes["alpha"].as_float() if "alpha" in node.attributes else 1.0)
+        given = list(node.attributes.values())
+        if isinstance(factors, Change):
+            change = self.multiply(factors.value, scale)
+            if self.weight.kind == CONV:
+                return self.emit("Conv", x, change, attributes=given)
+            change = self.transpose_last(change) if self.is_turned else change
+            if self.site.is_left:
+                return self.emit("MatMul", self.transpose_last(change), x)
+            return self.emit("MatMul", self._rows(x), change)
+        a, b = factors.a, factors.b
         if self.weight.kind == CONV:
-            given = [v for n, v in node.attributes.items()]
             inner = self.multiply(self.emit("Conv", x, a, attributes=given), scale)
             groups = [ir.AttrInt64("group", self.weight.groups)] if self.weight.groups > 1 else []
             return self.emit("Conv", inner, b, attributes=groups)
@@ -242,9 +337,16 @@ class Branch(_Nodes):
             return self.emit(
                 "MatMul", self.transpose_last(b), self.multiply(self.emit("MatMul", self.transpose_last(a), x), scale)
             )
-        if "transA" in node.attributes and node.attributes["transA"].as_int():
-            x = self.emit("Transpose", x, attributes=[ir.AttrInt64s("perm", [1, 0])])
-        inner = self.multiply(self.emit("MatMul", x, a), scale)
+        inner = self.multiply(self.emit("MatMul", self._rows(x), a), scale)
         if factors.between is None or factors.after is None:
             return self.emit("MatMul", inner, b)
         return self.emit("Mul", self.emit("MatMul", self.emit("Mul", inner, factors.between), b), factors.after)
+
+    def _reads_columns(self) -> bool:
+        """True if the node reads x transposed."""
+        given = self.site.node.attributes.get("transA")
+        return given is not None and bool(given.as_int())
+
+    def _rows(self, x: ir.Value) -> ir.Value:
+        """`x` with its rows in order."""
+        return self.emit("Transpose", x, attributes=[ir.AttrInt64s("perm", [1, 0])]) if self._reads_columns() else x

@@ -1,4 +1,4 @@
-"""Configuration of adapters: `LoRA` (also as DoRA) and `VeRA`."""
+"""Configuration of adapters: `LoRA` (also as DoRA), `VeRA`, `LoHa`, `LoKr` and `IA3`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.keywords import checked_fields
+from onnxgrad.training.adapters.forms import DORA, IA_3, LOHA, LOKR, LORA, VERA
 
 ATTENTION = "attention"
 #: Initial factors that are made of the weight.
@@ -17,10 +18,11 @@ INITIAL = (PISSA, OLORA) = ("pissa", "olora")
 class _Asked:
     """The settings that all adapters share."""
 
-    rank: int
-    targets: str | Sequence[str]
-    dropout: float
-    train_also: Sequence[str]
+    rank: int = 1
+    targets: str | Sequence[str] = ATTENTION
+    dropout: float = 0.0
+    train_also: Sequence[str] = ()
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
@@ -33,14 +35,55 @@ class _Asked:
             object.__setattr__(self, "train_also", (self.train_also,))
 
     @property
+    def form(self) -> str:
+        """The name of the form."""
+        raise NotImplementedError
+
+    @property
     def patterns(self) -> list[str]:
         """The `targets`, one by one."""
         return [self.targets] if isinstance(self.targets, str) else list(self.targets)
 
+    @property
+    def strength(self) -> float:
+        """The `alpha`, given or not."""
+        return 1.0
+
+    @property
+    def scale(self) -> float:
+        """The factor s of the change of a weight."""
+        return 1.0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Settings of PEFT that the shapes of tensors depend on."""
+        return {}
+
+
+class _Scaled(_Asked):
+    """Adapters with a scale of alpha/rank."""
+
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha is not None and not 0 < self.alpha < math.inf:
+            raise BadInput(f"the alpha of an adapter must be positive, not {self.alpha}")
+
+    @property
+    def strength(self) -> float:
+        """The `alpha`, given or not."""
+        return float(self.rank if self.alpha is None else self.alpha)
+
+    @property
+    def scale(self) -> float:
+        """The factor s of the change of a weight."""
+        return self.strength / self.rank
+
 
 @checked_fields
 @dataclass(frozen=True)
-class LoRA(_Asked):
+class LoRA(_Scaled):
     """Low-rank adaptation (Hu et al. 2021): W + s·A·B with trained A and B, and constant W.
 
     Each node that reads W is extended to y + s·(x·A)·B, at little cost. B starts with zeros (for embeddings: A), so
@@ -86,8 +129,11 @@ class LoRA(_Asked):
         super().__post_init__()
         if self.init is not None and self.init not in INITIAL:
             raise UnknownName(str(self.init), INITIAL, "initial form of adapters")
-        if self.alpha is not None and not 0 < self.alpha < math.inf:
-            raise BadInput(f"the alpha of an adapter must be positive, not {self.alpha}")
+
+    @property
+    def form(self) -> str:
+        """``lora`` or ``dora``."""
+        return DORA if self.dora else LORA
 
     @property
     def strength(self) -> float:
@@ -134,3 +180,121 @@ class VeRA(_Asked):
             raise BadInput(f"d_initial must be a number other than 0, by which b would never move: {self.d_initial}")
         if not 0 <= self.seed < 1 << 32:
             raise BadInput(f"the seed of VeRA is a whole number of 32 bits, not {self.seed}")
+
+    @property
+    def form(self) -> str:
+        """``vera``."""
+        return VERA
+
+
+@checked_fields
+@dataclass(frozen=True)
+class LoHa(_Scaled):
+    """Low-rank Hadamard products (Hyeon-Woo et al. 2022): W + s·(W₁ₐ·W₁ᵦ)∘(W₂ₐ·W₂ᵦ) with four trained factors.
+
+    The change has a rank of up to rank². It is computed as a whole matrix, in each step. W₂ᵦ starts with zeros.
+
+    Args:
+        rank: of each of the two products.
+        alpha: s is alpha/rank; default: 1.
+        targets: as of `LoRA`, of linear layers and convolutions.
+        train_also: weights that train as a whole beside the adapters.
+        seed: decides the first factors.
+
+    Raises:
+        BadInput: a number out of its range.
+    """
+
+    rank: int = 8
+    alpha: float | None = None
+    targets: str | Sequence[str] = ATTENTION
+    train_also: Sequence[str] = ()
+    seed: int = 0
+
+    @property
+    def form(self) -> str:
+        """``loha``."""
+        return LOHA
+
+
+@checked_fields
+@dataclass(frozen=True)
+class LoKr(_Scaled):
+    """Kronecker products (Yeh et al. 2024): W + s·W₁⊗W₂ with trained W₁ and W₂.
+
+    W₂ is a product of two factors where these are smaller. W₁ starts with zeros.
+
+    Args:
+        rank: of W₂, or of its factors.
+        alpha: s is alpha/rank; default: 1.
+        targets: as of `LoRA`, of linear layers and convolutions.
+        decompose_both: W₁ is a product as well, where that is smaller.
+        decompose_factor: rows and columns of W₁, if they divide those of W; -1: near their square roots.
+        train_also: weights that train as a whole beside the adapters.
+        seed: decides the first values.
+
+    Raises:
+        BadInput: a number out of its range.
+    """
+
+    rank: int = 8
+    alpha: float | None = None
+    targets: str | Sequence[str] = ATTENTION
+    decompose_both: bool = False
+    decompose_factor: int = -1
+    train_also: Sequence[str] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decompose_factor != -1 and self.decompose_factor < 1:
+            raise BadInput(f"decompose_factor must be -1 or a number from 1 on, not {self.decompose_factor}")
+
+    @property
+    def form(self) -> str:
+        """``lokr``."""
+        return LOKR
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Settings of PEFT that the shapes of tensors depend on."""
+        return {"decompose_both": int(self.decompose_both), "decompose_factor": self.decompose_factor}
+
+
+@checked_fields
+@dataclass(frozen=True)
+class IA3(_Asked):
+    """(IA)³ (Liu et al. 2022): each output of a layer, or each input, is multiplied by a trained number, first 1.
+
+    Args:
+        targets: weights whose outputs are scaled, after the bias: keys and values in the paper. As of `LoRA`, of linear
+            layers and convolutions.
+        feedforward: weights whose inputs are scaled: the second one of feedforward blocks in the paper.
+        train_also: weights that train as a whole beside the adapters.
+
+    Raises:
+        BadInput: no targets.
+    """
+
+    targets: str | Sequence[str] = ATTENTION
+    feedforward: str | Sequence[str] = ()
+    train_also: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.feedforward, str):
+            object.__setattr__(self, "feedforward", (self.feedforward,))
+
+    @property
+    def form(self) -> str:
+        """``ia3``."""
+        return IA_3
+
+    @property
+    def patterns(self) -> list[str]:
+        """The `targets` and `feedforward`, one by one."""
+        return [*super().patterns, *self.feedforward]
+
+
+#: The adapters that there are.
+Adapter = LoRA | VeRA | LoHa | LoKr | IA3

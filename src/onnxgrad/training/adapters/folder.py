@@ -28,9 +28,10 @@ from onnxgrad.model_io import AnyModel, open_model, save_model
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters import peft
 from onnxgrad.training.adapters.foreign import understood
+from onnxgrad.training.adapters.forms import TENSORS, VERA, fits
 from onnxgrad.training.adapters.insert import insert
 from onnxgrad.training.adapters.merge import make_plain, merged
-from onnxgrad.training.adapters.record import VERA, Entry, Record, base_fingerprint, record_in, record_of
+from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in, record_of
 from onnxgrad.training.adapters.sites import CONV, Weight, weights
 from onnxgrad.training.adapters.targets import Target
 from onnxgrad.training.adapters.tensors import load_tensors, save_tensors
@@ -110,13 +111,15 @@ def _switchable(model: ir.Model, record: Record) -> None:
     """Have the adapter of `model` be inputs with defaults, by which it has no effect."""
     graph = model.graph
     held, entries = graph.initializers, [e for e in record.entries if "m" in e.tensors]
+    factors = {e.tensors["ia3_l"] for e in record.entries if "ia3_l" in e.tensors}
     neutral = {e.tensors["m"]: lengths(held[e.weight], e, e.part) for e in entries}
     for name in record.trained:
         value = held[name]
         if name not in record.also:
             assert value.const_value is not None
             old = value.const_value.numpy()
-            value.const_value = ir.tensor(neutral.get(name, np.zeros_like(old)).astype(old.dtype), name=name)
+            none = np.ones_like(old) if name in factors else np.zeros_like(old)
+            value.const_value = ir.tensor(neutral.get(name, none).astype(old.dtype), name=name)
         if value not in graph.inputs:
             graph.inputs.append(value)
 
@@ -192,19 +195,27 @@ def _insert(graph: ir.Graph, record: Record, values: dict[str, np.ndarray], plac
         _check(weight, entry, record.form, own[-1], shared, place)
         own[-1] |= {letter: values[name] for letter, name in entry.fixed.items()}
         targets.append(Target(weight, entry.part, entry.label))
-    insert(graph, targets, own, [e.scale for e in entries], shared, record)
+    insert(graph, targets, own, entries, shared, record)
 
 
 def _check(
     weight: Weight, entry: Entry, form: str, own: dict[str, np.ndarray], shared: dict[str, np.ndarray], place: str
 ) -> None:
+    alike = (weight.kind, weight.transposed, weight.groups) == (entry.kind, entry.transposed, entry.groups)
+    if form in TENSORS:
+        if not alike or not fits(form, weight, own, entry.feedforward):
+            sizes = " and ".join(str(list(a.shape)) for a in own.values())
+            raise BadInput(
+                f"the adapter in {place!r} is that of another model: its tensors of {weight.name!r} are {sizes}, for a "
+                f"weight of {list(weight.shape)}"
+            )
+        return
     first = own["d" if form == VERA else "A"]
     rank = len(first) // entry.groups if form == VERA or entry.kind == CONV else first.shape[-1]
-    same = (weight.kind, weight.transposed, weight.groups) == (entry.kind, entry.transposed, entry.groups)
     least = {"A": (weight.ends[0], rank), "B": (rank, weight.ends[1])}
     given = {letter: a.shape for letter, a in own.items()}
     if (
-        not same
+        not alike
         or given != shapes(weight, form, rank, entry.part)
         or any(min(np.subtract(a.shape, least[letter])) < 0 or rank not in a.shape for letter, a in shared.items())
     ):

@@ -1,4 +1,4 @@
-"""Read adapters written by PEFT (LoRA, DoRA, VeRA), by its settings and names of modules."""
+"""Read adapters written by PEFT (LoRA, DoRA, VeRA, LoHa, LoKr, (IA)³), by its settings and names of modules."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import numpy as np
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.adapters.config import INITIAL
+from onnxgrad.training.adapters.forms import DORA, IA_3, NAMES, TENSORS, VERA
 from onnxgrad.training.adapters.insert import FIXED
 from onnxgrad.training.adapters.peft import EMBEDDING_ENDS, ENDS, PREFIX, within_groups
-from onnxgrad.training.adapters.record import DORA, LORA, VERA, Entry, Record
+from onnxgrad.training.adapters.record import LETTERS, Entry, Record
 from onnxgrad.training.adapters.sites import CONV, LINEAR, Weight
 from onnxgrad.training.adapters.values import initial_factors, projections
 
@@ -37,16 +38,19 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 #: Settings that are read here, or concern the training or storage of an adapter, not its function.
 _KNOWN = frozenset((
     *_PLAIN,
-    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "d_initial"),
+    *("alpha", "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "d_initial"),
     *("ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights"),
     *("init_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout"),
     *("lora_ga_config", "megatron_config", "megatron_core", "modules_to_save", "peft_type", "peft_version"),
+    *("decompose_both", "decompose_factor", "feedforward_modules", "init_ia3_weights", "module_dropout"),
+    *("rank_dropout", "rank_dropout_scale", "use_effective_conv2d"),
     *("projection_prng_key", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "save_projection"),
     *("target_modules", "task_type", "use_dora", "use_rslora", "vera_dropout"),
 ))  # fmt: skip
 #: First values of factors beside which the weights stay as they are; PiSSA and OLoRA change
 #: them by what is computed here again; others (CorDA, LoftQ, PiSSA by random numbers) by what is not in the file.
 _BESIDE = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+_KINDS = ("LORA", "VERA", "LOHA", "LOKR", "IA3")
 #: A pattern of modules that is matched in little time: no repeated groups, and few repetitions.
 _LONGEST_PATTERN, _MOST_REPETITIONS = 200, 4
 
@@ -64,8 +68,8 @@ def understood(
         BadInput: it is of another kind than LoRA, DoRA or VeRA, or of modules that the model does not have.
     """
     kind = settings.get("peft_type")
-    if kind not in ("LORA", "VERA"):
-        raise BadInput(f"the adapter in {place!r} is a {kind!r}; only 'LORA' and 'VERA' can be loaded")
+    if kind not in _KINDS:
+        raise BadInput(f"the adapter in {place!r} is a {kind!r}; only {', '.join(map(repr, _KINDS))} can be loaded")
     for key, plain in _PLAIN.items():
         if settings.get(key) not in plain:
             raise BadInput(f"the adapter in {place!r} has {key}={settings[key]!r}, which cannot be loaded")
@@ -84,9 +88,15 @@ def understood(
             "  hint: save it from PEFT as plain LoRA: model.save_pretrained(folder, "
             "path_initial_model_for_weight_conversion=the folder of the adapter before training)"
         )
-    rank = _rank(settings.get("r"), "r", place)
-    form = VERA if kind == "VERA" else DORA if settings.get("use_dora") else LORA
-    if form == VERA:
+    form = DORA if settings.get("use_dora") else kind.lower()
+    rank = 1 if form == IA_3 else _rank(settings.get("r"), "r", place)
+    if form in TENSORS:
+        alpha = 1.0 if form == IA_3 else _number(settings, "alpha", place)
+        options = {
+            k: settings[k] for k in ("decompose_both", "decompose_factor") if type(settings.get(k)) in (int, bool)
+        }
+        record = Record(form, rank, alpha, 0.0, False, base, options={k: int(v) for k, v in options.items()})
+    elif form == VERA:
         seed = int(_number(settings, "projection_prng_key", place))
         record = Record(form, rank, 1.0, _dropout(settings, "vera_dropout", place), False, base, seed=seed)
     else:
@@ -137,17 +147,22 @@ def _entry(
     module: str, given: Mapping[str, np.ndarray], weight: Weight, record: Record, settings: Mapping[str, Any],
     place: str,
 ) -> Entry:  # fmt: skip
-    letters = {LORA: {"A", "B"}, DORA: {"A", "B", "m"}, VERA: {"d", "b"}}[record.form]
-    for letter in sorted(given.keys() ^ letters):
+    sets = [*LETTERS[record.form]]
+    for letter in sorted(given.keys() ^ sets[0]) if given.keys() not in sets else ():
         end = ENDS[letter]
         state = "a tensor of another kind" if letter in given else "no tensor"
         raise BadInput(f"the adapter in {place!r} has {state} {module}.{end}")
-    scale = 1.0
-    if record.form == VERA and given["d"].shape != (record.rank,):
+    scale, own_rank, feedforward = 1.0, 0, False
+    if record.form == IA_3:
+        feedforward = _is_listed(settings.get("feedforward_modules"), module, place)
+    elif record.form in TENSORS:
+        own_rank = _rank(_patterned(settings, "rank_pattern", module, record.rank, place), "rank_pattern", place)
+        scale = _patterned(settings, "alpha_pattern", module, record.alpha, place) / own_rank
+    elif record.form == VERA and given["d"].shape != (record.rank,):
         raise BadInput(
             f"the adapter in {place!r} has r={record.rank} and {list(given['d'].shape)} numbers for {module!r}"
         )
-    if record.form != VERA:
+    elif record.form != VERA:
         if min(given["A"].ndim, given["B"].ndim) < 2:
             raise BadInput(f"the adapter in {place!r} has factors of {module!r} that are no matrices")
         own_rank = len(given["A"])
@@ -157,10 +172,10 @@ def _entry(
                 f"the adapter in {place!r} has rank {rank} for {module!r} in its settings, {own_rank} in its file"
             )
         strength = _patterned(settings, "alpha_pattern", module, record.alpha, place)
-        scale = strength / (math.sqrt(own_rank) if record.rslora else own_rank)
+        scale, own_rank = strength / (math.sqrt(own_rank) if record.rslora else own_rank), 0
     return Entry(
         weight.name, {letter: f"{module}.{letter}" for letter in ENDS if letter in given}, weight.kind, weight.module,
-        scale, weight.transposed, weight.groups, weight.quantized,
+        scale, weight.transposed, weight.groups, weight.quantized, rank=own_rank, feedforward=feedforward,
     )  # fmt: skip
 
 
@@ -168,7 +183,9 @@ def _to_model_layout(given: Mapping[str, np.ndarray], weight: Weight, module: st
     """The tensors of a module in the layout of the model."""
     found = {}
     for letter, array in given.items():
-        if letter not in ("A", "B"):
+        if letter in NAMES:
+            found[letter] = array
+        elif letter not in ("A", "B"):
             found[letter] = array.reshape(-1)
         elif weight.kind != CONV:
             found[letter] = np.swapaxes(array, -1, -2)
@@ -233,6 +250,13 @@ def _patterned(settings: Mapping[str, Any], key: str, module: str, usual: float,
         if pattern == module or module.endswith(f".{pattern}") or _matches(pattern, module, key, place):
             return _number(patterns, pattern, place)
     return usual
+
+
+def _is_listed(patterns: Any, module: str, place: str) -> bool:
+    """True if PEFT counts `module` among these: the ends of names, or a pattern for the whole name."""
+    if isinstance(patterns, str):
+        return _matches(patterns, module, "feedforward_modules", place)
+    return any(isinstance(p, str) and module.endswith(p) for p in patterns or ())
 
 
 def _matches(pattern: str, module: str, key: str, place: str) -> bool:

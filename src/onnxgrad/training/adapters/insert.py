@@ -10,10 +10,12 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
 from onnxgrad.ir.graph import add_initializer
-from onnxgrad.training.adapters.branches import Beforehand, Branch, Factors
-from onnxgrad.training.adapters.config import LoRA, VeRA
-from onnxgrad.training.adapters.record import DORA, LORA, VERA, Entry, Record, base_fingerprint, record_in
-from onnxgrad.training.adapters.sites import LINEAR, weights
+from onnxgrad.training.adapters.branches import Beforehand, Branch, Change, Factors, Scaling
+from onnxgrad.training.adapters.config import IA3, Adapter, LoRA, VeRA
+from onnxgrad.training.adapters.forms import DORA, IA_3, LOHA, LOKR, LORA, NAMES, TENSORS, VERA
+from onnxgrad.training.adapters.parts import outputs
+from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in
+from onnxgrad.training.adapters.sites import EMBEDDING, LINEAR, bias_of, weights
 from onnxgrad.training.adapters.targets import Target, select_targets
 from onnxgrad.training.adapters.values import drawn, projections
 
@@ -26,10 +28,12 @@ _CALLED = {
         for form in (LORA, DORA)
     },
     VERA: {"d": "vera_lambda_d", "b": "vera_lambda_b"},
+    **{form: {name: name for name in NAMES} for form in TENSORS},
 }
+_SPELLED = {VERA: "VeRA", LOHA: "LoHa", LOKR: "LoKr", IA_3: "(IA)³"}
 
 
-def adapted(model: ir.Model, asked: LoRA | VeRA | None) -> Record | None:
+def adapted(model: ir.Model, asked: Adapter | None) -> Record | None:
     """The adapter of `model`: its own, or the `asked` one, which is inserted in place.
 
     Raises:
@@ -45,35 +49,35 @@ def adapted(model: ir.Model, asked: LoRA | VeRA | None) -> Record | None:
     return record
 
 
-def adapt(graph: ir.Graph, asked: LoRA | VeRA) -> Record:
+def adapt(graph: ir.Graph, asked: Adapter) -> Record:
     """Insert newly initialized adapters into `graph`, in place.
 
     Raises:
         UnknownName, BadInput: targets that match nothing or do not fit the form, or a rank that is larger than that of
             a weight.
     """
-    rank = 0 if isinstance(asked, VeRA) else asked.rank
-    targets = select_targets(asked.patterns, weights(graph), graph, rank)
-    base = base_fingerprint(graph)
-    if isinstance(asked, VeRA):
-        record = Record(VERA, asked.rank, 1.0, asked.dropout, False, base, seed=asked.seed)
-    else:
-        form = DORA if asked.dora else LORA
-        record = Record(form, asked.rank, asked.strength, asked.dropout, asked.rslora, base)
+    fit = weights(graph)
+    targets = select_targets(asked.patterns, fit, graph, asked.rank if isinstance(asked, LoRA) else 0)
+    named = list(asked.feedforward) if isinstance(asked, IA3) else []
+    inner = {t.weight.name for t in select_targets(named, fit, graph)} if named else set()
+    record = Record(
+        asked.form, asked.rank, asked.strength, asked.dropout, isinstance(asked, LoRA) and asked.rslora,
+        base_fingerprint(graph), seed=asked.seed if isinstance(asked, VeRA) else 0, options=asked.options,
+    )  # fmt: skip
     for target in targets:
         _check(target, asked, record, graph)
-    scale = 1.0 if isinstance(asked, VeRA) else asked.scale
-    values = [drawn(t.weight, asked, t.part) for t in targets]
+    values = [drawn(t.weight, asked, t.part, t.weight.name in inner) for t in targets]
     shared = projections([t.weight.ends for t in targets], asked.rank, asked.seed) if record.form == VERA else {}
-    insert(graph, targets, values, [scale] * len(targets), shared, record)
+    about = [Entry(t.weight.name, {}, "", "", asked.scale, feedforward=t.weight.name in inner) for t in targets]
+    insert(graph, targets, values, about, shared, record)
     return record
 
 
-def _check(target: Target, asked: LoRA | VeRA, record: Record, graph: ir.Graph) -> None:
+def _check(target: Target, asked: Adapter, record: Record, graph: ir.Graph) -> None:
     weight, rank = target.weight, record.rank
     without = f"\n  hint: targets without it ('!{weight.name}')"
     ends = (weight.ends[0], weight.ends[1] if target.part is None else len(target.part.columns(weight.ends[1])))
-    if record.form != VERA and rank > min(ends):
+    if record.form in (LORA, DORA) and rank > min(ends):
         size = " × ".join(map(str, ends))
         where = " in each group" if weight.groups > 1 else f" at {target.label}" if target.label else ""
         raise BadInput(
@@ -96,9 +100,10 @@ def _check(target: Target, asked: LoRA | VeRA, record: Record, graph: ir.Graph) 
         )
     ):
         raise BadInput(f"init={asked.init!r} decomposes matrices of floats; {weight.name!r} is none{without}")
-    if record.form == VERA and target.part is not None:
+    if record.form not in (LORA, DORA) and target.part is not None:
         raise BadInput(
-            f"VeRA has one d for a weight, and none for {target.label} of {weight.name!r}\n  hint: use LoRA, or DoRA"
+            f"{_SPELLED[record.form]} adapts whole weights, not {target.label} of {weight.name!r}\n"
+            "  hint: use LoRA, or DoRA"
         )
     turned = len({s.transposed for s in weight.sites}) > 1
     if record.form == DORA:
@@ -115,10 +120,23 @@ def _check(target: Target, asked: LoRA | VeRA, record: Record, graph: ir.Graph) 
     ):
         kinds = "/".join(sorted({s.node.op_type for s in weight.sites}))
         raise BadInput(f"VeRA adapts matrices of Linear layers; {weight.name!r} is read by {kinds} otherwise{without}")
+    if record.form in TENSORS and (
+        weight.kind == EMBEDDING
+        or (weight.kind == LINEAR and len(weight.shape) > 2)
+        or (record.form == IA_3 and turned)
+    ):
+        kinds = "/".join(sorted({s.node.op_type for s in weight.sites}))
+        raise BadInput(
+            f"{_SPELLED[record.form]} adapts linear layers and convolutions; {weight.name!r} is read by {kinds} "
+            f"otherwise{without}"
+        )
+    biases = [bias_of(s, outputs(weight)) for s in weight.sites] if record.form == IA_3 and not weight.quantized else []
+    if any(b is not None and b[0].inputs[b[1]].const_value is None for b in biases):  # type: ignore[union-attr]
+        raise BadInput(f"(IA)³ scales the bias behind {weight.name!r}, which is computed{without}")
 
 
 def insert(
-    graph: ir.Graph, targets: Sequence[Target], values: Sequence[Mapping[str, np.ndarray]], scales: Sequence[float],
+    graph: ir.Graph, targets: Sequence[Target], values: Sequence[Mapping[str, np.ndarray]], about: Sequence[Entry],
     shared: Mapping[str, np.ndarray], record: Record,
 ) -> None:  # fmt: skip
     """Insert adapters with the given `values` at `targets`, and add them to `record`.
@@ -127,7 +145,7 @@ def insert(
         graph: changed in place.
         targets: what is adapted.
         values: what trains, by letter, for each of them.
-        scales: the factor of A·B of each of them.
+        about: has the scale of each of them, its rank if it is another than that of the record, and `feedforward`.
         shared: A and B of VeRA.
         record: of the form that says what the values are.
     """
@@ -138,17 +156,22 @@ def insert(
 
     common = {letter: add(f"vera_{letter}", a, targets[0].weight.dtype) for letter, a in shared.items()}
     record.shared = {letter: value.name or "" for letter, value in common.items()}
-    for target, given, scale in zip(targets, values, scales):
+    for target, given, entry in zip(targets, values, about):
         weight, called = target.weight, _CALLED[record.form]
         own = {k: add(f"{weight.module}{target.label}.{called[k]}", a, weight.dtype) for k, a in given.items()}
         fixed = {k: own.pop(k) for k in FIXED if k in own}
         record.entries.append(Entry(
-            weight.name, {k: v.name or "" for k, v in own.items()}, weight.kind, weight.module, scale,
+            weight.name, {k: v.name or "" for k, v in own.items()}, weight.kind, weight.module, entry.scale,
             weight.transposed, weight.groups, weight.quantized, target.part, target.label,
-            {k: v.name or "" for k, v in fixed.items()},
+            {k: v.name or "" for k, v in fixed.items()}, entry.rank, entry.feedforward,
         ))  # fmt: skip
-        before = Beforehand(weight, names)
-        if record.form == VERA:
+        before, scale = Beforehand(weight, names), entry.scale
+        factors: Factors | Change | Scaling
+        if record.form == IA_3:
+            factors = Scaling(before.shaped(own["ia3_l"], [own["ia3_l"].const_value.size]), entry.feedforward)  # type: ignore[union-attr]
+        elif record.form in TENSORS:
+            factors = before.change(own, scale)
+        elif record.form == VERA:
             ends = weight.ends
             a, b = before.first(common["A"], ends[0], 0), before.first(common["B"], ends[1], 1)
             factors = Factors(a, b, scale, between=own["d"], after=own["b"])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir import Names
+from onnxgrad.ir.graph import add_initializer
 from onnxgrad.model_io.aside import FROM, Scratch
 from onnxgrad.training.adapters.insert import FIXED, insert
-from onnxgrad.training.adapters.record import record_in
-from onnxgrad.training.adapters.sites import weights
+from onnxgrad.training.adapters.parts import outputs
+from onnxgrad.training.adapters.record import Entry, record_in
+from onnxgrad.training.adapters.sites import bias_of, weights
 from onnxgrad.training.adapters.targets import Target
 from onnxgrad.training.adapters.values import adapted_weight
 from onnxgrad.training.metadata import ADAPTER
@@ -52,11 +56,34 @@ def merged(model: ir.Model) -> ir.Model:
                 ) from error
         dtype = held[weight].dtype
         graph.initializers[weight].const_value = _store(new, dtype, weight, scratch if large else None)
+    _scale_biases(graph, adapted)
     for name in (*record.own, *record.constants):
         if not graph.initializers[name].uses():
             del graph.initializers[name]
     del model.metadata_props[ADAPTER]
     return model
+
+
+def _scale_biases(graph: ir.Graph, entries: Sequence[Entry]) -> None:
+    """Multiply the biases behind weights whose outputs (IA)³ scales."""
+    scaled = [e for e in entries if "ia3_l" in e.tensors and not e.feedforward]
+    found, names = weights(graph) if scaled else {}, Names.of_graph(graph)
+    for entry in scaled:
+        weight, vector = found[entry.weight], graph.initializers[entry.tensors["ia3_l"]].const_value
+        assert vector is not None
+        for site in weight.sites:
+            where = bias_of(site, outputs(weight))
+            bias = None if where is None else where[0].inputs[where[1]]
+            if where is None or bias is None or bias.const_value is None:
+                continue
+            old = bias.const_value.numpy()
+            new = (old.astype(np.float64) * vector.numpy().astype(np.float64).reshape(-1)).astype(old.dtype)
+            if len(bias.uses()) > 1:  # other layers have an equal one
+                own = add_initializer(graph, ir.tensor(new, name=names.fresh(bias.name or "bias")))
+                where[0].replace_input_with(where[1], own)
+            else:
+                bias.const_value = ir.tensor(new, name=bias.name)
+                bias.shape = ir.Shape(new.shape)
 
 
 def make_plain(model: ir.Model) -> None:
@@ -83,7 +110,7 @@ def make_plain(model: ir.Model) -> None:
         graph,
         [Target(found[e.weight], e.part, e.label) for e in entries],
         values,
-        [e.scale for e in entries],
+        entries,
         {},
         record,
     )
@@ -119,8 +146,9 @@ def _take_off(graph: ir.Graph, staying: set[str]) -> None:
             raise ValueError(f"{total.name!r} is no sum")
         name = total.name
         total.replace_all_uses_with(base, replace_graph_outputs=True)
-        total.name = ""
-        base.name = name
+        if (base.name or "").startswith(f"{name}_base"):  # not the input of a node
+            total.name = ""
+            base.name = name
     for scope, nodes in zip(scopes, own):
         for node in reversed(nodes):
             scope.remove(node, safe=True)

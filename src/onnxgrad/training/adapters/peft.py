@@ -6,6 +6,7 @@
 | ``lora_embedding_A``, ``lora_embedding_B`` | [rank, rows], [columns, rank] |
 | ``lora_A.weight``, ``lora_B.weight`` of a convolution | as ONNX has them; A reads all groups |
 | ``lora_magnitude_vector`` (DoRA) | [out], of a convolution [1, out, 1, …] |
+| ``hada_…``, ``lokr_…``, ``ia3_l`` | as in the model |
 | ``vera_lambda_d``, ``vera_lambda_b``; once ``vera_A``, ``vera_B`` | [rank], [out]; [rank, most in], [most out, rank] |
 
 PEFT has one pair of factors per module. The factors of parts are blocks of it: A one above the other, B with zeros
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.adapters.record import DORA, VERA, Entry, Record
+from onnxgrad.training.adapters.forms import DORA, IA_3, LORA, NAMES, TENSORS, VERA
+from onnxgrad.training.adapters.record import Entry, Record
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, LINEAR, Weight
 
 PREFIX = "base_model.model."
@@ -35,6 +37,7 @@ ENDS = {
     "m": "lora_magnitude_vector",
     "d": "vera_lambda_d",
     "b": "vera_lambda_b",
+    **{name: name for name in NAMES},
 }
 EMBEDDING_ENDS = ENDS | {"A": "lora_embedding_A", "B": "lora_embedding_B"}
 
@@ -173,35 +176,49 @@ def within_groups(a: np.ndarray, groups: int) -> np.ndarray:
 def config(record: Record, tensors: Mapping[str, np.ndarray], base: str | None = None) -> dict[str, Any]:
     """PEFT's settings for these `tensors` of its file and the model in the file `base`."""
     modules = by_module(record)
-    found = {
+    kind = "LORA" if record.form in (LORA, DORA) else record.form.upper()
+    found: dict[str, Any] = {
+        "peft_type": kind,
         "task_type": None,
         "base_model_name_or_path": base,
         "inference_mode": True,
-        "r": record.rank,
         "target_modules": sorted(modules),
-        "bias": "none",
-        "fan_in_fan_out": False,
         "modules_to_save": None,
     }
-    if record.form == VERA:
+    if record.form == IA_3:
+        inner = sorted(m for m, entries in modules.items() if entries[0].feedforward)
+        return found | {"feedforward_modules": inner, "fan_in_fan_out": False}
+    found |= {"r": record.rank}
+    if record.form in TENSORS:
+        ranks = {m: entries[0].rank or record.rank for m, entries in modules.items()}
+    elif record.form == VERA:
         own = {"projection_prng_key": record.seed, "save_projection": True, "vera_dropout": record.dropout}
-        return {"peft_type": "VERA"} | found | own
-    ranks = {m: len(tensors[_keys(entries[0])["A"]]) for m, entries in modules.items()}
+        return found | {"bias": "none", "fan_in_fan_out": False} | own
+    else:
+        ranks = {m: len(tensors[_keys(entries[0])["A"]]) for m, entries in modules.items()}
     alphas = {
         m: entries[0].scale * (math.sqrt(r) if record.rslora else r)
         for (m, entries), r in zip(modules.items(), ranks.values())
     }
     other_ranks = {m for m, rank in ranks.items() if rank != record.rank}
     other_alphas = {m for m, alpha in alphas.items() if not math.isclose(alpha, record.alpha, rel_tol=1e-9)}
-    return {"peft_type": "LORA"} | found | {
+    found |= {"rank_pattern": _patterns(ranks, other_ranks), "alpha_pattern": _patterns(alphas, other_alphas)}
+    if record.form in TENSORS:
+        apart = any("_t" in letter for e in record.entries for letter in e.tensors)
+        return (
+            found
+            | {"alpha": record.alpha, "use_effective_conv2d": apart}
+            | {key: bool(value) if key == "decompose_both" else value for key, value in record.options.items()}
+        )
+    return found | {
+        "bias": "none",
+        "fan_in_fan_out": False,
         "lora_alpha": record.alpha,
         "lora_dropout": record.dropout,
         "use_rslora": record.rslora,
         "use_dora": record.form == DORA,
         "init_lora_weights": True,
-        "rank_pattern": _patterns(ranks, other_ranks),
-        "alpha_pattern": _patterns(alphas, other_alphas),
-    }  # fmt: skip
+    }
 
 
 def _patterns(values: Mapping[str, float], other: Collection[str]) -> dict[str, float]:
@@ -246,6 +263,8 @@ def read(record: Record, tensors: Mapping[str, np.ndarray], place: str) -> dict[
 def _here(letter: str, entries: Sequence[Entry], array: np.ndarray) -> list[np.ndarray]:
     """The tensor of each entry of a module, from PEFT's. Raises ValueError or IndexError if the shape does not fit."""
     kernel = entries[0].kind == CONV
+    if letter in NAMES:
+        return [array]
     if letter not in ("A", "B"):
         flat = array.reshape(-1)
         return [flat if e.part is None else flat[e.part.columns(flat.size)] for e in entries]

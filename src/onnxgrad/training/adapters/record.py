@@ -13,11 +13,11 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.training.adapters.forms import DORA, LORA, TENSORS, VERA
 from onnxgrad.training.adapters.parts import WeightPart
 from onnxgrad.training.metadata import ADAPTER
 
 _VERSION = 1
-LORA, DORA, VERA = "lora", "dora", "vera"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Entry:
 
     Attributes:
         weight: the name of the initializer W.
-        tensors: the names of the initializers that train: ``A`` and ``B``, with DoRA ``m``; of VeRA ``d`` and ``b``.
+        tensors: the names of the initializers that train: ``A`` and ``B``, with DoRA ``m``; of VeRA ``d`` and ``b``;
+            of other forms the names of PEFT (see `forms`).
         kind: ``linear``, ``conv`` or ``embedding``.
         module: of the exported model, by which PEFT knows it.
         scale: the factor of A·B.
@@ -36,6 +37,8 @@ class Entry:
         part: which of the outputs; None: all.
         label: the part as it is called, in brackets.
         fixed: the names of initializers that extend A and B as constants: A₀ and −B₀ of PiSSA and OLoRA.
+        rank: of LoHa and LoKr, where it is not that of the record.
+        feedforward: (IA)³ scales the inputs.
     """
 
     weight: str
@@ -49,6 +52,8 @@ class Entry:
     part: WeightPart | None = None
     label: str = ""
     fixed: dict[str, str] = field(default_factory=dict)
+    rank: int = 0
+    feedforward: bool = False
 
 
 @dataclass
@@ -56,7 +61,7 @@ class Record:
     """The adapter of a model.
 
     Attributes:
-        form: ``lora``, ``dora`` or ``vera``.
+        form: ``lora``, ``dora``, ``vera``, ``loha``, ``lokr`` or ``ia3``.
         rank, alpha, dropout, rslora: as they were asked for.
         base: the fingerprint of the model without it.
         entries: what is adapted.
@@ -65,6 +70,7 @@ class Record:
         seed: of VeRA, what they were drawn by.
         renamed: parameters of the exported model, by the names that the exporter gave their initializers of `also`.
         turned: those of `also` that the exporter transposed.
+        options: of LoKr, settings of PEFT that the shapes of tensors depend on.
     """
 
     form: str
@@ -79,6 +85,7 @@ class Record:
     seed: int = 0
     renamed: dict[str, str] = field(default_factory=dict)
     turned: list[str] = field(default_factory=list)
+    options: dict[str, int] = field(default_factory=dict)
 
     @property
     def own(self) -> list[str]:
@@ -104,8 +111,8 @@ class Record:
         return json.dumps({"version": _VERSION, **asdict(self)}, ensure_ascii=False)
 
 
-#: Which tensors the entries of a form have, and which are shared.
-_LETTERS = {LORA: ({"A", "B"}, set()), DORA: ({"A", "B", "m"}, set()), VERA: ({"d", "b"}, {"A", "B"})}
+#: The tensors that an entry of a form has: one of these sets.
+LETTERS = {LORA: ({"A", "B"},), DORA: ({"A", "B", "m"},), VERA: ({"d", "b"},), **TENSORS}
 
 
 def record_of(props: Mapping[str, str]) -> Record | None:
@@ -123,7 +130,7 @@ def record_of(props: Mapping[str, str]) -> Record | None:
             raise ValueError
         entries = [_entry(about) for about in fields.pop("entries")]
         found = Record(**fields, entries=entries)
-        own, shared = _LETTERS[found.form]
+        own, shared = LETTERS[found.form], {"A", "B"} if found.form == VERA else set()
         numbers = (found.rank, found.alpha, found.dropout, found.seed, *(e.scale for e in entries))
         names = (
             found.base,
@@ -143,7 +150,9 @@ def record_of(props: Mapping[str, str]) -> Record | None:
             raise ValueError
         if not found.renamed.keys() <= set(found.also) or not set(found.turned) <= set(found.also):
             raise ValueError
-        if found.shared.keys() != shared or any(e.tensors.keys() != own for e in entries):
+        if found.shared.keys() != shared or any(e.tensors.keys() not in own for e in entries):
+            raise ValueError
+        if not all(type(n) is int for e in entries for n in (e.rank, *found.options.values())):
             raise ValueError
         if any(e.fixed and e.fixed.keys() != {"A0", "B0"} for e in entries):
             raise ValueError

@@ -146,6 +146,27 @@ def weights(graph: ir.Graph) -> dict[str, Weight]:
     return fit
 
 
+def bias_of(site: Site, size: int) -> tuple[ir.Node, int] | None:
+    """The node that adds the bias of a layer, and the operand that the bias is; None without a bias.
+
+    It is the site itself, or an Add of a vector, which exporters write behind products.
+
+    Args:
+        site: reads the weight of the layer.
+        size: the number of outputs of the layer.
+    """
+    node = site.node
+    if node.op_type in ("Gemm", "Conv"):
+        return (node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else None
+    (product, *_), uses = node.outputs, list(node.outputs[0].uses())
+    if site.is_left or node.op_type == "Gather" or product.is_graph_output() or len(uses) != 1:
+        return None
+    (user, at), *_ = uses
+    other = user.inputs[1 - at] if user.op_type == "Add" and is_standard(user) else None
+    held = None if other is None or not other.is_initializer() else other.const_value
+    return (user, 1 - at) if held is not None and tuple(held.shape) == (size,) else None
+
+
 def _operands(node: ir.Node) -> tuple[int, ...]:
     if not is_standard(node):
         return (1,) if _is_packed(node) else ()

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.training.adapters.config import OLORA, LoRA, VeRA
+from onnxgrad.training.adapters import forms
+from onnxgrad.training.adapters.config import OLORA, Adapter, LoRA, VeRA
 from onnxgrad.training.adapters.parts import WeightPart, outputs
 from onnxgrad.training.adapters.record import DORA, VERA, Entry
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Weight
@@ -32,14 +33,18 @@ def shapes(weight: Weight, form: str, rank: int, part: WeightPart | None = None)
     return found | ({"m": (out,)} if form == DORA else {})
 
 
-def drawn(weight: Weight, asked: LoRA | VeRA, part: WeightPart | None) -> dict[str, np.ndarray]:
+def drawn(weight: Weight, asked: Adapter, part: WeightPart | None, feedforward: bool = False) -> dict[str, np.ndarray]:
     """Initial values, which leave the model's function unchanged; they depend only on the weight and the seed."""
     if isinstance(asked, VeRA):
         sizes = shapes(weight, VERA, asked.rank, part)
         return {"d": np.full(sizes["d"], asked.d_initial), "b": np.zeros(sizes["b"])}
-    sizes = shapes(weight, DORA if asked.dora else "", asked.rank, part)
     place = [] if part is None else [part.start, part.stop]
     rng = np.random.default_rng([asked.seed, zlib.crc32(weight.name.encode()), *place])
+    if not isinstance(asked, LoRA):
+        both, factor = bool(asked.options.get("decompose_both")), asked.options.get("decompose_factor", -1)
+        sizes = forms.tensor_shapes(asked.form, weight, asked.rank, feedforward=feedforward, both=both, factor=factor)
+        return forms.initial_tensors(sizes, rng)
+    sizes = shapes(weight, asked.form, asked.rank, part)
     if asked.init is not None:
         found = initial_factors(weight, part, asked.init, asked.rank, asked.scale)
     elif weight.kind == EMBEDDING:
@@ -129,6 +134,11 @@ def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarr
     """
     given = {letter: array.astype(np.float64) for letter, array in tensors.items()}
     kernel = entry.kind == CONV
+    if given.keys() <= forms.NAMES:
+        new = forms.adapt_array(
+            old, given, entry.scale, kernel=kernel, transposed=entry.transposed, feedforward=entry.feedforward
+        )
+        return new.astype(old.dtype)
     size = old.shape[0] if kernel else old.shape[-2 if entry.transposed else -1]
     a, b = given["A"], given["B"]
     if "A0" in given:

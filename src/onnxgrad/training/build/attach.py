@@ -28,7 +28,7 @@ from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.settings import changed_settings, read_recipes, settings_of, takes
-from onnxgrad.training.adapters.config import LoRA, VeRA
+from onnxgrad.training.adapters.config import Adapter
 from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.build.choose_weights import WeightChoice
 from onnxgrad.training.build.cut_off import cut_off
@@ -129,7 +129,7 @@ class _Attachment:
         model: AnyModel,
         trainable: Sequence[str] | None,
         freeze: Sequence[str],
-        adapter: LoRA | VeRA | None = None,
+        adapter: Adapter | None = None,
         chosen: Sequence[str] | None = None,
     ) -> None:
         self.model = open_model(model, standardize).model

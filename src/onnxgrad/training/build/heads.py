@@ -17,7 +17,7 @@ from onnxgrad.ir.names import Names, described
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
-from onnxgrad.training.adapters.config import LoRA, VeRA
+from onnxgrad.training.adapters.config import Adapter
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.written_out import neutral_operand
 from onnxgrad.training.metadata import CLASSES, HEAD
@@ -108,7 +108,7 @@ def _name(graph: ir.Graph, name: str, output: ir.Value, weight: ir.Value, bias: 
         value.name = wanted
 
 
-def beside_head(model: ir.Model, adapter: LoRA | VeRA) -> LoRA | VeRA:
+def beside_head(model: ir.Model, adapter: Adapter) -> Adapter:
     """`adapter` extended to train the weights of a new head as a whole, unless a target names them.
 
     They are random: a frozen head with an adapter would learn less than a head.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from onnxgrad.training.adapters.config import LoRA, VeRA
+from onnxgrad.training.adapters.config import Adapter
 from onnxgrad.training.optim.config import Group, Optimizer
 
 
@@ -30,12 +30,16 @@ class AlgorithmKeywords(TypedDict, total=False):
     freeze_bn: bool | Sequence[str]
     train_mode: bool
     dropout: Mapping[str, float] | None
-    adapter: LoRA | VeRA | None
+    adapter: Adapter | None
     lora: int | None
     dora: bool
     rslora: bool
     lora_init: str | None
     vera: int | None
+    loha: int | None
+    lokr: int | None
+    ia3: bool
+    ia3_feedforward: Sequence[str]
     lora_alpha: float | None
     lora_targets: str | Sequence[str] | None
     lora_dropout: float | None

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_kind
 from onnxgrad.settings import setting
-from onnxgrad.training.adapters.config import ATTENTION, LoRA, VeRA
+from onnxgrad.training.adapters.config import ATTENTION, IA3, Adapter, LoHa, LoKr, LoRA, VeRA
 from onnxgrad.training.loss.losses import LOSSES
 from onnxgrad.training.optim.config import Group, Optimizer
 from onnxgrad.training.optim.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS, SECOND_ORDER, setting_names
@@ -88,16 +88,31 @@ class WeightsRecipe:
         check_kind("untie", self.untie, bool, "true or false")
 
 
+#: Settings that ask for adapters, and the settings that say more about these.
+_SETTINGS = {
+    "lora": ("lora_alpha", "lora_init", "dora", "rslora", "lora_targets", "lora_dropout"),
+    "vera": ("lora_targets", "lora_dropout"),
+    "loha": ("lora_alpha", "lora_targets"),
+    "lokr": ("lora_alpha", "lora_targets"),
+    "ia3": ("lora_targets", "ia3_feedforward"),
+}
+
+
+def _asking(name: str) -> str:
+    """The setting that asks for the adapters of which `name` says more."""
+    return "ia3=True (--ia3)" if name == "ia3_feedforward" else "lora=RANK (--lora RANK)"
+
+
 @dataclass(frozen=True)
 class AdapterRecipe:
     """The settings of adapters: small trained factors with frozen weights."""
 
     panel: ClassVar[str] = "Model"
 
-    adapter: LoRA | VeRA | None = setting(
+    adapter: Adapter | None = setting(
         None,
-        "LoRA(…) or VeRA(…): train adapters beside frozen weights.",
-        instead="adapters are --lora RANK or --vera RANK",
+        "LoRA(…), VeRA(…), LoHa(…), LoKr(…) or IA3(…): train adapters beside frozen weights.",
+        instead="adapters are --lora, --vera, --loha or --lokr RANK, or --ia3",
     )
     lora: int | None = setting(
         None,
@@ -113,7 +128,17 @@ class AdapterRecipe:
     vera: int | None = setting(
         None, "Train two vectors per weight between random matrices that all share (VeRA).", metavar="RANK"
     )
-    lora_alpha: float | None = setting(None, "Adapters count alpha/rank times. Default: twice the rank.")
+    loha: int | None = setting(
+        None, "Train an elementwise product of two matrices of this rank beside each weight (LoHa).", metavar="RANK"
+    )
+    lokr: int | None = setting(None, "Train a Kronecker product beside each weight (LoKr).", metavar="RANK")
+    ia3: bool = setting(False, "Train one factor for each output of the layers of `lora_targets` ((IA)³).")
+    ia3_feedforward: Sequence[str] = setting(
+        (), "With `ia3`: weights of which each input has a factor instead.", metavar="PATTERN", many=True
+    )
+    lora_alpha: float | None = setting(
+        None, "Adapters count alpha/rank times. Default: twice the rank; of `loha` and `lokr`, the rank."
+    )
     lora_targets: str | Sequence[str] | None = setting(
         None,
         "Weights to adapt: attention (default), q_proj, 'c_attn[q,v]' (a part), '*.mlp.*', type:MatMul,Gemm,Conv, all; "
@@ -123,26 +148,35 @@ class AdapterRecipe:
     )
     lora_dropout: float | None = setting(None, "Share of the input that adapters drop, in training.")
 
-    def build_adapter(self) -> LoRA | VeRA | None:
+    def build_adapter(self) -> Adapter | None:
         """The adapter of these settings; None for none.
 
         Raises:
             BadInput: a setting without the adapter that it belongs to, or two adapters.
         """
-        check_kind("adapter", self.adapter, (LoRA, VeRA), "a LoRA(…) or a VeRA(…)")
-        kinds = [name for name in ("adapter", "lora", "vera") if getattr(self, name) is not None]
+        check_kind(
+            "adapter", self.adapter, (LoRA, VeRA, LoHa, LoKr, IA3), "a LoRA(…), VeRA(…), LoHa(…), LoKr(…) or IA3(…)"
+        )
+        kinds = [
+            name for name in ("adapter", *_SETTINGS) if getattr(self, name) is not None and (name != "ia3" or self.ia3)
+        ]
         if len(kinds) > 1:
             raise BadInput(f"{' and '.join(kinds)} are two kinds of adapters; give one of them")
-        shared = () if kinds == ["vera"] else ("lora_targets", "lora_dropout")
-        for name in () if kinds == ["lora"] else ("lora_alpha", "lora_init", "dora", "rslora", *shared):
-            if getattr(self, name) not in (None, False):
-                raise BadInput(f"{name} says more about adapters, which lora=RANK (--lora RANK) asks for")
-        targets, dropout = self.lora_targets or ATTENTION, self.lora_dropout or 0.0
+        kind = kinds[0] if kinds else ""
+        for name in sorted({n for names in _SETTINGS.values() for n in names} - set(_SETTINGS.get(kind, ()))):
+            if getattr(self, name) not in (None, False, ()):
+                raise BadInput(f"{name} says more about adapters, which {_asking(name)} asks for")
+        targets, dropout, alpha = self.lora_targets or ATTENTION, self.lora_dropout or 0.0, self.lora_alpha
+        if self.lora is not None:
+            return LoRA(self.lora, alpha, targets, dropout, self.rslora, self.dora, init=self.lora_init)
         if self.vera is not None:
             return VeRA(self.vera, targets, dropout)
-        if self.lora is not None:
-            form = {"rslora": self.rslora, "dora": self.dora, "init": self.lora_init}
-            return LoRA(self.lora, self.lora_alpha, targets, dropout, **form)
+        if self.loha is not None:
+            return LoHa(self.loha, alpha, targets)
+        if self.lokr is not None:
+            return LoKr(self.lokr, alpha, targets)
+        if self.ia3:
+            return IA3(targets, self.ia3_feedforward)
         return self.adapter
 
 
