@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from onnxgrad.rules.registry import straight_through, without_lowerings
     from onnxgrad.runtime import Options, Session, StepRunner
     from onnxgrad.training import (
+        IA3,
         Group,
+        LoHa,
+        LoKr,
         LoRA,
         Loss,
         Optimizer,
@@ -67,10 +70,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "IA3",
     "BadInput",
     "CustomRule",
     "Function",
     "Group",
+    "LoHa",
+    "LoKr",
     "LoRA",
     "Loss",
     "NoDerivative",
@@ -142,7 +148,7 @@ _LATER = {
         "rules.registry": ("straight_through", "without_lowerings"),
         "runtime": ("Options", "Session", "StepRunner"),
         "training": (
-            *("Group", "LoRA", "Loss", "Optimizer", "Schedule", "VeRA", "load_adapter"),
+            *("Group", "IA3", "LoHa", "LoKr", "LoRA", "Loss", "Optimizer", "Schedule", "VeRA", "load_adapter"),
             *("Trainer", "attach", "compile_step", "evaluate", "export_step", "generate", "predict"),
             *("quantize", "train"),
         ),

@@ -1,6 +1,6 @@
 """Training: a loss and an optimizer attached to a model, compiled to one step graph, run in a loop."""
 
-from onnxgrad.training.adapters.config import LoRA, VeRA
+from onnxgrad.training.adapters.config import IA3, LoHa, LoKr, LoRA, VeRA
 from onnxgrad.training.adapters.folder import load_adapter
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.build.heads import with_head
@@ -34,6 +34,7 @@ from onnxgrad.training.step.memory_budget import within_memory
 from onnxgrad.training.step.step import StateTensor, Step
 
 __all__ = [
+    "IA3",
     "Accumulating",
     "AtEnd",
     "Callback",
@@ -43,6 +44,8 @@ __all__ = [
     "History",
     "Interrupted",
     "KeepBest",
+    "LoHa",
+    "LoKr",
     "LoRA",
     "Log",
     "Loss",
