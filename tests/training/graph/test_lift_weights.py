@@ -163,3 +163,40 @@ def test_fresh_model_exported_by_torch(tmp_path):
             np.testing.assert_allclose(mine, theirs, rtol=1e-3)
         elif name in state:
             np.testing.assert_allclose(state[name], tensor.detach(), rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("modules", "trained"), [(("n.1", "n.2"), {"n.1.bias", "n.2.bias"}), (("n.1", "n.1"), {"n.1.bias"})]
+)
+@pytest.mark.parametrize("weight", [[0, 0], [0, 1]])
+def test_fresh_weights_of_several_modules_are_apart(modules, trained, weight):
+    """PyTorch's exporter stores equal tensors once, and each node names its module; one used twice stays tied."""
+    nodes = [
+        node("Add", ["x", "n.1.bias"], ["h"]),
+        node("Add", ["h", "h"], ["h2"]),
+        node("Add", ["h2", "n.1.bias"], ["y"]),
+    ]
+    for add, module in zip((nodes[0], nodes[2]), modules):
+        add.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'n', '{module}', 'add']")
+    model = model_of(nodes, {"n.1.bias": np.float32(weight)}, {"x": ["N", 2]}, {"y": ["N", 2]})
+    step = compile_step(attach(model, loss="mse", optimizer="sgd"))
+    assert set(step.state) == (trained if weight == [0, 0] else {"n.1.bias"})
+
+
+def test_branches_share_the_copies_of_fresh_weights():
+    """The copies of one tensor in both branches of an If are those of the same layers, in order."""
+    branches = []
+    for end in ("_then", "_else"):
+        nodes = [node("Identity", ["a"], [f"b{end}"]), node("Identity", ["a"], [f"c{end}"])]
+        nodes += [node("Mul", ["x", f"b{end}"], [f"h{end}"]), node("Add", [f"h{end}", f"c{end}"], [f"y{end}"])]
+        branches.append(helper.make_graph(nodes, end[1:], [], [helper.make_tensor_value_info(f"y{end}", 1, ["N", 2])]))
+    nodes = [node("If", ["which"], ["y"], then_branch=branches[0], else_branch=branches[1])]
+    inputs = [helper.make_tensor_value_info("x", 1, ["N", 2]), helper.make_tensor_value_info("which", 9, [])]
+    outputs = [helper.make_tensor_value_info("y", 1, ["N", 2])]
+    weight = numpy_helper.from_array(np.ones(2, np.float32), "a")
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    attached = attach(model, loss="mse", optimizer="sgd")
+    assert set(compile_step(attached).state) == {"b_then", "c_then"}
+    for branch in (attribute.g for attribute in attached.graph.node[0].attribute):
+        assert [name for n in branch.node for name in n.input if "_" in name and name[0] != "h"] == ["b_then", "c_then"]

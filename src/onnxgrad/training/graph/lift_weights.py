@@ -6,11 +6,14 @@ exporter stores weights there, and its Constants are constants. Tensors that are
 once and distributed by Identity nodes, so that a running mean *is* a bias as long as both are zero; trained, they would
 move together. Such a copy becomes a tensor of its own if all its elements are equal (fresh weights: zeros, ones) or if
 it is a running statistic; other copies are regarded as tied on purpose, like the two ends of a language model, and stay
-tied.
+tied. The two branches of an If (a decoder with and without its cache) have such copies in the same order, and share
+them. PyTorch's newer exporter leaves no copies, but its nodes name their modules: fresh weights that several modules
+read become one for each.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 import onnx_ir as ir
@@ -19,6 +22,9 @@ from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import is_op
+
+#: Key of the metadata of a node: the modules of PyTorch around it, and its own name.
+_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
@@ -34,7 +40,10 @@ def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
     for node in list(graph):
         if is_op(node, "Identity"):
             _untie(graph, node)
+        elif is_op(node, "If"):
+            _untie_branches(graph, node)
     _split_statistics(graph)
+    _split_modules(graph)
 
 
 def _is_matrix(value: ir.Value) -> bool:
@@ -73,6 +82,56 @@ def _untie(graph: ir.Graph, node: ir.Node) -> None:
         return
     if source.is_initializer() and (_only_statistics(copy) or _uniform(source.const_value)):
         _replace(graph, node, source.const_value)
+
+
+def _untie_branches(graph: ir.Graph, node: ir.Node) -> None:
+    """Copies of fresh weights in both branches of an If become initializers that the branches share."""
+    copies: list[dict[ir.Value, list[ir.Node]]] = []
+    for name in ("then_branch", "else_branch"):
+        copies.append({})
+        for inner in node.attributes.get_graph(name) or ():
+            source = inner.inputs[0] if is_op(inner, "Identity") else None
+            if source is None or source.dtype not in FLOATS or not source.is_initializer():
+                continue
+            if source.graph is graph and not inner.outputs[0].is_graph_output():
+                copies[-1].setdefault(source, []).append(inner)
+    first, second = copies
+    for source, ones in first.items():
+        others = second.get(source, [])
+        if len(ones) != len(others) or source.const_value is None or not _uniform(source.const_value):
+            continue
+        for one, other in zip(ones, others):
+            name = one.outputs[0].name
+            _replace(graph, one, source.const_value)
+            other.outputs[0].replace_all_uses_with(graph.initializers[name or ""])
+            assert isinstance(other.graph, ir.Graph)
+            other.graph.remove(other, safe=True)
+
+
+def _split_modules(graph: ir.Graph) -> None:
+    """Fresh weights that modules of PyTorch share, because they are equal, become initializers of their own."""
+    names = Names.of_graph(graph)
+    for name, value in list(graph.initializers.items()):
+        module, _, part = name.rpartition(".")
+        readers: dict[str, list[tuple[ir.Node, int]]] = {}
+        for node, at in value.uses():
+            readers.setdefault(_module(node), []).append((node, at))
+        tensor = value.const_value
+        if len(readers) < 2 or module not in readers or "" in readers or tensor is None or tensor.size < 2:
+            continue
+        if value.dtype not in FLOATS or value.is_graph_output() or not _uniform(tensor):
+            continue
+        for other, uses in readers.items():
+            if other != module:
+                own = add_initializer(graph, _rename_tensor(tensor, names.exactly(f"{other}.{part}")))
+                for node, at in uses:
+                    node.replace_input_with(at, own)
+
+
+def _module(node: ir.Node) -> str:
+    """The module of PyTorch that `node` was exported from; empty if it does not say so."""
+    scopes = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))
+    return scopes[-2] if len(scopes) > 1 else ""
 
 
 def _split_statistics(graph: ir.Graph) -> None:
