@@ -184,7 +184,7 @@ def _decide_together(run: Run) -> None:
 def _validate(run: Run) -> dict[str, float]:
     if run.validation is None:
         return {}
-    strategy, size = run.strategy, max(run.batch_size, 256)
+    strategy, size = run.strategy, run.batch_size if run.trainer.task.name else max(run.batch_size, 256)
     measured = run.trainer.evaluation(
         strategy.inference_state(), run.validation, size, run.metrics, strategy.ranks.collective
     )

@@ -26,6 +26,7 @@ from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.language.recipe import TaskRecipe
+from onnxgrad.training.language.shift import warn_of_unshifted
 from onnxgrad.training.language.task import prepared
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
 from onnxgrad.training.loop.evaluation import Evaluation
@@ -189,6 +190,8 @@ class Trained:
     ) -> Data:
         """Open data to train on; the model records their preprocessing, and their class names if it has none."""
         rows = self.data(data, what, preparation)
+        if not self.task.name:
+            warn_of_unshifted(rows)
         self.classes = self.classes or rows.classes
         self.preprocessing = self.preprocessing.updated(rows.preprocessing)
         return rows

@@ -18,6 +18,7 @@ from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sampling import check_sample
 from onnxgrad.training.language.recipe import METRICS_OF_TASKS
+from onnxgrad.training.language.shift import warn_of_own_input
 from onnxgrad.training.loop.fit import open_run, take_epochs
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
@@ -82,6 +83,7 @@ class Trainer(Trained):
         elif settings:
             raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
         setup = set_up(model, recipe, batch_size)
+        warn_of_own_input(recipe.loss.labels, [] if recipe.task.name else setup.step.batch)
         super().__init__(setup, recipe.step.evaluation, recipe.task)
         self.path = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
         self._position = Position()
@@ -147,9 +149,8 @@ class Trainer(Trained):
         rows = self.data(with_labels(data, y), "the validation data", PreparationRecipe(**settings))
         self.check_classes(rows)
         strategy = self.strategy
-        return self.evaluation(
-            strategy.inference_state(), rows, batch_size, names_of(metrics), strategy.ranks.collective
-        )
+        asked = names_of(metrics) or (METRICS_OF_TASKS if self.task.name else None)
+        return self.evaluation(strategy.inference_state(), rows, batch_size, asked, strategy.ranks.collective)
 
     @check_keywords
     @on_all_ranks
