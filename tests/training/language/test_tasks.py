@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 
 import numpy as np
 import onnx
@@ -237,3 +238,67 @@ def test_predictions_of_trained_models_need_no_flags(place):
     trained = train(decoder(), TEXTS, task="causal_lm", tokenizer=place / "tokenizer.json", epochs=1).inference_model()
     assert evaluate(trained, TEXTS).rows == sum(len(t.split()) for t in TEXTS)
     assert predict(trained, TEXTS)["perplexity"].shape == (5,)
+
+
+def test_parts_of_a_batch_have_caches_of_their_own(place):
+    found = []
+    for parts in (1, 2):
+        losses = Losses()
+        trainer = Trainer(decoder(), task="causal_lm", optimizer="sgd", learning_rate=0.1, accumulate=parts)
+        settings = {"tokenizer": place / "tokenizer.json", "batch_size": 4, "shuffle": False, "epochs": 2}
+        trainer.fit(place / "corpus.txt", callbacks=[losses], **settings)
+        found.append(losses.values)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
+def test_labels_that_are_the_input_are_warned_of(place):
+    ids = np.arange(12).reshape(3, 4) + 4
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.zeros_like(ids) + np.arange(4)}
+    trainer = Trainer(decoder(past=False), loss="cross_entropy:ignore_index=-100", prediction="logits")
+    padded = np.where(np.arange(4) < 3, ids, -100)
+    with pytest.warns(UserWarning, match="'labels' equal the input 'input_ids'.*without a shift"):
+        trainer.fit({**feeds, "labels": padded}, epochs=1)
+    shifted = np.append(ids[:, 1:], np.full((3, 1), -100), 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit({**feeds, "labels": shifted}, epochs=1)
+    with pytest.warns(UserWarning, match="the labels are the input 'input_ids'"):
+        Trainer(decoder(past=False), loss="cross_entropy", labels="input_ids")
+
+
+def test_a_template_writes_turns_again_and_may_mark_those_of_the_assistant():
+    """Templates that write an earlier turn otherwise than the last one: only what stays the same is learned."""
+    forgets = (
+        "{% for m in messages %}{{ m.role }} : {% generation %}"
+        "{% if loop.last and m.role == 'assistant' %}red {% endif %}{{ m.content }} {% endgeneration %}{% endfor %}{% if add_generation_prompt %}assistant : {% endif %}"
+    )
+    ((text, spans),) = chat.Manners(template=forgets).render([{"messages": CHAT}], "chats")
+    assert text == "system : red user : the cat assistant : sat on user : the dog assistant : red ran to a tree "
+    assert [text[begin:end] for begin, end in spans] == ["", "red ran to a tree "]
+
+
+def test_the_tokenizers_file_may_name_templates_and_tokens(tmp_path):
+    (tmp_path / "tokenizer.json").touch()
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    config = {"chat_template": named, "eos_token": {"content": "</s>"}, "bos_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text('{"decoder_start_token_id": 7, "max_position_embeddings": 99}')
+    found = chat.Manners.beside(tmp_path / "tokenizer.json")
+    assert found == chat.Manners({"eos_token": "</s>"}, "yes", 99, 7) == chat.Manners.of(found.to_json())
+    (tmp_path / "chat_template.jinja").write_text("own")
+    assert chat.Manners.beside(tmp_path / "tokenizer.json").template == "own"
+    (tmp_path / "tokenizer_config.json").write_text("[1]")
+    with pytest.raises(BadInput, match="no object of JSON"):
+        chat.Manners.beside(tmp_path / "tokenizer.json")
+
+
+def test_tables_and_columns_have_documents(place):
+    pytest.importorskip("pyarrow")
+    (place / "d.csv").write_text("stars,review\n5,a red cat\n1,the blue dog sat\n")
+    for data, inputs in (
+        (place / "d.csv", {"input_ids": "review"}),
+        ({"text": ["a red cat", "the blue dog sat"]}, None),
+    ):
+        preparation = PreparationRecipe(tokenizer=place / "tokenizer.json", inputs=inputs)
+        (batch,) = Trainer(decoder(), task="causal_lm").data(data, preparation=preparation).batches(4)
+        assert [words(row) for row in batch["labels"]] == ["red cat <eos>", "blue dog sat <eos>"]
