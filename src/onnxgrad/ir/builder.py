@@ -422,7 +422,7 @@ class Builder:
         """`x` with the dtype of `like`; `x` itself if it has it."""
         return x if x.dtype == like.dtype else self.Cast(x, to=int(like.dtype or 0))
 
-    def reshape(self, x: Var, shape: Any) -> Var:
+    def reshape(self, x: Var | ir.Value, shape: Any) -> Var:
         """`x` with the shape `shape` (a vector or a list, in which 0 means a dimension of size 0)."""
         shape = self._operand(shape, ir.DataType.INT64)
         known = shape.const

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import prune
+from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.match import is_op
-from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value
+from onnxgrad.ir.names import Names
+from onnxgrad.runtime.rewrites.rewrite import replace_value
 
 #: Coefficients of numerator and denominator, the highest power first. The first denominator begins with 1.
 _ERF = (
@@ -40,40 +42,33 @@ def has_double_erf(model: ir.Model) -> bool:
 
 def write_double_erf(model: ir.Model) -> int:
     """Replace each Erf of float64. Returns their number."""
+    names, infer = Names.of(model), Inference.of(model.graph, elements=False)
     count = 0
     for graph in model.graphs():
-        found = _erfs(graph)
-        if not found:
-            continue
-        writer = Writer(graph, "double_erf")
-        for node in found:
-            writer.at = node
-            x = node.inputs[0]
-            assert x is not None
-            replace_value(_erf(writer, x), node.outputs[0])
+        b = Builder(graph, names, infer, noting=False, prefix="double_erf")
+        for node in _erfs(graph):
+            assert node.inputs[0] is not None
+            b.before = node
+            replace_value(_erf(b, b.var(node.inputs[0])), node.outputs[0])
+            count += 1
         prune(graph)
-        count += len(found)
     return count
 
 
-def _erf(w: Writer, x: ir.Value) -> ir.Value:
-    def number(value: float) -> ir.Value:
-        return w.constant(np.array(value, np.float64))
-
-    def ratio(of: ir.Value, coefficients: tuple[Sequence[float], Sequence[float]]) -> ir.Value:
+def _erf(b: Builder, x: Var) -> Var:
+    def ratio(of: Var, coefficients: tuple[Sequence[float], Sequence[float]]) -> Var:
         sums = []
         for first, second, *rest in coefficients:
-            leading = of if first == 1.0 else w.emit("Mul", of, number(first))
-            total = w.emit("Add", leading, number(second))
+            total = of * first + second
             for c in rest:
-                total = w.emit("Add", w.emit("Mul", total, of), number(c))
+                total = total * of + c
             sums.append(total)
-        return w.emit("Div", *sums)
+        return sums[0] / sums[1]
 
-    size = w.emit("Abs", x)
-    capped = w.emit("Min", size, number(_ONE))
-    square = w.emit("Mul", capped, capped)
-    small = w.emit("Mul", x, ratio(square, _ERF))
-    tail = w.emit("Mul", w.emit("Exp", w.emit("Neg", square)), ratio(capped, _ERFC))
-    large = w.emit("Mul", w.emit("Sign", x), w.emit("Sub", number(1.0), tail))
-    return w.emit("Where", w.emit("Less", size, number(_SMALL)), small, large)
+    size = b.Abs(x)
+    capped = b.Min(size, _ONE)
+    square = capped * capped
+    small = x * ratio(square, _ERF)
+    tail = b.Exp(-square) * ratio(capped, _ERFC)
+    large = b.Sign(x) * (1.0 - tail)
+    return b.Where(size < _SMALL, small, large)

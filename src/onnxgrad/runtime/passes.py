@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgrad.ir.downgrade import is_too_new, settle_opset
 from onnxgrad.ir.execution_order import run_as
 from onnxgrad.ir.graph import prune
+from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.ir.known_branches import known_branches, take_known_branches
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.constant_transposes import CONSTANT_TRANSPOSES
@@ -85,7 +86,8 @@ def _prepare(model: ir.Model, setting: Setting) -> int:
 
 
 def _order_rewritten(model: ir.Model, setting: Setting) -> int:
-    compute_soon(model.graph)
+    compute_soon(setting.builder(model.graph, "soon"))
+    forget_values(model.graph)
     run_as(model.graph, setting.given)
     return 1
 

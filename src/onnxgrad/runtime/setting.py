@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
+
+from onnxgrad.ir.builder import Builder
+from onnxgrad.ir.infer.inference import Inference
+from onnxgrad.ir.names import Names
 
 #: The oldest opset whose operators passes know: from here on, axes of reductions and of views are operands.
 OLDEST = 13
@@ -31,6 +35,13 @@ class Setting:
     packs: bool = True
     has_kernels: bool = False
     is_rewritten: bool = False
+    _scope: tuple[Names, Inference] | None = field(default=None, init=False, repr=False)
+
+    def builder(self, graph: ir.Graph, prefix: str) -> Builder:
+        """A builder for `graph`, whose nodes get names that begin with `prefix`; all share the names of the model."""
+        if self._scope is None:
+            self._scope = Names.of_graph(graph), Inference.of(graph, elements=False)
+        return Builder(graph, *self._scope, noting=False, prefix=prefix)
 
     def keeps_order(self) -> str:
         """The reason to skip all passes for the CPU provider; empty if they run."""

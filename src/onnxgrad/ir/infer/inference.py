@@ -104,13 +104,15 @@ class Inference:
         self._known: dict[object, Typed] = {}
 
     @classmethod
-    def of(cls, graph: ir.Graph, calls: Calls | None = None) -> Inference:
+    def of(cls, graph: ir.Graph, calls: Calls | None = None, elements: bool = True) -> Inference:
         """For nodes that will be emitted into `graph`; new symbols never clash with those it has.
 
-        `calls` are the local functions that stay functions.
+        `calls` are the local functions that stay functions. Without `elements`, those of computed shapes are not known.
         """
         graphs = scopes(graph)
         inference = cls(dict(graph.opset_imports), _symbols(_values(graphs)), calls)
+        if not elements:
+            return inference
         shapes: list[ir.Node] = []  # so that the values of shapes computed in the graph are known here too
         for node in (node for g in graphs for node in g):
             for value in node.outputs:

@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import is_op, sizes
-from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
+from onnxgrad.runtime.rewrites.rewrite import rewrite, take_over
 
 #: Marks the concatenation of vectors.
 _JOINED = "onnxgrad.joined"
@@ -130,51 +130,49 @@ def _alike(graph: ir.Graph) -> list[list[_Chain]]:
     ]
 
 
-def _write(graph: ir.Graph) -> int:
-    writer = Writer(graph, "batched_updates")
+def _write(b: Builder) -> int:
+    outputs = b.graph.outputs
     places: dict[ir.Value, list[int]] = defaultdict(list)
-    for i, value in enumerate(graph.outputs):
+    for i, value in enumerate(outputs):
         places[value].append(i)
-    groups = _alike(graph)
+    groups = _alike(b.graph)
     for group in groups:
-        writer.at = last = ir.Node("", "Identity", [None], num_outputs=1, name=writer.name("last"))
-        graph.append(last)
-        first, values = group[0], {}
+        first = group[0]
+        values: dict[ir.Value, Var] = {}
         for k, leaf in enumerate(first.leaves):
-            values[leaf] = joined = writer.emit("Concat", *(chain.leaves[k] for chain in group), axis=0)
-            joined.producer().meta[_JOINED] = True  # type: ignore[union-attr]
+            values[leaf] = joined = b.Concat(*(chain.leaves[k] for chain in group), axis=0)
+            joined.value.producer().meta[_JOINED] = True
         for node in first.nodes:
-            attributes = {name: a.value for name, a in node.attributes.items()}
             reads = [values.get(v, v) if v is not None else None for v in node.inputs]
-            values[node.outputs[0]] = writer.emit(node.op_type, *reads, **attributes)
-        lengths = writer.constant(np.array([_length(chain.nodes[0].outputs[0]) for chain in group], np.int64))
+            values[node.outputs[0]] = b.operator(node.op_type)(*reads, **node.attributes)
+        lengths = b.const([_length(chain.nodes[0].outputs[0]) for chain in group])
+        axis = [ir.AttrInt64("axis", 0)]
         for i in first.ends:
-            parts = writer.emit_all("Split", values[first.nodes[i].outputs[0]], lengths, outputs=len(group), axis=0)
+            whole = values[first.nodes[i].outputs[0]].value  # of equal ends, too, each is an output of its own
+            parts = b.append(ir.Node("", "Split", [whole, lengths.value], axis, num_outputs=len(group)))
             for chain, part in zip(group, parts):
                 old = chain.nodes[i].outputs[0]
                 for place in places[old]:  # at once: looking for each among all of them takes seconds where many are
-                    graph.outputs[place] = part
-                replace_value(part, old)
-        graph.remove(last)
+                    outputs[place] = part.value
+                take_over(part.value, old)
     return sum(map(len, groups))
 
 
-def compute_soon(graph: ir.Graph) -> None:
-    """Have the concatenated vectors in `graph` computed as early as the separate ones were.
+def compute_soon(b: Builder) -> None:
+    """Have the concatenated vectors in the graph of `b` computed as early as the separate ones were.
 
     The runtime computes values that only the end of a graph reads at its end. The gradient of a bias is computed from
     the cotangent of a whole layer, which would live until then: 15 to 50 % on top of the peak of a step. So each vector
     is read by one more node, which copies nothing and has no readers; the runtime runs such nodes in turn. This is done
     last: pruning a graph removes these nodes.
     """
-    joined = [node for node in graph if _JOINED in node.meta]
+    joined = [node for node in b.graph if _JOINED in node.meta]
     if not joined:
         return
-    writer = Writer(graph, "soon")
-    writer.at = joined[-1]
+    b.before = joined[-1]
     for value in dict.fromkeys(v for node in joined for v in node.inputs):
         if value is not None and value.producer() is not None:
-            writer.emit("Reshape", value, writer.constant(np.array([-1], np.int64)))
+            b.reshape(value, [-1])
 
 
 BATCHED_UPDATES = rewrite(

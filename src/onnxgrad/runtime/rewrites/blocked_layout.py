@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.match import constant, is_op, permutation, producer, sizes
-from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 DOMAIN = "com.microsoft.nchwc"
 
@@ -61,7 +63,7 @@ def blocked(model: ir.Model, block: int | None = None) -> ir.Model:
     if not block or not any(_gains(node, block) for node in model.graph):
         return model
     model = model.clone()
-    _write(model.graph, block)
+    _write(Builder(model.graph, noting=False, prefix="blocked_layout"), block)
     prune(model.graph)
     return model
 
@@ -71,12 +73,11 @@ def _applies(graph: ir.Graph) -> bool:
     return any(_gains(node, 1) for node in graph) and any(_gains(node, block_size()) for node in graph)
 
 
-def _write(graph: ir.Graph, block: int) -> int:
-    graph.opset_imports[DOMAIN] = 1
-    writer = Blocks(graph, block, "blocked_layout")
-    nodes = [node for node in graph if _gains(node, block)]
+def _write(b: Builder, block: int) -> int:
+    blocks = Blocks(b, block)
+    nodes = [node for node in b.graph if _gains(node, block)]
     for node in nodes:
-        writer.convolve(node)
+        blocks.convolve(node)
     return len(nodes)
 
 
@@ -129,36 +130,43 @@ def _original_filter(w: ir.Value) -> ir.Value | None:
     return swap.inputs[0] if reversal and whole else None
 
 
-class Blocks(Writer):
+def emit_blocked(b: Builder, op_type: str, *operands: Any, **attributes: Any) -> Var:
+    """Emit an operator of the blocked layout, with the type of its result: inference does not know that domain."""
+    values = [v.value if isinstance(v, Var) else v for v in operands]
+    y = ir.Value(type=ir.TensorType(ir.DataType.FLOAT))
+    return b.append(ir.Node(DOMAIN, op_type, values, ir.convenience.convert_attributes(attributes), outputs=[y]))[0]
+
+
+class Blocks:
     """Writes operators on blocks of channels; a value is reordered once, however many read it."""
 
-    def __init__(self, graph: ir.Graph, block: int, prefix: str) -> None:
-        super().__init__(graph, prefix)
-        self.block = block
-        self._known: dict[tuple[ir.Value, str], ir.Value] = {}
+    def __init__(self, b: Builder, block: int) -> None:
+        self.b, self.block = b, block
+        b.graph.opset_imports[DOMAIN] = 1
+        self._known: dict[tuple[ir.Value, str], Var] = {}
 
-    def once(self, x: ir.Value, how: str) -> ir.Value:
+    def once(self, x: ir.Value, how: str) -> Var:
         """`x` in blocks: an "operand", "weights" of a convolution, "filters" of few channels, "depthwise" weights."""
         if (x, how) not in self._known:
             self._known[x, how] = getattr(self, f"_{how}")(x)
         return self._known[x, how]
 
-    def _operand(self, x: ir.Value) -> ir.Value:
-        return self.emit("ReorderInput", x, domain=DOMAIN)
+    def _operand(self, x: ir.Value | Var) -> Var:
+        return emit_blocked(self.b, "ReorderInput", x)
 
-    def _depthwise(self, w: ir.Value) -> ir.Value:
+    def _depthwise(self, w: ir.Value) -> Var:
         assert w.shape is not None
         channels, _, *taps = w.shape.numpy()
         return self.view(self._operand(self.view(w, 1, channels, *taps)), channels, 1, *taps)
 
-    def _filters(self, w: ir.Value) -> ir.Value:
+    def _filters(self, w: ir.Value) -> Var:
         """[O, C, …] as [O/b, C, …, b of O], for fewer channels than a block"""
         assert w.shape is not None
         out, inner, *taps = w.shape.numpy()
         rows = self._operand(self.view(w, 1, out, inner * int(np.prod(taps)), 1))
         return self.view(rows, out, inner, *taps)
 
-    def _weights(self, w: ir.Value) -> ir.Value:
+    def _weights(self, w: ir.Value) -> Var:
         """[O, C, …] as [O/b, C/b, …, b of C, b of O]
 
         Whole rows of b numbers are moved; where a Transpose moves single ones, it takes three times as long, and seven
@@ -170,17 +178,20 @@ class Blocks(Writer):
         turned = _original_filter(w)
         if turned is None:
             rows = self.view(self._operand(self.view(w, 1, out, inner * count, 1)), -1, b, count, b)
-            return self.view(self.emit("Transpose", rows, perm=[0, 2, 1, 3]), out, inner, *taps)
+            return self.view(self.b.Transpose(rows, perm=[0, 2, 1, 3]), out, inner, *taps)
         rows = self.view(self._operand(self.view(turned, inner, out, count, 1)), inner // b, b, out // b, count, b)
-        blocks = self.emit("Transpose", rows, perm=[2, 0, 3, 1, 4])
-        backwards = self.constant(np.arange(count - 1, -1, -1))
-        return self.view(self.emit("Gather", blocks, backwards, axis=2), out, inner, *taps)
+        blocks = self.b.Transpose(rows, perm=[2, 0, 3, 1, 4])
+        return self.view(self.b.Gather(blocks, np.arange(count - 1, -1, -1), axis=2), out, inner, *taps)
+
+    def view(self, x: ir.Value | Var, *dims: int) -> Var:
+        """`x` reshaped."""
+        return self.b.reshape(x, list(dims))
 
     # --- nodes ---------------------------------------------------------------------------------
 
     def convolve(self, node: ir.Node) -> None:
         """Replace a Conv."""
-        self.at = node
+        self.b.before = node
         x, w = node.inputs[0], node.inputs[1]
         assert x is not None
         assert w is not None
@@ -188,16 +199,13 @@ class Blocks(Writer):
         channels = w.shape.numpy()[0]
         few = _group(node) == 1 and w.shape.numpy()[1] < self.block
         kernel = self.once(w, "depthwise" if _group(node) > 1 else "filters" if few else "weights")
-        attributes = list(node.attributes.values())
-        operands = [x if few else self.once(x, "operand"), kernel, *node.inputs[2:]]
-        new = ir.Node(DOMAIN, "Conv", operands, attributes, num_outputs=1, name=self.name("Conv"))
-        new.outputs[0].name = self.name("Conv")
-        self.graph.insert_before(node, new)
-        self.unblock(new.outputs[0], channels, node.outputs[0])
+        image = x if few else self.once(x, "operand")
+        y = emit_blocked(self.b, "Conv", image, kernel, *node.inputs[2:], **node.attributes)
+        replace_value(self.unblock(y, channels), node.outputs[0])
 
-    def unblock(self, y: ir.Value, channels: int, old: ir.Value) -> None:
-        """The blocked value in plain layout, in place of `old`."""
-        replace_value(self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels), old)
+    def unblock(self, y: Var, channels: int) -> Var:
+        """The blocked value in plain layout."""
+        return emit_blocked(self.b, "ReorderOutput", y, channels=channels)
 
 
 BLOCKED_LAYOUT = rewrite(
@@ -205,7 +213,7 @@ BLOCKED_LAYOUT = rewrite(
     "convolutions in blocks of channels",
     "float32, 4-D, more than one tap, whole blocks, weights that change",
     _applies,
-    lambda graph: _write(graph, block_size()),
+    lambda b: _write(b, block_size()),
 )
 
 

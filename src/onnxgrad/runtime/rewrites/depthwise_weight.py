@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import constant, is_standard, producer
-from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, Blocks, block_size
+from onnxgrad.runtime.rewrites.blocked_layout import Blocks, block_size, emit_blocked
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 
@@ -136,7 +137,7 @@ class _Correlations(Blocks):
         The images are laid one below the other, with as many rows of zeros between them as a window reaches over;
         the cotangents likewise. Then one depthwise convolution has them all, and Σ over the batch is inside it.
         """
-        self.at = node
+        self.b.before = node
         (channels, height, width), (_, rows, columns) = found.sizes
         (stride, stride_across), (above, before), reach = found.strides, found.head, found.reach
         pitch = max(above + height, (rows - 1) * stride + reach[0] + 1 - above)
@@ -144,28 +145,27 @@ class _Correlations(Blocks):
         big = self._stacked(found.big, found.sizes[0], above, pitch)
         small = self._stacked(found.small, found.sizes[1], 0, pitch // stride)
         after = (columns - 1) * stride_across + reach[1] + 1 - before - width
-        y = self.emit(
+        y = emit_blocked(
+            self.b,
             "Conv",
             self.view(big, 1, channels, -1, width),
             self.view(small, channels, 1, -1, columns),
-            domain=DOMAIN,
             group=channels,
             strides=list(found.dilations),
             dilations=list(found.strides),
             pads=[0, before, reach[0] + 1 - stride, after],
         )
-        y = self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels)
-        replace_value(self.view(y, channels, 1, *found.taps), node.outputs[0])
+        replace_value(self.view(self.unblock(y, channels), channels, 1, *found.taps), node.outputs[0])
 
-    def _stacked(self, x: ir.Value, sizes: tuple[int, int, int], above: int, pitch: int) -> ir.Value:
+    def _stacked(self, x: ir.Value, sizes: tuple[int, int, int], above: int, pitch: int) -> Var:
         """`x` in blocks, its images one below the other: `above` rows of zeros, the image, zeros up to `pitch` rows."""
         channels, height, width = sizes
         line = width * self.block
         images = self.view(self.once(x, "operand"), -1, channels // self.block, height * line)
         if pitch > height:
             below = pitch - height - above
-            images = self.emit("Pad", images, self.ints(0, 0, above * line, 0, 0, below * line))
-        return self.emit("Transpose", images, perm=[1, 0, 2])
+            images = self.b.Pad(images, [0, 0, above * line, 0, 0, below * line])
+        return self.b.Transpose(images, perm=[1, 0, 2])
 
 
 def _find_products(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:
@@ -177,10 +177,9 @@ def _applies(graph: ir.Graph) -> bool:
     return bool(_find_products(graph, 8)) and block_size() > 0 and bool(_find_products(graph, block_size()))
 
 
-def _write(graph: ir.Graph) -> int:
-    graph.opset_imports[DOMAIN] = 1
-    writer = _Correlations(graph, block_size(), "depthwise_weight")
-    places = _find_products(graph, block_size())
+def _write(b: Builder) -> int:
+    writer = _Correlations(b, block_size())
+    places = _find_products(b.graph, block_size())
     for node, found in places.items():
         writer.correlate(node, found)
     return len(places)

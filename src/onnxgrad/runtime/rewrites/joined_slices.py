@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import is_op, producer
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
@@ -39,20 +40,16 @@ def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
     return found
 
 
-def concatenate(graph: ir.Graph) -> int:
+def concatenate(b: Builder) -> int:
     """Replace every such sum by a Concat, in place. Returns the count; unread nodes stay."""
-    found = concatenations(graph)
-    moved: dict[ir.Value, ir.Value] = {}  # a piece may be such a sum itself: a slice of a slice
+    found = concatenations(b.graph)
+    moved: dict[ir.Value, Var] = {}  # a piece may be such a sum itself: a slice of a slice
     for node, pieces in found.items():
         old = node.outputs[0]
-        axis = ir.AttrInt64("axis", pieces[0].axis)
-        parts = [moved.get(p.value, p.value) for p in pieces]
-        new = ir.Node("", "Concat", parts, [axis], num_outputs=1, name=f"tiles.{old.name}")
-        new.outputs[0].name = f"tiles.{old.name}.sum"
-        graph.insert_before(node, new)
-        replace_value(new.outputs[0], old)
-        moved[old] = new.outputs[0]
-        graph.remove(node, safe=True)
+        b.before = node
+        moved[old] = b.Concat(*(moved.get(p.value, p.value) for p in pieces), axis=pieces[0].axis)
+        replace_value(moved[old], old)
+        b.graph.remove(node, safe=True)
     return len(found)
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import constant, is_op, producer
-from onnxgrad.runtime.rewrites.rewrite import NodeRule, Writer, match_repeated, rewrite_results, same_but
+from onnxgrad.runtime.rewrites.rewrite import NodeRule, match_repeated, rewrite_results, same_but
 
 #: Fewer rows are added up soon enough.
 _FEWEST = 64
@@ -65,22 +66,20 @@ def _constant_ids(indices: ir.Value | None, rank: int, axis: int) -> np.ndarray 
     return None if ids is None or ids.dtype.kind != "i" else ids.reshape(-1).astype(np.int64)
 
 
-def _sums(writer: Writer, found: _Known) -> ir.Value:
+def _sums(b: Builder, found: _Known) -> Var:
     """The terms that `found` adds to its table, with the table."""
     perm = list(range(len(found.dims)))
     perm[0], perm[found.axis] = found.axis, 0
-    rows = writer.emit("Transpose", found.rows, perm=perm) if found.axis else found.rows
-    joined, place = _by_place(writer, writer.view(rows, len(found.ids), -1), found)
-    dims = [found.dims[a] for a in perm]
-    y = writer.view(writer.emit("Gather", joined, writer.constant(place), axis=0), *dims)
-    y = writer.emit("Transpose", y, perm=perm) if found.axis else y
-    return y if _is_zero(found.table) else writer.emit("Add", found.table, y)
+    rows = b.Transpose(b.var(found.rows), perm=perm) if found.axis else found.rows
+    joined, place = _by_place(b, b.reshape(rows, [len(found.ids), -1]), found)
+    y = b.reshape(b.Gather(joined, place, axis=0), [found.dims[a] for a in perm])
+    y = b.Transpose(y, perm=perm) if found.axis else y
+    return y if _is_zero(found.table) else b.Add(found.table, y)
 
 
-def _by_place(writer: Writer, rows: ir.Value, found: _Known) -> tuple[ir.Value, np.ndarray]:
+def _by_place(b: Builder, rows: Var, found: _Known) -> tuple[Var, np.ndarray]:
     """Sums of those of `rows`, [number, width], that have the same id; and for each id where its sum is among them."""
     size, dtype = found.dims[found.axis], found.rows.dtype
-    assert dtype is not None
     counts = np.bincount(found.ids, minlength=size)
     by_id, first = np.argsort(found.ids, kind="stable"), np.cumsum(counts) - counts
     groups = [(int(c), np.flatnonzero(counts == c)) for c in np.unique(counts[counts > 0])]
@@ -92,19 +91,17 @@ def _by_place(writer: Writer, rows: ir.Value, found: _Known) -> tuple[ir.Value, 
         used = int(np.count_nonzero(counts))
         place = np.full(size, used)
         place[np.concatenate([same for _, same in groups])] = np.arange(used)
-        picked = writer.emit("Gather", rows, writer.constant(order), axis=0)
-        cuts = writer.ints(*(c * len(same) for c, same in groups))
-        pieces = [picked] if len(groups) == 1 else writer.emit_all("Split", picked, cuts, outputs=len(groups), axis=0)
-        parts = [writer.view(piece, c, -1) for piece, (c, _) in zip(pieces, groups)]
+        picked = b.Gather(rows, order, axis=0)
+        cuts = [c * len(same) for c, same in groups]
+        pieces = [picked] if len(groups) == 1 else b.Split(picked, cuts, outputs=len(groups), axis=0)
+        parts = [b.reshape(piece, [c, -1]) for piece, (c, _) in zip(pieces, groups)]
         for i, (c, _) in enumerate(groups):
             if c > 1:
-                parts[i] = writer.emit("MatMul", writer.constant(np.ones((1, c), dtype.numpy())), parts[i])
-        joined = parts[0] if len(parts) == 1 else writer.emit("Concat", *parts, axis=1)
-        sums = writer.view(joined, used, -1)
+                parts[i] = b.MatMul(b.const(np.ones((1, c)), dtype), parts[i])
+        sums = b.reshape(parts[0] if len(parts) == 1 else b.Concat(*parts, axis=1), [used, -1])
     if not counts.all():
-        one = writer.emit("Concat", writer.ints(1), writer.emit("Shape", rows, start=1), axis=0)
-        zeros = writer.emit("Expand", writer.constant(np.zeros((1, 1), dtype.numpy())), one)
-        sums = writer.emit("Concat", sums, zeros, axis=0)
+        zeros = b.Expand(b.const(np.zeros((1, 1)), dtype), b.join([1], b.shape_of(rows, 1)))
+        sums = b.Concat(sums, zeros, axis=0)
     return sums, place
 
 

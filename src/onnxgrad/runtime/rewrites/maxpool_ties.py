@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import add_initializer
+from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.match import constant, is_op, pattern, producer
-from onnxgrad.runtime.rewrites.rewrite import rewrite
+from onnxgrad.runtime.rewrites.rewrite import rewrite, take_over
 
 #: Up to here float32 counts exactly.
 _COUNTABLE = 1 << 24
@@ -83,45 +83,33 @@ class Ranking:
         return None
 
 
-def without_ranking(graph: ir.Graph) -> int:
-    """Have every `Ranking` in `graph` run only if there are ties, in place. Returns the count."""
-    found = [r for node in graph if (r := Ranking.ending_in(node)) is not None]
-    for serial, ranking in enumerate(found):
-        _write(graph, ranking, serial)
+def without_ranking(b: Builder) -> int:
+    """Have every `Ranking` in the graph of `b` run only if there are ties, in place. Returns the count."""
+    found = [r for node in b.graph if (r := Ranking.ending_in(node)) is not None]
+    for ranking in found:
+        _write(b, ranking)
     return len(found)
 
 
-def _write(graph: ir.Graph, r: Ranking, serial: int) -> None:
-    last = r.nodes[-1]
-    name = f"ties.{serial}"
-    axes = add_initializer(graph, ir.tensor(np.array([2, 3], np.int64), name=f"{name}.axes"))
-    windows = add_initializer(graph, ir.tensor(np.array(r.windows, np.float32), name=f"{name}.windows"))
-    count = _node("ReduceSum", [r.mask, axes], f"{name}.count", ir.AttrInt64("keepdims", 0))
-    most = _node("ReduceMax", [count.outputs[0]], f"{name}.most", ir.AttrInt64("keepdims", 0))
-    tied = _node("Greater", [most.outputs[0], windows], f"{name}.tied")
+def _write(b: Builder, r: Ranking) -> None:
+    b.before = last = r.nodes[-1]
     old = last.outputs[0]
-    short = _node("Mul", [r.mask, r.g], f"{name}.short")
-    choice = _node("If", [tied.outputs[0]], f"{name}.choice")
-    for new in (count, most, tied, choice):
-        graph.insert_before(last, new)
-    y = choice.outputs[0]
-    y.type, y.shape = old.type, old.shape
-    old.replace_all_uses_with(y, replace_graph_outputs=True)
-    y.name, old.name = old.name, f"{name}.ranked"
-    graph.remove(list(r.nodes))
-    opsets = graph.opset_imports
-    ranked = ir.Graph([], [old], nodes=list(r.nodes), opset_imports=opsets, name=f"{name}.then")
-    direct = ir.Graph([], list(short.outputs), nodes=[short], opset_imports=opsets, name=f"{name}.else")
-    for value in short.outputs:
-        value.type, value.shape = old.type, old.shape
-    choice.attributes.add(ir.AttrGraph("then_branch", ranked))
-    choice.attributes.add(ir.AttrGraph("else_branch", direct))
-
-
-def _node(op_type: str, inputs: list[ir.Value | None], name: str, *attributes: ir.Attr) -> ir.Node:
-    node = ir.Node("", op_type, inputs, attributes, num_outputs=1, name=name)
-    node.outputs[0].name = name
-    return node
+    most = b.ReduceMax(b.ReduceSum(r.mask, [2, 3], keepdims=0), keepdims=0)
+    tied = most > float(r.windows)
+    direct, ranked = (
+        ir.Graph([], [], nodes=[], opset_imports=b.graph.opset_imports, name=b.names.fresh(f"{b.prefix}_{branch}"))
+        for branch in ("else", "then")
+    )
+    direct.outputs.append(b.nested(direct).Mul(r.mask, r.g).value)
+    branches = [ir.AttrGraph("then_branch", ranked), ir.AttrGraph("else_branch", direct)]
+    name = b.names.fresh(f"{b.prefix}_If")
+    choice = ir.Node("", "If", [tied.value], branches, num_outputs=1, name=name)
+    choice.outputs[0].name = name
+    b.graph.insert_before(last, choice)
+    take_over(choice.outputs[0], old)
+    b.graph.remove(list(r.nodes))
+    ranked.extend(r.nodes)
+    ranked.outputs.append(old)
 
 
 def _is_steep(node: ir.Node) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.match import constant, is_op, sizes
-from onnxgrad.runtime.rewrites.rewrite import Writer, rewrite
+from onnxgrad.runtime.rewrites.rewrite import rewrite
 
 #: Elementwise operators of two operands in a training step.
 _BINARY = frozenset({"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"})
@@ -28,21 +29,16 @@ def _short(node: ir.Node) -> list[tuple[int, int]]:
     ]
 
 
-def _write(graph: ir.Graph) -> int:
-    writer = Writer(graph, "ranked_scalars")
+def _write(b: Builder) -> int:
     places = 0
-    found: dict[tuple[ir.Value, int], ir.Value] = {}
-    for node in graph:
+    for node in b.graph:
         for i, rank in _short(node):
-            scalar = node.inputs[i]
+            b.before = node
+            scalar, ones = node.inputs[i], [1] * rank
             assert scalar is not None
-            if (scalar, rank) not in found:
-                writer.at = node
-                array, ones = constant(scalar), (1,) * rank
-                same = writer.view(scalar, *ones) if array is None else writer.constant(array.reshape(ones))
-                same.type, same.shape = scalar.type, ir.Shape(ones)
-                found[scalar, rank] = same
-            node.replace_input_with(i, found[scalar, rank])
+            array = constant(scalar)
+            same = b.reshape(scalar, ones) if array is None else b.const(array.reshape(ones))
+            node.replace_input_with(i, same.value)
             places += 1
     return places
 

@@ -1,14 +1,14 @@
-"""Rewrites as passes, and their common parts: recognising operators, writing others in their place."""
+"""Rewrites as passes, and their common parts: matches of operators, and the replacement of results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import add_initializer, prune
+from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.graph import prune
 from onnxgrad.ir.match import producer
 from onnxgrad.ir.passes import Pass
 from onnxgrad.ir.shapes import same_dim
@@ -19,18 +19,18 @@ REWRITES_PHASE = "rewrites"
 
 
 def rewrite(
-    name: str, what: str, where: str, applies: Callable[[ir.Graph], bool], apply: Callable[[ir.Graph], int]
+    name: str, what: str, where: str, applies: Callable[[ir.Graph], bool], apply: Callable[[Builder], int]
 ) -> Pass[Setting]:
     """A pass that replaces operators by faster ones with equal results.
 
     Args:
         name, what, where: as of `Pass`.
         applies: returns True if a graph has a place for it.
-        apply: changes a graph and returns the number of places; results that have no readers left are pruned.
+        apply: changes the graph of a builder and returns the number of places; unread results are pruned.
     """
 
     def write(model: ir.Model, setting: Setting) -> int:
-        places = apply(model.graph)
+        places = apply(setting.builder(model.graph, name))
         prune(model.graph)
         setting.is_rewritten |= bool(places)
         return places
@@ -43,19 +43,19 @@ class NodeRule(NamedTuple):
 
     Attributes:
         match: returns the match that ends in a node, or None.
-        write: emits the operators for a match, and returns the value in place of the node's result.
+        write: emits the operators for a match, and returns what replaces the node's result.
     """
 
     match: Callable[[ir.Node], Any]
-    write: Callable[[Writer, Any], ir.Value]
+    write: Callable[[Builder, Any], Var]
 
-    def apply(self, graph: ir.Graph, writer: Writer) -> int:
-        """Replace every match in `graph`. Returns their number."""
+    def apply(self, b: Builder) -> int:
+        """Replace every match in the graph of `b`. Returns their number."""
         places = 0
-        for node in list(graph):
+        for node in list(b.graph):
             if (found := self.match(node)) is not None:
-                writer.at = node
-                replace_value(self.write(writer, found), node.outputs[0])
+                b.before = node
+                replace_value(self.write(b, found), node.outputs[0])
                 places += 1
         return places
 
@@ -66,61 +66,28 @@ def rewrite_results(name: str, what: str, where: str, *rules: NodeRule) -> Pass[
     def applies(graph: ir.Graph) -> bool:
         return any(rule.match(node) is not None for node in graph for rule in rules)
 
-    def apply(graph: ir.Graph) -> int:
-        writer = Writer(graph, name)
-        return sum(rule.apply(graph, writer) for rule in rules)
+    def apply(b: Builder) -> int:
+        return sum(rule.apply(b) for rule in rules)
 
     return rewrite(name, what, where, applies, apply)
 
 
-class Writer:
-    """Emits nodes before a given one, with names that begin with the name of the rewrite."""
+def replace_value(y: Var, old: ir.Value) -> None:
+    """Replace `old` by the result `y`; the producer of `old` becomes unread.
 
-    def __init__(self, graph: ir.Graph, prefix: str) -> None:
-        self.graph, self.prefix = graph, prefix
-        self.at: ir.Node | None = None
-        self._constants: dict[tuple[bytes, str, tuple[int, ...]], ir.Value] = {}
-        self._serial = 0
-
-    def name(self, what: str) -> str:
-        """A name that nothing has."""
-        self._serial += 1
-        return f"{self.prefix}.{what}.{self._serial}"
-
-    def emit(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: object) -> ir.Value:
-        """Emit a node before the given one. Returns its output."""
-        return self.emit_all(op_type, *inputs, domain=domain, outputs=1, **attributes)[0]
-
-    def emit_all(
-        self, op_type: str, *inputs: ir.Value | None, domain: str = "", outputs: int, **attributes: object
-    ) -> list[ir.Value]:
-        """Emit a node with several outputs before the given one."""
-        attrs = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]  # type: ignore[arg-type]
-        node = ir.Node(domain, op_type, inputs, attrs, num_outputs=outputs, name=self.name(op_type))
-        for value in node.outputs:
-            value.name = self.name(op_type)
-        assert self.at is not None
-        self.graph.insert_before(self.at, node)
-        return list(node.outputs)
-
-    def constant(self, array: np.ndarray) -> ir.Value:
-        """A tensor, held once."""
-        key = (array.tobytes(), str(array.dtype), array.shape)
-        if key not in self._constants:
-            self._constants[key] = add_initializer(self.graph, ir.tensor(array, name=self.name("const")))
-        return self._constants[key]
-
-    def ints(self, *numbers: int) -> ir.Value:
-        """A vector of integers."""
-        return self.constant(np.array(numbers, np.int64))
-
-    def view(self, x: ir.Value, *dims: int) -> ir.Value:
-        """`x` reshaped."""
-        return self.emit("Reshape", x, self.ints(*dims))
+    Equal results are one value. If that is an output of the graph already, it keeps its name, and another output is a
+    copy of it.
+    """
+    if y.value.is_graph_output():
+        if not old.is_graph_output():
+            old.replace_all_uses_with(y.value)
+            return
+        (y,) = y.builder.append(ir.Node("", "Identity", [y.value]))
+    take_over(y.value, old)
 
 
-def replace_value(y: ir.Value, old: ir.Value) -> None:
-    """Replace `old` by `y`, with its name, type and shape; the producer of `old` becomes unread."""
+def take_over(y: ir.Value, old: ir.Value) -> None:
+    """Replace `old` by `y`, which gets its name, type and shape."""
     y.type, y.shape = old.type, old.shape
     old.replace_all_uses_with(y, replace_graph_outputs=old.is_graph_output())
     y.name, old.name = old.name, y.name

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import is_op, producer
-from onnxgrad.runtime.rewrites.rewrite import NodeRule, Writer, match_repeated, rewrite_results, same_but
+from onnxgrad.runtime.rewrites.rewrite import NodeRule, match_repeated, rewrite_results, same_but
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,11 @@ class _Rows:
         return cls(table, ids, rows, dims) if min(dims) > 0 else None
 
 
-def _write(writer: Writer, found: _Rows) -> ir.Value:
+def _write(b: Builder, found: _Rows) -> Var:
     width = int(np.prod(found.dims))
-    first = writer.emit("Mul", writer.view(found.ids, -1, 1), writer.ints(width))
-    numbers = writer.emit("Add", first, writer.constant(np.arange(width)[None]))
-    flat = [writer.view(v, -1) for v in (found.table, numbers, found.rows)]
-    return writer.view(writer.emit("ScatterElements", *flat, axis=0, reduction="add"), -1, *found.dims)
+    numbers = b.reshape(found.ids, [-1, 1]) * [width] + np.arange(width)[None]
+    flat = [b.reshape(v, [-1]) for v in (found.table, numbers, found.rows)]
+    return b.reshape(b.ScatterElements(*flat, axis=0, reduction="add"), [-1, *found.dims])
 
 
 SCATTERED_ROWS = rewrite_results(

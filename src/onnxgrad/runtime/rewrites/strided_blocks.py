@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import constant, is_op
-from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, block_size, run
-from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
+from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, block_size, emit_blocked, run
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 
 @dataclass(frozen=True)
@@ -62,31 +63,27 @@ def _find_slices(graph: ir.Graph) -> dict[ir.Node, _Thinning]:
     return thinnings
 
 
-def _write(graph: ir.Graph) -> int:
-    writer = Writer(graph, "strided_blocks")
-    places = _find_slices(graph)
+def _write(b: Builder) -> int:
+    places = _find_slices(b.graph)
     for node, found in places.items():
-        writer.at = node
-        strides = list(found.strides)
-        y = writer.emit("AveragePool", found.blocks, domain=DOMAIN, kernel_shape=[1, 1], strides=strides)
-        replace_value(writer.emit("ReorderOutput", y, domain=DOMAIN, channels=found.channels), node.outputs[0])
+        b.before = node
+        replace_value(_thinned(b, found.blocks, found.channels, found.strides), node.outputs[0])
     return len(places)
+
+
+def _thinned(b: Builder, blocks: ir.Value | Var, channels: int, strides: tuple[int, int]) -> Var:
+    y = emit_blocked(b, "AveragePool", blocks, kernel_shape=[1, 1], strides=list(strides))
+    return emit_blocked(b, "ReorderOutput", y, channels=channels)
 
 
 @functools.cache
 def _works() -> bool:
     """True if pooling in blocks returns the elements of a Slice, NaNs included."""
     n = 2 * block_size()
-    x, y = (ir.Value(name=k, type=ir.TensorType(ir.DataType.FLOAT)) for k in "xy")
-    x.shape = ir.Shape([None, n, 5, 6])
-    graph = ir.Graph([x], [y], nodes=[], opset_imports={"": 18, DOMAIN: 1}, name="trial")
-    last = ir.Node("", "Identity", [x], outputs=[y])
-    graph.append(last)
-    writer = Writer(graph, "trial")
-    writer.at = last
-    blocks = writer.emit("ReorderInput", x, domain=DOMAIN)
-    thin = writer.emit("AveragePool", blocks, domain=DOMAIN, kernel_shape=[1, 1], strides=[2, 3])
-    last.replace_input_with(0, writer.emit("ReorderOutput", thin, domain=DOMAIN, channels=n))
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([None, n, 5, 6]))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 18, DOMAIN: 1}, name="trial")
+    b = Builder(graph, noting=False)
+    graph.outputs.append(_thinned(b, emit_blocked(b, "ReorderInput", x), n, (2, 3)).value)
     given = np.random.default_rng(0).standard_normal((2, n, 5, 6)).astype(np.float32)
     given[0, :3, 0, 0] = np.inf, -np.inf, np.nan
     try:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import exchanged, is_op, producer
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.runtime.rewrites.rewrite import NodeRule, Writer, rewrite_results
+from onnxgrad.runtime.rewrites.rewrite import NodeRule, rewrite_results
 
 
 def _only(value: ir.Value | None) -> ir.Value | None:
@@ -32,21 +33,18 @@ def _transposed_product(node: ir.Node) -> ir.Node | None:
     return matmul if [exchanged(x) is None for x in matmul.inputs].count(True) == 1 else None
 
 
-def _write_turned(writer: Writer, product: ir.Node) -> ir.Value:
-    a, b = product.inputs
+def _write_turned(b: Builder, product: ir.Node) -> Var:
+    left, right = product.inputs
     if product.op_type == "Gemm":
-        return writer.emit("Gemm", b, a, **{name: v.value for name, v in product.attributes.items()})
-    return writer.emit("MatMul", *(exchanged(x) or _transposed(writer, x) for x in (b, a)))
+        return b.Gemm(right, left, **product.attributes)
+    return b.MatMul(*(exchanged(x) or _transposed(b, x) for x in (right, left)))
 
 
-def _transposed(writer: Writer, x: ir.Value | None) -> ir.Value:
+def _transposed(b: Builder, x: ir.Value | None) -> Var:
     assert x is not None
     assert x.shape is not None
     axes = list(range(len(x.shape)))
-    y = writer.emit("Transpose", x, perm=[*axes[:-2], axes[-1], axes[-2]])
-    y.type = x.type
-    y.shape = ir.Shape([*x.shape[:-2], x.shape[-1], x.shape[-2]])
-    return y
+    return b.emit("Transpose", x, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
 def _shared(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
@@ -62,11 +60,9 @@ def _shared(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     return (g, h, x) if same_dims(g.shape.dims, h.shape.dims) else None
 
 
-def _write_shared(writer: Writer, found: tuple[ir.Value, ir.Value, ir.Value]) -> ir.Value:
+def _write_shared(b: Builder, found: tuple[ir.Value, ir.Value, ir.Value]) -> Var:
     g, h, x = found
-    total = writer.emit("Add", g, h)
-    total.type, total.shape = g.type, g.shape
-    return writer.emit("MatMul", total, x)
+    return b.MatMul(b.Add(g, h), x)
 
 
 TURNED_PRODUCTS = rewrite_results(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.match import is_op, producer
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.runtime.rewrites.rewrite import rewrite
@@ -30,9 +31,9 @@ def _spread(node: ir.Node) -> tuple[int, ir.Value] | None:
     return None
 
 
-def _write(graph: ir.Graph) -> int:
+def _write(b: Builder) -> int:
     places = 0
-    for node in graph:
+    for node in b.graph:
         if (found := _spread(node)) is not None:
             node.replace_input_with(*found)
             places += 1

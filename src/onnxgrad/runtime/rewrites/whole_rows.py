@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.match import constant, is_op, sizes
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, replace_value, rewrite, same_but
+from onnxgrad.runtime.rewrites.rewrite import match_repeated, replace_value, rewrite, same_but
 
 #: Fewer numbers of each row are picked soon enough.
 _FEWEST = 16
@@ -63,11 +64,10 @@ def _takes_all(node: ir.Node) -> bool:
     )
 
 
-def _write(graph: ir.Graph) -> int:
-    writer = Writer(graph, "whole_rows")
+def _write(b: Builder) -> int:
     places = 0
-    for node in list(graph):
-        writer.at = node
+    for node in list(b.graph):
+        b.before = node
         found = _repeated_index(node)
         places += found is not None or _takes_all(node) or _is_of_columns(node)
         if _takes_all(node):
@@ -75,15 +75,15 @@ def _write(graph: ir.Graph) -> int:
             node.outputs[0].replace_all_uses_with(node.inputs[0])
         elif found is not None:
             column, axis = found
-            replace_value(writer.emit("Gather", node.inputs[0], writer.view(column, -1), axis=axis), node.outputs[0])
+            replace_value(b.Gather(node.inputs[0], b.reshape(column, [-1]), axis=axis), node.outputs[0])
         elif _is_of_columns(node):
             x, indices = node.inputs
             assert x is not None
             assert x.shape is not None
             last = len(x.shape) - 1
             ahead, back = [last, *range(last)], [*range(1, last + 1), 0]
-            picked = writer.emit("Gather", writer.emit("Transpose", x, perm=ahead), indices, axis=0)
-            replace_value(writer.emit("Transpose", picked, perm=back), node.outputs[0])
+            picked = b.Gather(b.Transpose(b.var(x), perm=ahead), indices, axis=0)
+            replace_value(b.Transpose(picked, perm=back), node.outputs[0])
     return places
 
 
