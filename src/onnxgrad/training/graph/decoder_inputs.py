@@ -6,6 +6,7 @@ Exporters agree on names and shapes, so these tell what an input is for:
 |---|---|---|
 | ``input_ids``, or the only other integers | [N, T] | tokens |
 | with ``mask`` in its name | [N, P + T] | ones, zeros for padding |
+| | [N, 1, T, P + T] | the same for each pair of tokens, and zeros for later ones; of floats 0 and the lowest number |
 | ``position_ids`` | [N, T] or [T] | places, counted over the tokens that the mask shows |
 | ``cache_position`` | [T] | P, …, P + T − 1 |
 | with ``type`` in its name | [N, T] | zeros |
@@ -23,6 +24,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -153,7 +155,7 @@ class DecoderInputs:
         found = {self.ids.name or "": ids.astype(_dtype(self.ids))}
         counted = np.maximum(mask.cumsum(1) - 1, 0)[:, before:]
         for value in self.masks:
-            found[value.name or ""] = mask.astype(_dtype(value))
+            found[value.name or ""] = _mask(value, mask, before)
         for value in self.positions:
             array = counted[0] if value.shape is not None and len(value.shape) == 1 else counted
             found[value.name or ""] = array.astype(_dtype(value))
@@ -188,7 +190,7 @@ def _role(value: ir.Value) -> str:
     if "encoder" in name and "decoder" not in name:
         return "others"
     if "mask" in name:
-        if value.shape is None or len(value.shape) != 2:
+        if value.shape is None or not 2 <= len(value.shape) <= 4:
             raise BadInput(f"the mask {value.name!r} is not of shape [N, T], one number for each token")
         return "masks"
     if name == "cache_position":
@@ -200,6 +202,19 @@ def _role(value: ir.Value) -> str:
     if not is_whole or value.shape is None or len(value.shape) != 2:
         return "others"
     return "types" if "type" in name or "segment" in name else "ids"
+
+
+def _mask(value: ir.Value, mask: np.ndarray, before: int) -> np.ndarray:
+    """`mask` [N, P + T] as the input `value` takes it."""
+    dtype, rank = _dtype(value), len(value.shape or ())
+    if rank == 2:
+        return mask.astype(dtype)
+    total = mask.shape[1]
+    queries, keys = np.arange(before, total)[:, None], np.arange(total)
+    pairs = (mask[:, None].astype(bool) & (keys <= queries)) | (keys == queries)  # a softmax of nothing is no number
+    pairs = pairs.reshape(len(mask), *[1] * (rank - 3), total - before, total)
+    lowest = ir.DataType.from_numpy(dtype).is_floating_point() and ml_dtypes.finfo(dtype).min
+    return np.where(pairs, 0, lowest).astype(dtype) if lowest else pairs.astype(dtype)
 
 
 def _is_scores(value: ir.Value) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,16 +173,16 @@ class Generator:
         if not self.recipe.stop:
             return None
         made = self._completion(text, prompt, new, "stop")
-        return made if made.text is not None and any(s in made.text for s in self.recipe.stop) else None
+        written = made.text or ""
+        places = [at for stop in self.recipe.stop if (at := written.find(stop)) >= 0]
+        return replace(made, text=written[: min(places)]) if places else None
 
     def _completion(self, text: str | None, prompt: np.ndarray, new: np.ndarray, finish: str) -> Completion:
         before, after = prompt.tolist(), new.tolist()
         made = None
-        if self.tokenizer is not None:
+        if self.tokenizer is not None:  # of all tokens, as a tokenizer may write the first word without its space
             whole, first = self._text([*before, *after]), self._text(before)
             made = whole[len(first) :] if whole.startswith(first) else self._text(after)
-            if finish == "stop":
-                made = made[: min((at for s in self.recipe.stop if (at := made.find(s)) >= 0), default=None)]
         return Completion(text, made, before, after, finish)
 
     def _text(self, tokens: Sequence[int], skips: bool = True) -> str:
