@@ -201,7 +201,7 @@ class Matcher:
             self._line_samples[length] = places, np.concatenate(samples)
         return self._line_samples[length]
 
-    def along(self, lines: Lines, biases: Mapping[Origin, Origin]) -> Lines | None:
+    def bias_of(self, lines: Lines, biases: Mapping[Origin, Origin]) -> Lines | None:
         """The bias of a layer whose weight has `lines`; None if these are not all outputs of layers with biases."""
         runs = []
         for run in lines.runs:

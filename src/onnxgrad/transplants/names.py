@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrad.ir.match import is_op
 from onnxgrad.transplants.match import Form, Origin, Whole
 from onnxgrad.transplants.schemes import tensor_of
-from onnxgrad.transplants.weights import Weight
+from onnxgrad.transplants.weights import Weight, labels_of
 
 _SUFFIX = re.compile(r"(_quantized|_DQ_Q[48]|_Q[48]|_q[48]|_transposed?|_fp16|_bf16)+$")
 _SUMS = ("Add", "Sum")
@@ -50,33 +50,49 @@ def is_same_name(weight: Weight, origin: Origin) -> bool:
     return _SUFFIX.sub("", weight.name) == origin.name
 
 
+def is_equal(weight: Weight, form: Form, other: Form) -> bool:
+    """True if both forms give `weight` the same elements after training."""
+    return np.array_equal(form.build(weight.shape, True), other.build(weight.shape, True))
+
+
 def choose(weight: Weight, forms: Sequence[Whole]) -> Whole | None:
-    """The one of several `forms` of equal content that names decide for; None if they do not."""
-    named = [f for f in forms if is_same_name(weight, f.origin)]
-    if named:
-        return named[0]
-    if _all_equal(weight, forms):
-        return forms[0]
-    scores = [score([f.origin.name], weight.labels) for f in forms]
-    best = max(scores)
-    first = [f for f, s in zip(forms, scores) if s == best]
-    return first[0] if best >= 0.5 and len({f.origin for f in first}) == 1 else None
+    """The one of several `forms` of equal content that readers and names decide for; None if they do not."""
+    fits = _in_role(weight.uses, forms)
+    named = [f for f in fits if is_same_name(weight, f.origin)]
+    return named[0] if named else _nearest(weight, fits, weight.labels)
 
 
-def by_role(weight: Weight, forms: Sequence[Whole]) -> list[tuple[list[int], Form]]:
-    """The uses of `weight` with the one form whose origin is read as they are: by a lookup, or by a product.
+def choose_for_uses(
+    weight: Weight, forms: Sequence[Whole], without: Sequence[int] = ()
+) -> list[tuple[list[int], Whole]]:
+    """The form of each use of `weight`, which stores several weights once; nothing if some are not decided.
 
-    Nothing if that leaves a choice: of an embedding and an output layer that were equal, it does not.
+    Uses of which none of the forms is the origin are left out (`without`).
     """
-    found: dict[Origin, tuple[list[int], Form]] = {}
-    for i, use in enumerate(weight.uses):
-        role = _is_lookup(*use)
-        fits = {f.origin: f for f in forms if any(_is_lookup(*u) == role for u in f.origin.uses)}
-        if len(fits) != 1:
+    found: dict[Origin, tuple[list[int], Whole]] = {}
+    for i, (node, at) in enumerate(weight.uses):
+        if i in without:
+            continue
+        form = _nearest(weight, _in_role([(node, at)], forms), labels_of(node))
+        if form is None:
             return []
-        ((origin, form),) = fits.items()
-        found.setdefault(origin, ([], form))[0].append(i)
+        found.setdefault(form.origin, ([], form))[0].append(i)
     return list(found.values())
+
+
+def _nearest(weight: Weight, forms: Sequence[Whole], labels: Sequence[str]) -> Whole | None:
+    """The form whose name agrees best with `labels`; None if several do."""
+    if not forms or all(is_equal(weight, forms[0], f) for f in forms[1:]):
+        return forms[0] if forms else None
+    scores = [score([f.origin.name], labels) for f in forms]
+    best = [f for f, s in zip(forms, scores) if s == max(scores)]
+    return best[0] if max(scores) >= 0.5 and all(is_equal(weight, best[0], f) for f in best[1:]) else None
+
+
+def _in_role(uses: Sequence[tuple[ir.Node, int]], forms: Sequence[Whole]) -> list[Whole]:
+    """The forms whose origins are read in the same way: by a lookup, or by a product; all, if there are none."""
+    roles = {_is_lookup(*use) for use in uses}
+    return [f for f in forms if not roles.isdisjoint(_is_lookup(*u) for u in f.origin.uses)] or list(forms)
 
 
 def _is_lookup(node: ir.Node, at: int) -> bool:
@@ -87,11 +103,6 @@ def _is_lookup(node: ir.Node, at: int) -> bool:
             break
         node, at = uses[0].node, uses[0].idx
     return "Gather" in node.op_type or node.op_type == "EmbedLayerNormalization"
-
-
-def _all_equal(weight: Weight, forms: Sequence[Whole]) -> bool:
-    first = forms[0].build(weight.shape, True)
-    return all(np.array_equal(first, f.build(weight.shape, True)) for f in forms[1:])
 
 
 def by_order(groups: Sequence[tuple[Weight, Sequence[Whole]]]) -> dict[int, list[tuple[list[int], Form]]]:

@@ -8,12 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.match import is_op
-from onnxgrad.training.quantization.norms import fold_norms
 from onnxgrad.transplants.match import Form, Lines, Matcher, Origin, Whole, squeezed
-from onnxgrad.transplants.names import by_order, by_role, choose, is_same_name, layer_of, score
-from onnxgrad.transplants.schemes import array_of, tensor_of
-from onnxgrad.transplants.weights import Weight, weights_of
+from onnxgrad.transplants.names import by_order, choose, choose_for_uses, is_equal, is_same_name, layer_of
+from onnxgrad.transplants.weights import Weight
 
 #: Without the file before training, weights whose training moved them less than this are taken for the same.
 _MOVED = 0.5
@@ -27,11 +24,13 @@ class Assignment:
         weight: of the target.
         form: what it is made from.
         uses: the reads that this is for; None: all of them.
+        twins: other origins with the same elements after training.
     """
 
     weight: Weight
     form: Form
     uses: list[int] | None = None
+    twins: tuple[Origin, ...] = ()
 
     @property
     def is_changed(self) -> bool:
@@ -72,27 +71,29 @@ class _Planning:
         self.plan = Plan()
         self.open: list[tuple[Weight, list[Whole]]] = []  # of equal content
         self.forms: dict[ir.Value, Form] = {}
+        self.biases = self._biases()
 
     def run(self) -> Plan:
         matrices = [w for w in self.targets if len(_long_axes(w.shape)) > 1]
-        rest = [w for w in matrices if not self._whole(w) and not self._fused(w)]
-        rest += [w for w in self.targets if w not in matrices and not self._bias(w) and not self._whole(w)]
+        rest = [w for w in matrices if not self._match_whole(w) and not self._fused(w)]
+        rest += [w for w in self.targets if w not in matrices and not self._bias(w) and not self._match_whole(w)]
         self._settle_equal()
         for weight in rest:
-            if not self._bias(weight, of_any=True):
+            if not self._fused_bias(weight):
                 self._by_name(weight)
         self.plan.missing = self._missing()
         return self.plan
 
-    def _assign(self, weight: Weight, form: Form, uses: list[int] | None = None) -> bool:
-        self.plan.assignments.append(Assignment(weight, form, uses))
+    def _assign(self, weight: Weight, form: Form, uses: list[int] | None = None, twins: Sequence[Whole] = ()) -> bool:
+        equal = tuple(f.origin for f in twins if f is not form and is_equal(weight, form, f))
+        self.plan.assignments.append(Assignment(weight, form, uses, equal))
         self.forms[weight.value] = form
         return True
 
     def _tolerance(self, weight: Weight, array: np.ndarray) -> float:
         return weight.tolerance(array) if self.has_base else max(weight.tolerance(array), _MOVED)
 
-    def _whole(self, weight: Weight) -> bool:
+    def _match_whole(self, weight: Weight) -> bool:
         array = weight.floats()
         found = self.matcher.wholes(array, self._tolerance(weight, array))
         if not found:
@@ -102,60 +103,85 @@ class _Planning:
             if named or found[0][0] > weight.tolerance(array):
                 return self._assign(weight, (named or [found[0][1]])[0])
         forms = [form for _, form in found]
-        roles = by_role(weight, forms) if len(forms) > 1 else []
-        form = forms[0] if len(forms) == 1 else None if roles else choose(weight, forms)
-        if len(roles) == 1:
-            form = roles[0][1]
-        for uses, own in roles if len(roles) > 1 else ():
-            self._assign(weight, own, uses)
-        if form is not None:
-            self._assign(weight, form)
-        elif not roles:
-            self.open.append((weight, forms))
+        if all(is_equal(weight, forms[0], f) for f in forms[1:]):
+            return self._assign(weight, forms[0], twins=forms)
+        self.open.append((weight, forms))
         return True
 
     def _settle_equal(self) -> None:
-        """Assign weights of equal content that names do not tell apart."""
+        """Assign weights whose content before training is that of several that training made different."""
         groups: dict[frozenset[Origin], list[tuple[Weight, list[Whole]]]] = {}
         for weight, forms in self.open:
             groups.setdefault(frozenset(f.origin for f in forms), []).append((weight, forms))
         for group in groups.values():
-            taken = {o for a in self.plan.assignments for o in a.form.covers}
-            left = [(w, [f for f in forms if f.origin not in taken] or forms) for w, forms in group]
-            pairs = by_order(left) or by_order(group)
-            for i, (weight, _) in enumerate(group):
+            weight, forms = group[0]
+            kinds = [f for i, f in enumerate(forms) if not any(is_equal(weight, f, g) for g in forms[:i])]
+            by_use = len(group) < len(kinds)  # the file stores some of them once
+            left = [pair for pair in group if not self._choose(*pair, by_use=by_use)]
+            taken = {o for w, _ in group for a in self.plan.assignments if a.weight is w for o in a.form.covers}
+            rest = [(w, [f for f in forms if f.origin not in taken] or forms) for w, forms in left]
+            pairs = (by_order(rest) or by_order(left)) if left else {}
+            for i, (weight, forms) in enumerate(left):
                 if i not in pairs:
                     self.plan.ambiguous.append(weight.name)
-                elif len(pairs[i]) == 1:
-                    self._assign(weight, pairs[i][0][1])
-                else:
-                    for uses, form in pairs[i]:
-                        self._assign(weight, form, uses)
+                for uses, form in pairs.get(i, ()):
+                    self._assign(weight, form, uses if len(pairs[i]) > 1 else None, forms)
+
+    def _choose(self, weight: Weight, forms: Sequence[Whole], *, by_use: bool) -> bool:
+        """Assign one of `forms`, or one for each use, by what reads the weight and by names."""
+        biased = [i for i, use in enumerate(weight.uses) if self._is_other_bias(use, weight)] if by_use else []
+        each = choose_for_uses(weight, forms, biased) if by_use else []
+        form = each[0][1] if len(each) == 1 and not biased else None if by_use else choose(weight, forms)
+        if form is not None:
+            return self._assign(weight, form, twins=forms)
+        for uses, own in each:
+            self._assign(weight, own, uses, forms)
+        return bool(each)
+
+    def _is_other_bias(self, use: tuple[ir.Node, int], weight: Weight) -> bool:
+        """True if the weight is read as the bias of a layer that has none in the source."""
+        layer = layer_of([use])
+        return layer in self.forms and self._bias_of(layer, weight.floats()) is None
 
     def _fused(self, weight: Weight) -> bool:
         array = weight.floats()
         found = self.matcher.lines(array, weight.tolerance(array))
         return found is not None and self._assign(weight, found)
 
-    def _bias(self, weight: Weight, *, of_any: bool = False) -> bool:
-        """Assign the bias of a layer whose weight has a form, or (`of_any`) of the one layer that it fits."""
-        shape = _long_axes(weight.shape)
-        layer = layer_of(weight.uses)
-        if len(shape) > 1 or (layer is None and not of_any):
+    def _bias(self, weight: Weight) -> bool:
+        """Assign the bias of a layer whose weight is assigned; of several layers that share it, one for each."""
+        if len(_long_axes(weight.shape)) > 1:
             return False
-        array, biases, found = weight.floats(), self._biases(), []
-        for value, form in self.forms.items() if of_any else [(layer, self.forms.get(layer))]:  # type: ignore[arg-type]
-            made = None
-            if isinstance(form, Lines) and sum(r.stop - r.start for r in form.runs) == array.size:
-                made = self.matcher.along(form, biases)
-            elif isinstance(form, Whole) and (own := biases.get(form.origin)) and own.before.size == array.size:
-                made = Whole(own, (0,))
-            if made is not None and self._agrees(weight, array, made):
-                found.append((value is not layer, len(found), made))
-        if not found:
+        layers: dict[ir.Value | None, list[int]] = {}
+        for i, use in enumerate(weight.uses):
+            layers.setdefault(layer_of([use]), []).append(i)
+        named = weight.name.removesuffix("bias") + "weight"
+        if not weight.uses:  # of a file without a graph
+            layers = {value: [] for value in self.forms if value.name == named}
+        array = weight.floats()
+        found = [(uses, self._bias_of(layer, array)) for layer, uses in layers.items()]
+        made = [(uses, form) for uses, form in found if form is not None and self._agrees(weight, array, form)]
+        if not made or len(made) < len(found):
             return False
-        best = min(found)
-        return (not best[0] or len(found) == 1) and self._assign(weight, best[2])
+        is_shared = any(not is_equal(weight, made[0][1], form) for _, form in made[1:])
+        for uses, form in made if is_shared else made[:1]:
+            self._assign(weight, form, uses if is_shared else None)
+        return True
+
+    def _fused_bias(self, weight: Weight) -> bool:
+        """Assign the bias of the one layer that it fits."""
+        array = weight.floats()
+        made = [self._bias_of(v, array) for v, form in self.forms.items() if isinstance(form, Lines)]
+        fits = [form for form in made if form is not None and self._agrees(weight, array, form)]
+        return len(fits) == 1 and self._assign(weight, fits[0])
+
+    def _bias_of(self, layer: ir.Value | None, array: np.ndarray) -> Form | None:
+        """The form of the bias of a layer whose weight is assigned."""
+        form = None if layer is None else self.forms.get(layer)
+        if isinstance(form, Lines) and sum(r.stop - r.start for r in form.runs) == array.size:
+            return self.matcher.bias_of(form, self.biases)
+        own = self.biases.get(form.origin) if isinstance(form, Whole) else None
+        return Whole(own, (0,)) if own is not None and own.before.size == array.size else None
 
     def _agrees(self, weight: Weight, array: np.ndarray, form: Form) -> bool:
         limit = self._tolerance(weight, array) * float(np.abs(array).max(initial=0)) + 1e-7
@@ -186,7 +212,8 @@ class _Planning:
         """Changed weights of the source that have no place, in order."""
         read: dict[str, list[tuple[int, int, int]]] = {}
         for assignment in self.plan.assignments:
-            for origin, spans in assignment.form.covers.items():
+            spans_of = {**{o: [(-1, 0, 0)] for o in assignment.twins}, **assignment.form.covers}
+            for origin, spans in spans_of.items():
                 for part in origin.parts:
                     read.setdefault(part, []).extend(spans)
         missing = []
@@ -214,71 +241,3 @@ def _covers(spans: Sequence[tuple[int, int, int]], shape: tuple[int, ...]) -> bo
         if end >= size:
             return True
     return False
-
-
-def origins_of(base: ir.Model, source: ir.Model | None) -> tuple[list[Origin], list[str]]:
-    """The weights of `base` with their elements in `source`, and the names of weights that only `source` has.
-
-    Without `source`, training has changed nothing. Layers with a normalization behind them are listed as well as they
-    are when it is folded into them.
-    """
-    before = weights_of(base)
-    after = before if source is None else weights_of(source)
-    pairs, extra = _paired(before, after)
-    found = []
-    for weight in before:
-        held = weight.floats()
-        other = pairs.get(weight.name)
-        trained = held if other is None or other is weight else other.floats().reshape(held.shape)
-        found.append(Origin(weight.name, held, trained, weight.labels, weight.uses, frozenset([weight.name])))
-    return found + _folded(base, base if source is None else source), extra
-
-
-def _paired(before: Sequence[Weight], after: Sequence[Weight]) -> tuple[dict[str, Weight], list[str]]:
-    """The weights after training by the names before, and the names of those that are new."""
-    theirs: dict[str, Weight] = {}
-    for weight in after:
-        theirs.setdefault(weight.name, weight)
-    found = {w.name: theirs[w.name] for w in before if w.name in theirs and theirs[w.name].shape == w.shape}
-    taken = {id(w) for w in found.values()}
-    left, others = [w for w in before if w.name not in found], [w for w in after if id(w) not in taken]
-    for weight in left:
-        fits = [w for w in others if w.shape == weight.shape]
-        same = [w for w in fits if np.array_equal(w.floats(), weight.floats())]
-        named = max(fits, key=lambda w: score([weight.name], w.labels), default=None)
-        if same or (named is not None and (len(fits) == 1 or score([weight.name], named.labels) >= 0.75)):
-            found[weight.name] = chosen = same[0] if same else named  # type: ignore[assignment]
-            others.remove(chosen)
-    return found, [w.name for w in others if np.prod(w.shape) > 1]
-
-
-def _folded(base: ir.Model, source: ir.Model) -> list[Origin]:
-    """Weights and biases of layers with the normalization behind them folded in."""
-    before, after = _fold(base), _fold(source)
-    return [
-        Origin(key, array, after[key][0].astype(array.dtype), [key], [], frozenset(parts))
-        for key, (array, parts) in before.items()
-        if key in after and after[key][0].shape == array.shape
-    ]
-
-
-def _fold(model: ir.Model) -> dict[str, tuple[np.ndarray, list[str]]]:
-    norms = [n for n in model.graph if is_op(n, "BatchNormalization")]
-    if not norms:
-        return {}
-    graph = model.clone().graph
-    layers = []
-    for norm in [n for n in graph if is_op(n, "BatchNormalization")]:
-        x = norm.inputs[0]
-        layer = None if x is None else x.producer()
-        if layer is not None and len(layer.inputs) > 1 and tensor_of(layer.inputs[1]) is not None:
-            names = [v.name or "" for v in (*layer.inputs[1:3], *norm.inputs[1:5]) if v is not None]
-            layers.append((norm, layer, names))
-    fold_norms(graph)
-    found = {}
-    for norm, layer, names in layers:
-        if norm.graph is None and layer.inputs[1] is not None and layer.inputs[2] is not None:
-            for value, end in zip(layer.inputs[1:3], ("weight", "bias")):
-                assert value is not None
-                found[f"{names[0]} folded {end}"] = (array_of(value), names)
-    return found

@@ -286,7 +286,7 @@ def scheme_of(node: ir.Node) -> Scheme | None:
     inputs = (*node.inputs, *(None,) * 9)
     if node.op_type == "DequantizeLinear" and domain in ("", _CONTRIB):
         axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
-        found = _linear(_moved(inputs[0]), inputs[1], inputs[2], axis, block)
+        found = _linear(_skip_moves(inputs[0]), inputs[1], inputs[2], axis, block)
         if found is not None and found.numbers is not inputs[0] and not found.is_uniform:
             found = None  # the axis of the scales is that of the result
     elif node.op_type in ("MatMulInteger", "ConvInteger") and domain == "":
@@ -312,7 +312,7 @@ def scheme_of(node: ir.Node) -> Scheme | None:
     return found
 
 
-def _moved(value: ir.Value | None) -> ir.Value | None:
+def _skip_moves(value: ir.Value | None) -> ir.Value | None:
     """The integers that `value` selects or rearranges: an embedding is dequantized after the lookup."""
     while value is not None and tensor_of(value) is None:
         node = value.producer()

@@ -15,12 +15,15 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import flush, open_ordinary, scratch
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer
-from onnxgrad.model_io import AnyModel, load_model, save_model
+from onnxgrad.model_io import AnyModel, load_model, open_model, save_model
 from onnxgrad.model_io.read import read_proto
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.training.adapters.folder import TENSORS_FILE, load_adapter
+from onnxgrad.training.graph.own_tensors import own_tensors
+from onnxgrad.training.graph.rounding import standardize
 from onnxgrad.transplants.match import distance
-from onnxgrad.transplants.plan import Assignment, Plan, make_plan, origins_of
+from onnxgrad.transplants.origins import origins_of
+from onnxgrad.transplants.plan import Assignment, Plan, make_plan
 from onnxgrad.transplants.schemes import Tensors
 from onnxgrad.transplants.verify import Runner, differences
 from onnxgrad.transplants.weights import Weight, weights_of
@@ -79,7 +82,7 @@ def transplant(
             rounding of the target explains. Nothing is written then.
     """
     place = Path(output)
-    before = None if base is None else _read(base)
+    before = None if base is None else _as_trained(base)
     trained = _source(source, base)
     into = _read(target)
     plan = plan_for(before, trained, into)
@@ -171,7 +174,14 @@ def _source(source: AnyModel, base: AnyModel | None) -> ir.Model:
         merged = load_adapter(_read(base), source, merge=True)
         assert isinstance(merged, ir.Model)
         return merged
-    return _read(source)
+    return _as_trained(source)
+
+
+def _as_trained(model: AnyModel) -> ir.Model:
+    """A model with the names that training gives to weights."""
+    opened = open_model(_read(model), standardize).model
+    own_tensors(opened)
+    return opened
 
 
 def _floor(weights: Sequence[Weight]) -> float:

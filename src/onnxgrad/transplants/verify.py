@@ -144,7 +144,7 @@ def differences(first: Runner, second: Runner, given: Feeds | None = None) -> tu
             longer, shorter = (second, first) if first.steps else (first, second)
             feeds = longer.probe(length, given or {})
             feeds |= shorter.probe(length, {**(given or {}), **feeds})
-            return _compared(first.run(feeds), second.run(feeds)), feeds
+            return _largest_difference(first.run(feeds), second.run(feeds)), feeds
         except BadInput as e:
             error = e
     raise BadInput(
@@ -152,7 +152,7 @@ def differences(first: Runner, second: Runner, given: Feeds | None = None) -> tu
     )
 
 
-def _compared(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
+def _largest_difference(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
     pairs = [(first[n], second[n]) for n in first if n in second and _fit(first[n], second[n])]
     if not pairs:
         pairs = [(a, b) for a in first.values() for b in second.values() if _fit(a, b)][:1]

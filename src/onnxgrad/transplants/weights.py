@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import scopes
+from onnxgrad.ir.match import is_op
 from onnxgrad.transplants.schemes import Scheme, Tensors, array_of, scheme_of, tensor_of
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -70,8 +71,13 @@ class Weight:
         """Names that hint at the module: of the tensor, of the readers, and of the modules that these come from."""
         found = [self.name]
         for node, _ in self.uses:
-            found += [node.name or "", *re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))[-2:]]
+            found += labels_of(node)
         return [text for text in found if text]
+
+
+def labels_of(node: ir.Node) -> list[str]:
+    """The name of a node, and of the module that it comes from."""
+    return [node.name or "", *re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))[-2:]]
 
 
 def weights_of(model: ir.Model) -> list[Weight]:
@@ -84,8 +90,15 @@ def weights_of(model: ir.Model) -> list[Weight]:
             schemes.setdefault(scheme.numbers, scheme)
     hidden = {v for s in schemes.values() for v in (s.scale, s.point)}  # follow from the weight
     found: dict[ir.Value, Weight] = {}
+    copies: dict[ir.Value | None, ir.Value] = {}  # an exporter distributes equal tensors by Identity nodes
     for node in nodes:
-        for at, value in enumerate(node.inputs):
+        if is_op(node, "Identity") and not node.outputs[0].is_graph_output():
+            source = copies.get(node.inputs[0], node.inputs[0])
+            if source is not None and source not in schemes and tensor_of(source) is not None:
+                copies[node.outputs[0]] = source
+                continue
+        for at, read in enumerate(node.inputs):
+            value = copies.get(read, read)
             tensor = tensor_of(value)
             if value is None or tensor is None or value in hidden:
                 continue
