@@ -268,9 +268,12 @@ def test_labels_that_are_the_input_are_warned_of(place):
 
 def test_a_template_writes_turns_again_and_may_mark_those_of_the_assistant():
     """Templates that write an earlier turn otherwise than the last one: only what stays the same is learned."""
+    again = "{% if loop.last and m.role == 'assistant' %}red {% endif %}"
+    turn = "{% generation %}" + again + "{{ m.content }} {% endgeneration %}"
     forgets = (
-        "{% for m in messages %}{{ m.role }} : {% generation %}"
-        "{% if loop.last and m.role == 'assistant' %}red {% endif %}{{ m.content }} {% endgeneration %}{% endfor %}{% if add_generation_prompt %}assistant : {% endif %}"
+        "{% for m in messages %}{{ m.role }} : "
+        + turn
+        + "{% endfor %}{% if add_generation_prompt %}assistant : {% endif %}"
     )
     ((text, spans),) = chat.Manners(template=forgets).render([{"messages": CHAT}], "chats")
     assert text == "system : red user : the cat assistant : sat on user : the dog assistant : red ran to a tree "
