@@ -58,8 +58,7 @@ class Text:
 
     #: varies a batch in training, where the task does (see `onnxgrad.training.language`)
     masking: Callable[..., dict[str, np.ndarray]] | None = None
-    #: the task of a language model that makes rows of text, as plain values; and lines about these rows
-    record: Mapping[str, Any] = {}
+    #: lines about the rows that a task of language models made
     notes: Sequence[str] = ()
 
     def __init__(self, tokenizer: Any, max_length: int | None = None) -> None:
@@ -78,6 +77,11 @@ class Text:
     def described(self) -> str:
         """The JSON of the tokenizer; empty without one."""
         return "" if self.tokenizer is None else str(self.tokenizer.to_str())
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """The task of a language model that makes rows of the text, as plain values; empty without one."""
+        return {}
 
     def tokenized(self, columns: Mapping[str, Column], fields: Sequence[Field], source: str) -> dict[str, Column]:
         """`columns` with the text replaced by tokens for `fields`.

@@ -101,9 +101,9 @@ def _untie_branches(graph: ir.Graph, node: ir.Node) -> None:
         if len(ones) != len(others) or source.const_value is None or not _uniform(source.const_value):
             continue
         for one, other in zip(ones, others):
-            name = one.outputs[0].name
+            kept = one.outputs[0].name or ""
             _replace(graph, one, source.const_value)
-            other.outputs[0].replace_all_uses_with(graph.initializers[name or ""])
+            other.outputs[0].replace_all_uses_with(graph.initializers[kept])
             assert isinstance(other.graph, ir.Graph)
             other.graph.remove(other, safe=True)
 

@@ -40,12 +40,12 @@ class Limits:
         others: list[tuple[int, int]] = []
         for node in (n for graph in scopes(model.graph) for n in graph if is_op(n, "Gather")):
             table, indices = node.inputs[:2]
-            if table is None or indices is None or node.attributes.get_int("axis", 0) or table.const_value is None:
+            if table is None or indices is None or node.attributes.get_int("axis", 0) != 0 or table.const_value is None:
                 continue
             shape = table.const_value.shape.numpy()
             if len(shape) != 2 or table.dtype is None or not table.dtype.is_floating_point():
                 continue  # such as quantized tables
-            (words if set(reach([indices], _operands)) & set(tokens) else others).append(tuple(map(int, shape)))
+            (words if set(reach([indices], _operands)) & set(tokens) else others).append((int(shape[0]), int(shape[1])))
         widths = {width for _, width in words}
         positions = [n for n, width in others if n > MOST_SEGMENTS and width in widths]
         vocabulary = last if isinstance(last, int) else min((n for n, _ in words), default=None)

@@ -96,7 +96,7 @@ class Language(Text):
         self.notes: list[str] = []
 
     @classmethod
-    def of(
+    def for_task(
         cls, task: TaskRecipe, preparation: PreparationRecipe, trained: Preprocessing, model: ir.Model | None
     ) -> Language | None:
         """The task that is asked for, or that the model was `trained` for; None without one. Raises BadInput."""
@@ -114,8 +114,8 @@ class Language(Text):
         return cls(task, tokenizer, longest, manners, Limits() if model is None else Limits.of(model))
 
     @property
-    def record(self) -> dict[str, Any]:
-        """Plain values that `of` reads again."""
+    def record(self) -> Mapping[str, Any]:
+        """Plain values that `for_task` reads again."""
         return {"name": self.task.name, "documents": self.task.documents, **self.manners.to_json()}
 
     def tokenized(self, columns: Mapping[str, Column], fields: Sequence[Field], source: str) -> dict[str, Column]:
@@ -369,7 +369,7 @@ def prepared(
     Raises:
         BadInput: a setting does not fit, or the data cannot be read.
     """
-    language = Language.of(task, preparation, trained, model)
+    language = Language.for_task(task, preparation, trained, model)
     if language is None:
         return data, preparation.arguments(trained)
     columns = open_documents(data, language.task.documents, preparation.inputs)
