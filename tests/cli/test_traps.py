@@ -128,6 +128,7 @@ LINES = {
     "ops": ("ops",),
     "lower": ("lower", "m.onnx", "-o", "l.onnx"),
     "consolidate": ("consolidate", "d.npz"),
+    "combine": ("combine", "d.npz", "-o", "c"),
     "quantize": ("quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx"),
     "predict": ("predict", "m.onnx", "--data", "d.npz", "-o", "p.csv"),
     "info": ("info", "m.onnx"),
@@ -138,7 +139,7 @@ LINES = {
     "completion": ("completion", "bash"),
 }  # fmt: skip
 #: Exit codes other than 0.
-ENDS = {"check": 2, "consolidate": 2, "demo": 2}
+ENDS = {"check": 2, "combine": 2, "consolidate": 2, "demo": 2}
 OFTEN = ("train", "explain", "check")
 
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "lower": "Write MODEL with the operators of ai.onnx.preview.training replaced by standard ones.",
     "train": "Train MODEL with a loss and an optimizer, or as the training information that it carries says.",
     "consolidate": "Turn a checkpoint in parts, as `train --shard-optimizer` writes it, into an ordinary one.",
+    "combine": "Combine LoRA adapters of one model: a sum of their factors, TIES, DARE, or all side by side (cat).",
     "quantize": "Quantize MODEL as ONNX Runtime does, and train the quantized model if asked to.",
     "transplant": "Put the weights of TRAINED.onnx into another export of the same network, and compare the outputs of "
     "both.",

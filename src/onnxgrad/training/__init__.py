@@ -1,5 +1,6 @@
 """Training: a loss and an optimizer attached to a model, compiled to one step graph, run in a loop."""
 
+from onnxgrad.training.adapters.combine import combine_adapters
 from onnxgrad.training.adapters.config import IA3, LoHa, LoKr, LoRA, VeRA
 from onnxgrad.training.adapters.folder import load_adapter
 from onnxgrad.training.build.attach import attach
@@ -65,6 +66,7 @@ __all__ = [
     "VeRA",
     "attach",
     "carry_training_info",
+    "combine_adapters",
     "compile_entries",
     "compile_step",
     "consolidate",

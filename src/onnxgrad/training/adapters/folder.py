@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -76,14 +79,36 @@ def save_adapter(
     values = {n: held[n].const_value.numpy() for n in record.trained}  # type: ignore[union-attr]
     shared = {n: held[n].const_value.numpy() for n in record.shared.values()}  # type: ignore[union-attr]
     whole = {e.module: lengths(base.graph.initializers[e.weight], e) for e in record.entries if "m" in e.tensors}
-    tensors = peft.written(record, values | shared, whole)
+    carried = {key: base.metadata_props[key] for key in _CARRIED if key in base.metadata_props}
+    write_adapter(folder, record, values, shared=shared, whole=whole, header=carried, path=path)
+    if switchable:
+        _switchable(base, record)
+        save_model(base, folder / MODEL_FILE)
+
+
+def write_adapter(
+    folder: Path, record: Record, values: Mapping[str, np.ndarray], *, shared: Mapping[str, np.ndarray] | None = None,
+    whole: Mapping[str, np.ndarray] | None = None, header: Mapping[str, str] | None = None, path: str | None = None,
+) -> None:  # fmt: skip
+    """Write the files of an adapter.
+
+    Args:
+        folder: is made; files in it are replaced.
+        record: of the adapter.
+        values: what trained, by the names of initializers.
+        shared: A and B of VeRA.
+        whole: with DoRA, the lengths of weights without their adapters, by module.
+        header: further metadata of the safetensors file.
+        path: the file of the base, which the settings name.
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
+    tensors = peft.written(record, {**values, **(shared or {})}, whole or {})
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
-    if switchable:
-        _switchable(base, record)
-        save_model(base, folder / MODEL_FILE)
     adapter = onnxruntime.AdapterFormat()
     adapter.set_adapter_version(1)
     adapter.set_model_version(1)
@@ -91,8 +116,7 @@ def save_adapter(
     with replacing(folder / ORT_FILE) as file:
         adapter.export_adapter(str(file))
     with replacing(folder / TENSORS_FILE) as file:
-        carried = {key: base.metadata_props[key] for key in _CARRIED if key in base.metadata_props}
-        save_tensors(tensors, file, {"format": "pt", ADAPTER: record.text(), **carried})
+        save_tensors(tensors, file, {"format": "pt", ADAPTER: record.text(), **(header or {})})
     with replacing(folder / CONFIG_FILE) as file:
         file.write_text(json.dumps(peft.config(record, tensors, path), indent=2) + "\n", encoding="utf-8")
 
@@ -252,10 +276,57 @@ def _set(graph: ir.Graph, name: str, array: np.ndarray, place: str) -> None:
     held.const_value = ir.tensor(array.astype(old.dtype.numpy()), name=name)
 
 
+@dataclass
+class StoredAdapter:
+    """The adapter in a folder.
+
+    Attributes:
+        record: of the adapter.
+        values: its tensors by the names in the record.
+        header: metadata of the model that it carries.
+        path: the file of the base, if the settings name one.
+    """
+
+    record: Record
+    values: dict[str, np.ndarray]
+    header: dict[str, str]
+    path: str | None
+
+
+def read_adapter(folder: Path, model: AnyModel | None) -> StoredAdapter:
+    """Read the adapter of `folder`. A folder of PEFT needs its `model`.
+
+    Raises:
+        BadInput: the folder has no adapter, it is damaged, or it is that of another model.
+    """
+    tensors, header = load_tensors(folder / TENSORS_FILE)
+    carried = {key: header[key] for key in _CARRIED if key in header}
+    record, path = record_of(header), _settings(folder).get("base_model_name_or_path")
+    path = path if isinstance(path, str) else None
+    graph = None if model is None else open_model(model, standardize).model.graph
+    base = None if graph is None else base_fingerprint(graph)
+    if record is None and (graph is None or base is None):
+        raise BadInput(f"the adapter in {str(folder)!r} is of PEFT, which does not say of which model: give the model")
+    if record is not None and base not in (None, record.base):
+        raise BadInput(f"the adapter in {str(folder)!r} is that of another model: it was trained beside other weights")
+    if record is None:
+        assert graph is not None
+        assert base is not None
+        record, values = _of_peft(folder, tensors, graph, base)
+    else:
+        values = peft.read(record, tensors, str(folder))
+    return StoredAdapter(record, values, carried, path)
+
+
 def _of_peft(
     place: Path, tensors: dict[str, np.ndarray], graph: ir.Graph, base: str
 ) -> tuple[Record, dict[str, np.ndarray]]:
     """The adapter that PEFT has written, for the weights of `graph`."""
+    return understood(_settings(place), tensors, weights(graph), set(graph.initializers), base, str(place))
+
+
+def _settings(place: Path) -> dict[str, Any]:
+    """The settings of PEFT in a folder."""
     file = place / CONFIG_FILE
     try:
         with open_ordinary(file) as opened:
@@ -264,4 +335,4 @@ def _of_peft(
             raise ValueError("it is no object")
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"cannot read {str(file)!r}: {error}") from error
-    return understood(config, tensors, weights(graph), set(graph.initializers), base, str(place))
+    return config

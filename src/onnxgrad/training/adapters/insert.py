@@ -33,6 +33,11 @@ _CALLED = {
 _SPELLED = {VERA: "VeRA", LOHA: "LoHa", LOKR: "LoKr", IA_3: "(IA)³"}
 
 
+def initializer_name(form: str, module: str, label: str, letter: str) -> str:
+    """The name of a tensor of an adapter in the graph, unless it is taken."""
+    return f"{module}{label}.{_CALLED[form][letter]}"
+
+
 def adapted(model: ir.Model, asked: Adapter | None) -> Record | None:
     """The adapter of `model`: its own, or the `asked` one, which is inserted in place.
 
@@ -157,8 +162,9 @@ def insert(
     common = {letter: add(f"vera_{letter}", a, targets[0].weight.dtype) for letter, a in shared.items()}
     record.shared = {letter: value.name or "" for letter, value in common.items()}
     for target, given, entry in zip(targets, values, about):
-        weight, called = target.weight, _CALLED[record.form]
-        own = {k: add(f"{weight.module}{target.label}.{called[k]}", a, weight.dtype) for k, a in given.items()}
+        weight = target.weight
+        called = {k: initializer_name(record.form, weight.module, target.label, k) for k in given}
+        own = {k: add(called[k], a, weight.dtype) for k, a in given.items()}
         fixed = {k: own.pop(k) for k in FIXED if k in own}
         record.entries.append(Entry(
             weight.name, {k: v.name or "" for k, v in own.items()}, weight.kind, weight.module, entry.scale,
