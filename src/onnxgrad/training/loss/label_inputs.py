@@ -38,6 +38,13 @@ def classes(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     return {"": (INT64, dims)}
 
 
+def preferences(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    """Class numbers for scores [rows, places, classes], and the log-likelihood of each row by the reference."""
+    found = classes(y, options)
+    dims = found[""][1]
+    return {**found, "_reference": (y.dtype or ir.DataType.FLOAT, None if dims is None else dims[:1])}
+
+
 def one_per_row(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     """A class number for each row of [batch, features]."""
     if y.shape is not None and len(y.shape) != 2:

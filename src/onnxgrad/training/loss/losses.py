@@ -288,6 +288,44 @@ def ctc(  # type: ignore[no-untyped-def]
     return b.cast_like(_reduce(b, rows, reduction), y)
 
 
+def _of_pairs(b: Builder, x: Var) -> Var:
+    """The first less the second of each two rows of `x`."""
+    return b.ReduceSum(b.Mul(b.Reshape(x, [-1, 2]), b.const([1, -1], x.dtype)), [1], keepdims=0)
+
+
+def _log_likelihoods(b: Builder, y: Var, labels: Var, axis: int, ignore_index: int) -> tuple[Var, Var]:
+    """Σ log softmax(y)[t] over the labels that count, and their number, of each row."""
+    scores, own = _rows(b, _classes_second(b, y, axis), labels)
+    surprise = b.SoftmaxCrossEntropyLoss(scores, own, reduction="none", ignore_index=ignore_index)
+    each = b.Reshape(surprise, b.Shape(labels))
+    counts = counted(b, labels, each, ignore_index, None)
+    return -b.ReduceSum(each, [1], keepdims=0), b.Max(b.ReduceSum(counts, [1], keepdims=0), 1.0)
+
+
+@_loss("dpo", label_inputs.preferences, ("Softmax", "LogSoftmax"), "batch", axis=-1, ignore_index=-100, beta=0.1,
+       label_smoothing=0.0)  # fmt: skip
+def dpo(b, y, labels, reference, reduction, axis, ignore_index, beta, label_smoothing):  # type: ignore[no-untyped-def]
+    """-log σ(β·(d of the chosen row - d of the rejected row)): d = Σ log softmax(y)[t] - that of the reference"""
+    _positive("dpo: beta", beta)
+    found, _ = _log_likelihoods(b, y, labels, axis, ignore_index)
+    margin = b.Mul(_of_pairs(b, found) - _of_pairs(b, b.cast_like(reference, found)), beta)
+    loss = b.Softplus(-margin)
+    if label_smoothing:
+        loss = b.Mul(loss, 1 - label_smoothing) + b.Mul(b.Softplus(margin), label_smoothing)
+    return _reduce(b, loss, reduction)
+
+
+@_loss("orpo", label_inputs.classes, ("Softmax", "LogSoftmax"), "batch", axis=-1, ignore_index=-100, beta=0.1)
+def orpo(b, y, labels, reduction, axis, ignore_index, beta):  # type: ignore[no-untyped-def]
+    """-p - β·log σ(o - o of the rejected row): p = mean log softmax(y)[t] of the chosen row, o = p - log(1 - exp(p))"""
+    _positive("orpo: beta", beta)
+    found, counts = _log_likelihoods(b, y, labels, axis, ignore_index)
+    means = found / counts
+    odds = means - b.Log(b.Max(1.0 - b.Exp(means), 1e-7))
+    chosen = b.ReduceSum(b.Mul(b.Reshape(means, [-1, 2]), b.const([1, 0], means.dtype)), [1], keepdims=0)
+    return _reduce(b, b.Mul(b.Softplus(-_of_pairs(b, odds)), beta) - chosen, reduction)
+
+
 def loss_named(name: str, options: Mapping[str, Any]) -> tuple[LossFunction, dict[str, Any]]:
     """The loss called `name` and all of its options. Raises BadInput for an unknown name or option."""
     loss = looked_up("loss", name, LOSSES)
