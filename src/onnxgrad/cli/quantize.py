@@ -21,6 +21,8 @@ from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.quantization.place import Scheme
 
+#: Settings of language models.
+_TASK = ("task", "documents", "pack")
 #: Settings of training with --qat.
 _TRAINING = (
     *("validation", "validation_split", "loss", "optimizer", "prediction", "labels", "learning_rate", "weight_decay"),
@@ -31,7 +33,7 @@ _TRAINING = (
 
 @takes_flags(
     *(Scheme, *FIT, *TRAINER, Outputs),
-    only=(*settings_of(Scheme), "inputs", "image_mean", "image_std", *_TRAINING),
+    only=(*settings_of(Scheme), "inputs", "image_mean", "image_std", "tokenizer", "max_length", *_TASK, *_TRAINING),
     schedule="cosine",
 )
 def quantize(
@@ -74,16 +76,17 @@ def quantize(
             MODEL: files_of(source, model),
             "--data": data,
             "--validation": recipe.data.validation,
+            "--tokenizer": recipe.data.tokenizer,
             "--loss": train_options.files(recipe.loss.loss or ()),
         },
         {OUTPUT: output, GOING: outputs.save_training, "--history": history},
         {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))} if qat else {},
         force=force,
     )
-    if qat and not recipe.loss.loss:
+    if qat and not (recipe.loss.loss or recipe.task.name):
         raise BadInput("--qat trains the quantized model; say which loss to use with --loss")
     columns, recipe = train_options.opened(data, recipe, source)
-    ready = quantized(source, columns, scheme, rows=rows)
+    ready = quantized(source, columns, scheme, rows=rows, preparation=recipe.data, task=recipe.task)
     if not qat:
         save_model(folded(ready), output)
         check_runs(output, model)

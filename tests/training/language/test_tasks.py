@@ -305,3 +305,15 @@ def test_tables_and_columns_have_documents(place):
         preparation = PreparationRecipe(tokenizer=place / "tokenizer.json", inputs=inputs)
         (batch,) = Trainer(decoder(), task="causal_lm").data(data, preparation=preparation).batches(4)
         assert [words(row) for row in batch["labels"]] == ["red cat <eos>", "blue dog sat <eos>"]
+
+
+def test_text_quantizes_a_model_and_trains_it_through_the_rounding(place):
+    data = "--data PLACE/corpus.txt --tokenizer PLACE/tokenizer.json --task causal-lm"
+    said(place, f"quantize PLACE/m.onnx {data} -o PLACE/q.onnx")
+    said(place, f"quantize PLACE/m.onnx {data} --qat --epochs 20 --learning-rate 0.05 -q -o PLACE/t.onnx")
+    before, after = (
+        evaluate(place / name, TEXTS, task="causal_lm", tokenizer=place / "tokenizer.json").metrics["perplexity"]
+        for name in ("q.onnx", "t.onnx")
+    )
+    assert after < before / 2
+    assert any(n.op_type == "DequantizeLinear" for n in onnx.load(place / "t.onnx").graph.node)

@@ -19,6 +19,8 @@ from onnxgrad.training.data import Data
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
+from onnxgrad.training.language.recipe import TaskRecipe
+from onnxgrad.training.language.task import prepared
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.measure.predict import AnyModel, fields_of
@@ -66,10 +68,10 @@ def quantize(
     """
     own = {name: settings.pop(name) for name in settings_of(Scheme) if name in settings}
     recipe = Recipe.of("quantize", settings, (*TRAINER, *FIT), keywords_of(quantize))
-    of_training = [name for name in settings if name not in settings_of(PreparationRecipe)]
+    of_training = [name for name in settings if name not in settings_of(PreparationRecipe, TaskRecipe)]
     if of_training and not qat:
         raise BadInput(f"{of_training[0]!r} says how to train, which qat=True asks for")
-    found = quantized(model, data, Scheme(**own), rows=rows, preparation=recipe.data)
+    found = quantized(model, data, Scheme(**own), rows=rows, preparation=recipe.data, task=recipe.task)
     if qat:
         found = train(found, data, recipe=recipe).inference_ir()
     else:
@@ -88,6 +90,7 @@ def quantized(
     *,
     rows: int = ROWS,
     preparation: PreparationRecipe = PreparationRecipe(),
+    task: TaskRecipe = TaskRecipe(),
 ) -> ir.Model:
     """The model with quantized weights as floats, which are rounded where they are read.
 
@@ -97,8 +100,9 @@ def quantized(
     if rows < 1:
         raise BadInput(f"activations are calibrated over at least 1 row, not {rows}")
     opened = opened_floats(model)
-    arguments = preparation.arguments(Preprocessing.of(opened))
-    fed = Data(data, fields_of(opened), source_name(data), **arguments)
+    source = source_name(data)
+    data, arguments = prepared(data, task, preparation, Preprocessing.of(opened), opened)
+    fed = Data(data, fields_of(opened), source, **arguments)
     found = place_quantizers(opened, scheme, _batches(fed, rows))
     if scheme.rounding == "learned":
         learn_rounding(found, _batches(fed, rows))
