@@ -15,8 +15,6 @@ from onnxgrad.training.adapters.folder import files_in
 from onnxgrad.transplants.transplant import read_probes
 from onnxgrad.transplants.transplant import transplant as put
 
-_SHOWN = 3
-
 
 def transplant(
     source: Annotated[
@@ -24,6 +22,14 @@ def transplant(
     ],
     into: Annotated[
         Path | None, typer.Option("--into", help="Another export of the same network, whose weights are replaced.")
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="In place of --into and -o: write a .safetensors file, for `load_state_dict`."),
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option("--like", help="With --to: a .safetensors file before training, whose names and types stay."),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the result of --into.")] = None,
     base: Annotated[
@@ -40,24 +46,28 @@ def transplant(
     Weights may be transposed, fused, split, shared, folded, cast or quantized there. Nothing is written if a trained
     weight has no place, or if the outputs differ by more than rounding.
     """
-    if into is None or output is None:
-        raise BadInput("say which file gets the weights: --into FILE.onnx -o RESULT.onnx")
+    if to is not None and (into is not None or output is not None):
+        raise BadInput("--to writes a safetensors file in place of --into FILE.onnx -o RESULT.onnx")
+    if to is None and (into is None or output is None or like is not None):
+        raise BadInput("say which file gets the weights: --into FILE.onnx -o RESULT.onnx, or --to FILE.safetensors")
     models = {"TRAINED": source, "--into": into, "--base": base}
     read = {
         flag: files_in(path) if path.is_dir() else files_of(load_model(path), path)
         for flag, path in models.items()
         if path is not None
     }
-    check_paths({**read, "--probes": probes}, {OUTPUT: output})
-    made = put(source, into, base=base, output=output, probes=None if probes is None else read_probes(probes))
+    place = to or output
+    assert place is not None
+    check_paths({**read, "--probes": probes, "--like": like}, {OUTPUT if to is None else "--to": place})
+    given = None if probes is None else read_probes(probes)
+    made = put(source, into or like, base=base, output=place, probes=given)
+    unchanged = f"; {len(made.kept)} were not changed by training" if into or like else ""
+    lines = [("transplanted", f"{len(made.changed)} weights{unchanged}")]
+    if made.difference is not None:
+        scheme = "" if made.scheme is None else f"; those of base and --into by {made.scheme:.2g}"
+        apart = f"differ by {made.difference:.2g} of their spread, before by {made.before:.2g}{scheme}"
+        lines.append(("outputs", apart))
+    lines.append(("written", ", ".join(map(str, made.files))))
     out = console()
-    scheme = "" if made.scheme is None else f"; those of base and --into by {made.scheme:.2g}"
-    for what, text in (
-        ("transplanted", f"{len(made.changed)} weights; {len(made.kept)} were not changed by training"),
-        (
-            "outputs",
-            f"differ from the source by {made.difference:.2g} of their spread, before by {made.before:.2g}{scheme}",
-        ),
-        ("written", ", ".join(map(str, made.files))),
-    ):
+    for what, text in lines:
         out.print(f"{what:<14} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -25,6 +25,7 @@ from onnxgrad.transplants.match import distance
 from onnxgrad.transplants.origins import origins_of
 from onnxgrad.transplants.plan import Assignment, Plan, make_plan
 from onnxgrad.transplants.schemes import Tensors
+from onnxgrad.transplants.state import SUFFIX, State, state_of
 from onnxgrad.transplants.verify import Runner, differences
 from onnxgrad.transplants.weights import Weight, weights_of
 
@@ -41,7 +42,7 @@ class Transplanted:
         files: that were written.
         changed: weights of the target that were replaced.
         kept: weights of the target that training had not changed.
-        difference: of the outputs, relative to their spread, between source and result.
+        difference: of the outputs, relative to their spread, between source and result; None for safetensors.
         before: the same between source and target, before the transplant.
         scheme: the same between base and target: the error of the form of the target; None without a base.
     """
@@ -49,14 +50,14 @@ class Transplanted:
     files: list[Path]
     changed: list[str]
     kept: list[str]
-    difference: float
-    before: float
+    difference: float | None
+    before: float | None
     scheme: float | None
 
 
 def transplant(
     source: AnyModel,
-    target: AnyModel,
+    target: AnyModel | None,
     *,
     base: AnyModel | None = None,
     output: str | os.PathLike,
@@ -69,7 +70,8 @@ def transplant(
 
     Args:
         source: a trained model, or the folder of an adapter (then `base` is needed).
-        target: the model whose weights are replaced; it is not changed.
+        target: the model whose weights are replaced; it is not changed. A safetensors file (a ``state_dict`` with the
+            weights before training) gives one with the trained weights; None gives one with the names of the export.
         base: `source` before training. Without it, weights are matched by names and similarity.
         output: where the result is written.
         probes: inputs on which both are compared. Default: random ones.
@@ -84,9 +86,11 @@ def transplant(
     place = Path(output)
     before = None if base is None else _as_trained(base)
     trained = _source(source, base)
+    if target is None or (isinstance(target, (str, os.PathLike)) and Path(target).suffix == SUFFIX):
+        return _to_state(before, trained, target, place)
     into = _read(target)
-    plan = plan_for(before, trained, into)
     schemes = weights_of(into)
+    plan = plan_for(before, trained, schemes)
     untouched = Runner(into, _file(target))
     of_source = Runner(trained, _file(source))
     scheme = None
@@ -123,10 +127,27 @@ def read_probes(path: Path) -> dict[str, np.ndarray]:
         raise BadInput(f"{path} is no .npz file: {error}") from error
 
 
-def plan_for(base: ir.Model | None, source: ir.Model, target: ir.Model) -> Plan:
+def _to_state(base: ir.Model | None, source: ir.Model, like: str | os.PathLike | None, place: Path) -> Transplanted:
+    """Write the weights of `source` as a safetensors file, under the names in `like` or those of the export."""
+    if like is None:
+        state = state_of(source)
+        state.save(place)
+        return Transplanted([place], list(state.tensors), [], None, None, None)
+    state = State.load(Path(like))
+    plan = plan_for(base, source, state.weights())
+    written = [a for a in plan.assignments if _is_written(a, base is not None)]
+    for assignment in written:
+        array = state.tensors[assignment.weight.name]
+        state.tensors[assignment.weight.name] = assignment.form.build(array.shape, True).astype(array.dtype)
+    state.save(place)
+    kept = [a.weight.name for a in plan.assignments if a not in written]
+    return Transplanted([place], [a.weight.name for a in written], kept, None, None, None)
+
+
+def plan_for(base: ir.Model | None, source: ir.Model, targets: Sequence[Weight]) -> Plan:
     """The plan of a transplant. Raises BadInput for weights that cannot be matched."""
     origins, extra = origins_of(base or source, source if base is not None else None)
-    plan = make_plan(origins, weights_of(target), has_base=base is not None)
+    plan = make_plan(origins, targets, has_base=base is not None)
     if extra:
         raise BadInput(
             f"the trained model has weights that its base has not: {_listed(extra)}\n"
@@ -134,8 +155,8 @@ def plan_for(base: ir.Model | None, source: ir.Model, target: ir.Model) -> Plan:
         )
     if plan.ambiguous:
         raise BadInput(
-            f"weights of the target could be any of several of equal content: {_listed(plan.ambiguous)}\n"
-            "  hint: export the target with the names of modules, from the checkpoint that was trained"
+            f"weights of the target stand for several that training made different: {_listed(plan.ambiguous)}\n"
+            "  hint: the target must keep apart what the trained model does, under the names of modules"
         )
     if plan.missing:
         raise BadInput(
