@@ -317,3 +317,24 @@ def test_text_quantizes_a_model_and_trains_it_through_the_rounding(place):
     )
     assert after < before / 2
     assert any(n.op_type == "DequantizeLinear" for n in onnx.load(place / "t.onnx").graph.node)
+
+
+@pytest.mark.parametrize("name", ["use_cache_branch", "num_logits_to_keep"])
+def test_switches_of_exporters_may_be_scalars(place, name):
+    """A scalar that selects: with the value 0, the model is the one that trains."""
+    model = decoder(past=False)
+    kind = onnx.TensorProto.BOOL if name.startswith("use") else onnx.TensorProto.INT64
+    model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, []))
+    model.graph.node[-1].output[0] = "all"
+    model.graph.node.append(onnx.helper.make_node("Cast", [name], ["number"], to=onnx.TensorProto.FLOAT))
+    model.graph.node.append(onnx.helper.make_node("Sub", ["all", "number"], ["logits"]))
+    data, settings = place / "corpus.txt", {"tokenizer": place / "tokenizer.json"}
+    with_switch, without = (Trainer(m, task="causal_lm") for m in (model, decoder(past=False)))
+    with_switch.fit(data, epochs=1, **settings)
+    without.fit(data, epochs=1, **settings)
+    assert with_switch.evaluate(data, **settings) == without.evaluate(data, **settings)
+    with_switch.save(place / "t.onnx")
+    assert evaluate(place / "t.onnx", data).metrics["perplexity"] > 1
+    assert len(predict(place / "t.onnx", data)["tokens"]) == len(TEXTS)
+    with pytest.raises(BadInput, match=f"input {name!r} is a scalar"):
+        Trainer(model, loss="cross_entropy").fit({"input_ids": np.zeros((1, 2), np.int64)})

@@ -88,6 +88,11 @@ class Data:
             columns = text.tokenized(columns, fields, name)
         else:
             check_tokens(columns, fields, name)
+        for f in fields:
+            if f.scalar and not (f.name in columns and columns[f.name].whole):
+                raise BadInput(
+                    f"input {f.name!r} is a scalar; every input that data feed needs a batch axis, its first"
+                )
         self.ends = _ends(fields, columns)
         fed = [f for f in fields if f.name not in self.ends]
         chosen = match(columns, fed, name)
@@ -116,7 +121,7 @@ class Data:
         for f in fed:
             array = self.columns[f.name].array
             if array is not None:
-                self.arrays[f.name] = fitted(chosen[f.name], array, f, name)
+                self.arrays[f.name] = array if f.scalar else fitted(chosen[f.name], array, f, name)
                 check_counted(self.arrays[f.name], f, f"array {chosen[f.name]!r} of {name}")
         for f in [f for f in fed if f.label and f.indices]:
             if (lengths := self.columns[f.name].lengths) is not None and np.ptp(lengths):

@@ -42,6 +42,7 @@ class Field:
         dim: the name of its first axis, where the model gives one and no size.
         dims: the names of its other axes; empty for one that has none.
         shares: its first axis is that of an output of the model.
+        scalar: it is a single number, which every batch has.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Field:
     indices: bool = False
     binary: bool = False
     dims: tuple[str, ...] = ()
+    scalar: bool = False
 
     @classmethod
     def of(cls, value: ir.Value, *, label: bool = False) -> Field:
@@ -65,13 +67,15 @@ class Field:
             raise BadInput(f"input {name!r} declares no dtype or no shape, so data cannot be checked against it")
         dims = [d if isinstance(d, int) else None for d in value.shape]
         if not dims:
-            raise BadInput(f"input {name!r} is a scalar; every input that data feed needs a batch axis, its first")
+            return cls(name, value.dtype.numpy(), (), label=label, scalar=True)
         first, *others = [d.value or "" if isinstance(d, ir.SymbolicDim) else "" for d in value.shape]
         return cls(name, value.dtype.numpy(), tuple(dims[1:]), dims[0], label, dim=first, dims=tuple(others))
 
     @property
     def wanted(self) -> str:
         """The expected dtype and shape in words, for messages."""
+        if self.scalar:
+            return tensor_text(self.dtype, ())
         sizes = [
             "N" if self.batch is None else str(self.batch),
             *("?" if d is None else str(d) for d in self.shape),

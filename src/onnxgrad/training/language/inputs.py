@@ -13,6 +13,8 @@ from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.text import Tokens
 
 _CACHE = re.compile(r"past|cache")
+#: Inputs that are 0 in training: the branch that reads the cache, and how many of the last scores to compute (0: all).
+_SWITCHES = ("use_cache", "logits_to_keep")
 
 
 class Empty(Column):
@@ -84,7 +86,7 @@ def tokens_of(fields: Sequence[Field], decoder: bool = False) -> Field | None:
 def _is_ids(field: Field) -> bool:
     name = field.name.lower()
     other = any(part in name for part in ("mask", "position", "type", "segment", "past", "cache", "length"))
-    return not field.label and field.dtype.kind in "iu" and len(field.shape) == 1 and not other
+    return not field.label and not field.scalar and field.dtype.kind in "iu" and len(field.shape) == 1 and not other
 
 
 def masks_apart(fields: Sequence[Field]) -> bool:
@@ -108,8 +110,8 @@ def inputs_beside(
         name = field.name.lower()
         if field.label:
             continue
-        if "use_cache" in name:
-            found[field.name] = Dense(np.zeros(1, field.dtype))
+        if any(part in name for part in _SWITCHES):
+            found[field.name] = Dense(np.zeros(() if field.scalar else 1, field.dtype))
             found[field.name].whole = True
         elif _CACHE.search(name) and len(field.shape) > 1:
             found[field.name] = Empty(len(documents), field)

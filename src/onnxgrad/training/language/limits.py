@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import reach, reads, scopes
 from onnxgrad.ir.match import is_op
+from onnxgrad.training.language.recipe import TaskRecipe
 
 #: Rows of the table of segments of a sentence encoder.
 MOST_SEGMENTS = 4
@@ -34,7 +35,7 @@ class Limits:
     def of(cls, model: ir.Model, prediction: str | None = None) -> Limits:
         """The limits of `model`."""
         tokens = [v for v in model.graph.inputs if _takes_tokens(v.name or "")]
-        scores = scores_of(model, prediction)
+        scores = _scores(model, prediction)
         last = scores.shape[-1] if scores is not None and scores.shape is not None and len(scores.shape) else None
         words: list[tuple[int, int]] = []
         others: list[tuple[int, int]] = []
@@ -67,6 +68,13 @@ def scores_of(model: ir.Model, name: str | None = None) -> ir.Value | None:
     Raises:
         BadInput: the model has none.
     """
+    found = _scores(model, name)
+    if found is None and name is None:
+        raise BadInput("the model has no output of scores for tokens [N, T, vocabulary]; --prediction names one")
+    return found
+
+
+def _scores(model: ir.Model, name: str | None) -> ir.Value | None:
     if name is not None:
         return next((v for v in model.graph.outputs if v.name == name), None)
     floats = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
@@ -74,14 +82,12 @@ def scores_of(model: ir.Model, name: str | None = None) -> ir.Value | None:
         return floats[0]
     named = [v for v in floats if (v.name or "").endswith("logits")]
     ranked = [v for v in floats if v.shape is not None and len(v.shape) == 3]
-    if not (named or ranked):
-        raise BadInput("the model has no output of scores for tokens [N, T, vocabulary]; --prediction names one")
-    return (named or ranked)[0]
+    return next(iter(named or ranked), None)
 
 
-def with_task(asked: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:
-    """Arguments of `attach` for a language task, where `asked` has no others: the cross-entropy of all labels."""
-    found = {"loss": "cross_entropy:ignore_index=-100,axis=-1", **asked}
+def with_task(asked: Mapping[str, Any], model: ir.Model, task: TaskRecipe) -> dict[str, Any]:
+    """Arguments of `attach` for a language task, where `asked` has no others: its loss, over all labels that count."""
+    found = {"loss": task.name if task.is_preference else "cross_entropy:ignore_index=-100,axis=-1", **asked}
     if not {"prediction", "output"} & found.keys() and (scores := scores_of(model)) is not None:
         found["prediction"] = scores.name
     return found
