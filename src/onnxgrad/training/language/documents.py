@@ -7,6 +7,7 @@ A ``.txt`` file has paragraphs. A row of a ``.jsonl`` file, of a table or of a s
 | ``text`` | a text, all of which is learned |
 | ``messages``: a list of ``role`` and ``content`` | a conversation, of which the assistant's turns are learned |
 | ``prompt`` and ``completion`` (``source`` and ``target``) | a text whose end is learned; also of conversations |
+| ``prompt``, ``chosen`` and ``rejected`` | a pair of answers, each as a completion |
 | ``input_ids``, and perhaps ``labels`` | tokens, and the token at each of their places that is learned (-100: none) |
 """
 
@@ -31,7 +32,10 @@ from onnxgrad.training.data.sources import source_name
 #: The name of the column of documents.
 DOCUMENTS = "documents"
 #: Fields that make a document; others of a row feed the inputs of their names.
-FIELDS = ("text", "messages", "tools", "prompt", "completion", "source", "target", "input_ids", "labels")
+FIELDS = (
+    *("text", "messages", "tools", "prompt", "completion", "source", "target", "input_ids", "labels"),
+    *("chosen", "rejected"),
+)
 #: Separators of the documents of a text.
 _BREAKS = {"paragraphs": r"\n[ \t]*\n\s*", "lines": r"\n"}
 #: Bytes of a file of text.
@@ -155,6 +159,12 @@ def _document(row: Any, number: int, named: str | None, where: str) -> Mapping[s
         found.setdefault("completion", found.pop("target", None))
     if "input_ids" in found:
         return found
+    if "chosen" in found or "rejected" in found:
+        missing = next((n for n in ("chosen", "rejected") if n not in found), None)
+        if missing is not None:
+            raise BadInput(f"row {number} of {where} has no field {missing!r}, the other answer of the pair")
+        answers = [{"prompt": found.get("prompt"), "completion": found[n]} for n in ("chosen", "rejected")]
+        return {"pair": [_document(answer, number, None, where) for answer in answers]}
     if "messages" in found:
         return {**found, "messages": _conversation(found["messages"], number, where)}
     if "completion" in found:

@@ -9,7 +9,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_kind
 from onnxgrad.settings import setting
 
-TASKS = ("causal_lm", "masked_lm", "seq2seq")
+PREFERENCES = ("dpo", "orpo")
+TASKS = ("causal_lm", "masked_lm", "seq2seq", *PREFERENCES)
 #: Metrics of tokens, where no others are asked for.
 METRICS_OF_TASKS = ("perplexity", "accuracy")
 SPLITS = ("paragraphs", "file")
@@ -23,8 +24,8 @@ class TaskRecipe:
 
     task: str | None = setting(
         None,
-        "Train a language model on text: causal-lm (the next token), masked-lm (tokens hidden by [MASK]) or seq2seq "
-        "(an encoder and a decoder). `tokenizer` reads the text.",
+        "Train a language model on text: causal-lm (the next token), masked-lm (tokens hidden by [MASK]), seq2seq (an "
+        "encoder and a decoder), or dpo and orpo (answers that are chosen or rejected). `tokenizer` reads the text.",
     )
     documents: str = setting(
         "paragraphs",
@@ -47,3 +48,13 @@ class TaskRecipe:
     def name(self) -> str:
         """The task with underscores; empty for none."""
         return (self.task or "").replace("-", "_")
+
+    @property
+    def is_preference(self) -> bool:
+        """True if rows are pairs of answers."""
+        return self.name in PREFERENCES
+
+    @property
+    def is_causal(self) -> bool:
+        """True if the model learns the next token."""
+        return self.name == "causal_lm" or self.is_preference

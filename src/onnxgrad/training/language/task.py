@@ -28,6 +28,7 @@ from onnxgrad.training.language.documents import DOCUMENTS, Documents, have_no_l
 from onnxgrad.training.language.inputs import inputs_beside, masks_apart, parts_of, tokens_of
 from onnxgrad.training.language.limits import Limits
 from onnxgrad.training.language.masking import Masking
+from onnxgrad.training.language.preferences import REFERENCE, check_answers, paired, sides_of
 from onnxgrad.training.language.recipe import TaskRecipe
 
 #: The label that the loss ignores, and tokens of a row that need no setting.
@@ -73,6 +74,7 @@ class Language(Text):
 
     Attributes:
         index: the document of each row, once the data are tokenized.
+        model: the reference of preferences.
         notes: lines about the rows.
 
     Raises:
@@ -94,6 +96,7 @@ class Language(Text):
         self.task, self.manners, self.limits = task, manners, limits
         self.index = np.empty(0, np.int64)
         self.notes: list[str] = []
+        self.model: ir.Model | None = None
 
     @classmethod
     def for_task(
@@ -111,12 +114,15 @@ class Language(Text):
         elif tokenizer is None and trained.tokenizer:
             tokenizer = parse_tokenizer(trained.tokenizer.encode(), "the model's tokenizer")
         longest = preparation.max_length or trained.max_length
-        return cls(task, tokenizer, longest, manners, Limits() if model is None else Limits.of(model))
+        found = cls(task, tokenizer, longest, manners, Limits() if model is None else Limits.of(model))
+        found.model = model
+        return found
 
     @property
     def record(self) -> Mapping[str, Any]:
         """Plain values that `for_task` reads again."""
-        return {"name": self.task.name, "documents": self.task.documents, **self.manners.to_json()}
+        name = "causal_lm" if self.task.is_preference else self.task.name  # as the model is used
+        return {"name": name, "documents": self.task.documents, **self.manners.to_json()}
 
     def tokenized(self, columns: Mapping[str, Column], fields: Sequence[Field], source: str) -> dict[str, Column]:
         """Columns for `fields`, made of the documents of `columns`.
@@ -127,8 +133,13 @@ class Language(Text):
         found = columns[DOCUMENTS]
         assert isinstance(found, Documents)
         field = self._field(fields)
-        rows = self._learned(self._rows(found.items, field, source), source)
-        if self.task.name == "causal_lm":
+        if self.task.is_preference:
+            sides = [self._rows(side, field, source) for side in sides_of(found.items, source)]
+            rows = [row for pair in zip(*sides) for row in pair]
+            check_answers([row.labels for row in rows], IGNORED, source)
+        else:
+            rows = self._learned(self._rows(found.items, field, source), source)
+        if self.task.is_causal:
             for row in rows:
                 row.labels = np.append(row.labels[1:], IGNORED)
         rows = self._packed(rows, fields, self._longest(field))
@@ -145,14 +156,18 @@ class Language(Text):
                 made |= inputs_beside(parts[False], *_plain(sources), False)
         else:
             made[field.name] = Tokens([row.tokens for row in rows], pad)
-            causal = self.task.name == "causal_lm"
-            made |= inputs_beside(fields, [r.numbers for r in rows], [r.positions for r in rows], causal)
-        for label in [f for f in fields if f.label]:
+            made |= inputs_beside(fields, [r.numbers for r in rows], [r.positions for r in rows], self.task.is_causal)
+        for label in [f for f in fields if f.label and not f.name.endswith(REFERENCE)]:
             made[label.name] = Tokens([row.labels for row in rows], IGNORED)
             if self.task.name == "masked_lm":
                 self.masking = self._mask(field.name, label.name)
         others = {n: c.select(self.index) for n, c in columns.items() if n != DOCUMENTS and n not in made}
-        return {**others, **made}
+        made = {**others, **made}
+        if self.task.is_preference:
+            self.index = self.index[::2]
+            labels = Tokens([row.labels for row in rows], IGNORED)
+            return paired(made, fields, labels, self.model, self.batch_size(8, labels))
+        return made
 
     def batch_size(self, asked: int, rows: Any) -> int:
         """The number of rows `asked` for, or fewer if their scores would need more than 128 MiB."""
@@ -185,7 +200,7 @@ class Language(Text):
         rows: list[Row] = []
         truncated = cut = 0
         for number, (tokens, labels, ahead) in enumerate(self._encoded(documents, source)):
-            is_text = "text" in documents[number] and self.task.name == "causal_lm"
+            is_text = "text" in documents[number] and self.task.is_causal
             self._check_length(max(len(tokens), 0 if ahead is None else len(ahead)), longest, number, source)
             if longest is not None and max(len(tokens), 0 if ahead is None else len(ahead)) > longest:
                 truncated, cut = truncated + (not is_text), cut + is_text
@@ -229,6 +244,8 @@ class Language(Text):
                 whole = prompt + document["completion"]
                 texts[k] = whole, [[len(prompt), len(whole)]]
             else:
+                if "pair" in document:
+                    raise BadInput(f"row {k} of {source} is a pair of answers\n  hint: --task dpo, or orpo")
                 texts[k] = document["text"], None
         if (chats or texts) and self.tokenizer is None:
             raise BadInput(f"{source} has text, which needs a tokenizer\n  hint: --tokenizer tokenizer.json")
@@ -286,7 +303,7 @@ class Language(Text):
 
     def _learned(self, rows: list[Row], source: str) -> list[Row]:
         """The rows in which something is learned. Raises BadInput if there are none, or one token is all of it."""
-        first = 1 if self.task.name == "causal_lm" else 0  # nothing comes before the first token
+        first = 1 if self.task.is_causal else 0  # nothing comes before the first token
         kept = [row for row in rows if (row.labels[first:] != IGNORED).any()]
         if not kept:
             raise BadInput(

@@ -120,7 +120,7 @@ def _with_training(
     elif "loss" in asked or task.name:
         model = ir.from_proto(model) if isinstance(model, onnx.ModelProto) and task.name else model
         if task.name and isinstance(model, ir.Model):
-            asked = with_task(asked, model)
+            asked = with_task(asked, model, task)
         return attached(model, **{"accumulate": in_halves, **asked})
     else:
         raise BadInput("the model carries no training information; say which loss to minimize, as in loss='mse'")
