@@ -30,6 +30,7 @@ INSTEAD = {
     "save_training": "Trainer.save_training_model",
     "save_adapter": "Trainer.save_adapter",
     "switchable": "Trainer.save_adapter",
+    "also": "onnxgrad.quantize",
     "force": "a program that writes over a file means it",
     "restart": "without resume=True a run begins anew",
     "config": "a program is its own record",

@@ -12,8 +12,10 @@ from onnxgrad.cli import panels, train_config, train_options, train_ranks
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job, Outputs, Quiet, Restart
+from onnxgrad.cli.train_siblings import sibling_paths
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model
+from onnxgrad.settings import settings_of
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
@@ -52,7 +54,7 @@ def train(
     source = load_model(model, aside=True)
     given = read_flags(flags) | {"distributed": ranks}
     given.setdefault("checkpoint", output.parent / f"{output.stem}.checkpoint")
-    outputs = Outputs(*(given.pop(name, None) for name in ("save_training", "save_adapter", "switchable")))
+    outputs = Outputs(*(given.pop(name, None) for name in settings_of(Outputs)))
     recipe = Recipe.of("train", given, (*TRAINER, *FIT))
     _check_places(model, source, data, output, recipe, outputs, force or not ranks.is_first)
     train_options.check_algorithm(source, model, recipe)
@@ -90,6 +92,7 @@ def _check_places(
         folders["--save-adapter"] = (outputs.save_adapter, adapter_files(outputs.save_adapter))
     if log.tensorboard is not None:
         folders["--tensorboard"] = (Path(log.tensorboard), [])
+    siblings = {f"--also {name}": path for name, path in sibling_paths(outputs.also, output).items()}
     files = {f"--{name}": getattr(log, name) for name in ("history", "plot", "report", "log")}
     check_paths(
         {
@@ -99,7 +102,7 @@ def _check_places(
             "--tokenizer": recipe.data.tokenizer,
             "--loss": train_options.files(recipe.loss.loss or ()),
         },
-        {OUTPUT: output, GOING: outputs.save_training, **files},
+        {OUTPUT: output, GOING: outputs.save_training, **files, **siblings},
         folders,
         force=force,
     )

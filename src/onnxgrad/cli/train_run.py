@@ -16,6 +16,7 @@ from onnxgrad.cli import panels
 from onnxgrad.cli.console import console, error
 from onnxgrad.cli.train_callbacks import Beginning
 from onnxgrad.cli.train_config import REPLAY
+from onnxgrad.cli.train_siblings import SCHEMES, sibling_paths, write_siblings
 from onnxgrad.cli.train_summary import outcome
 from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
@@ -62,6 +63,11 @@ class Outputs:
         metavar="DIR",
     )
     switchable: bool = setting(False, "With `save_adapter`: also model.onnx, a copy of MODEL that takes adapters.")
+    also: str | None = setting(
+        None,
+        f"Also write the trained model quantized, with commas between: {', '.join(SCHEMES)}; OUTPUT.int8.onnx is "
+        "measured beside OUTPUT.",
+    )
 
 
 @dataclass
@@ -123,6 +129,8 @@ class Job:
         for written in (self.after, outputs.save_training):
             if written is not None:
                 check_runs(written, self.before)
+        siblings = sibling_paths(outputs.also, self.after)
+        write_siblings(siblings, self.after, data, recipe)
         if self.replay:
             with replacing(checkpoint / REPLAY) as file:
                 file.write_text(self.replay, encoding="utf-8")
@@ -136,6 +144,9 @@ class Job:
                 history.about[self.between] = begin.first
                 lines.append(_measurement_line(self.between, begin.first, "before the first step"))
             lines.append(_measurement_line("after", after, self.after))
+            for name, sibling in siblings.items():
+                history.about[name] = trainer.evaluation.file(sibling, held_out, metrics=begin.run.metrics)
+                lines.append(_measurement_line(name, history.about[name], sibling))
             if log.history:
                 history.write(Path(log.history))
         if log.report is not None:
@@ -146,6 +157,7 @@ class Job:
             write_report(history, Path(log.report), f"Training {self.before.name}", pictures)
         for what, path in (
             ("trained model", self.after),
+            *(("quantized", sibling) for sibling in siblings.values()),
             ("training model", outputs.save_training),
             ("adapter", outputs.save_adapter),
             ("checkpoint", checkpoint / FILE),

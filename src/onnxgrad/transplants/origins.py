@@ -50,9 +50,11 @@ def _paired(before: Sequence[Weight], after: Sequence[Weight]) -> tuple[dict[str
     for weight in left:
         fits = [w for w in others if w.shape == weight.shape]
         same = [w for w in fits if np.array_equal(w.floats(), weight.floats())]
-        named = max(fits, key=lambda w: score([weight.name], w.labels), default=None)
-        if same or (named is not None and (len(fits) == 1 or score([weight.name], named.labels) >= 0.75)):
-            found[weight.name] = chosen = same[0] if same else named  # type: ignore[assignment]
+        named = sorted(fits, key=lambda w: -score([weight.name], w.labels))[:1]
+        if named and len(fits) > 1 and score([weight.name], named[0].labels) < 0.75:
+            named = []
+        for chosen in (same or named)[:1]:
+            found[weight.name] = chosen
             others.remove(chosen)
     return found, [w.name for w in others if np.prod(w.shape) > 1]
 

@@ -56,7 +56,9 @@ class Groups:
         axis = self.axis % w.ndim
         blocks = -(-w.shape[axis] // self.block)
         room = [(0, blocks * self.block - n if i == axis else 0) for i, n in enumerate(w.shape)]
-        parts = np.pad(w, room).reshape(*w.shape[:axis], blocks, self.block, *w.shape[axis + 1 :])
+        parts = np.pad(w, room, constant_values=w.dtype == np.bool_).reshape(
+            *w.shape[:axis], blocks, self.block, *w.shape[axis + 1 :]
+        )
         return np.asarray(function(parts, axis=axis + 1)).reshape(self.scales)
 
 
@@ -230,8 +232,8 @@ class Blocks:
         room = np.pad(after.astype(np.float32), [(0, 0), (0, self._blocks * self.block - self.columns)])
         parts = room.reshape(self.rows, self._blocks, self.block)
         with np.errstate(divide="ignore", invalid="ignore"):
-            q = np.nan_to_num(parts / s[..., None].astype(np.float32)) + z[..., None].astype(np.float32)
-        q = np.clip(np.rint(q), *bounds).astype(np.uint8).reshape(self.rows, -1)
+            steps = np.nan_to_num(parts / s[..., None].astype(np.float32)) + z[..., None].astype(np.float32)
+        q = np.clip(np.rint(steps), *bounds).astype(np.uint8).reshape(self.rows, -1)
         q = np.where(columns, q, old)
         if before is not None:
             kept = np.repeat(groups.reduce(before == after, np.all), self.block, axis=1)
