@@ -25,6 +25,7 @@ from onnxgrad.keywords import check_keywords, check_kind
 from onnxgrad.training.graph.attention_blocks import check_rows
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
 from onnxgrad.training.graph.mixed_precision import Precision
+from onnxgrad.training.graph.packed_products import keep_packed
 from onnxgrad.training.graph.synchronized_norm import RULE, synchronize
 from onnxgrad.training.optim.named_formulas import Rewriting
 from onnxgrad.training.spec.initialization import run_initializations
@@ -192,6 +193,7 @@ def _compile_entry(
     data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
+    keep_packed(opened.graph, bound)
     if synchronized is not None:
         synchronize(opened.graph, synchronized)
     opened = passed(opened, POOL_FIRST, [*bound.values(), loss, *outputs])
