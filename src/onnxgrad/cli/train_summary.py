@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxgrad.errors import printable
 from onnxgrad.training.data import Data
+from onnxgrad.training.language.inputs import Empty
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.loop.trained import Trained
 from onnxgrad.training.parallel.joining import processors
@@ -22,7 +23,9 @@ def summary(run: Run, schedule: str) -> list[str]:
     trainer, rows, held_out = run.trainer, run.data, run.validation
     step, options = run.step, trainer.options
     held = "" if held_out is None else f", {len(held_out):,} held out"
-    fed = ", ".join(f"{printable(array)} → {printable(name)}" for name, array in rows.called.items())
+    caches = [name for name in rows.called if isinstance(rows.columns[name], Empty)]
+    fed = ", ".join(f"{printable(a)} → {printable(n)}" for n, a in rows.called.items() if n not in caches)
+    fed += f", {len(caches)} empty caches" if caches else ""
     rates = ", ".join(f"{name} {float(t.numpy()):g}" for name, t in step.rates.items())
     provider = options.providers[0].removesuffix("ExecutionProvider")
     threads = options.threads or processors()

@@ -240,11 +240,12 @@ def test_predictions_of_trained_models_need_no_flags(place):
     assert predict(trained, TEXTS)["perplexity"].shape == (5,)
 
 
-def test_parts_of_a_batch_have_caches_of_their_own(place):
+@pytest.mark.parametrize("build", [decoder, merged_decoder])
+def test_parts_of_a_batch_have_caches_of_their_own(place, build):
     found = []
     for parts in (1, 2):
         losses = Losses()
-        trainer = Trainer(decoder(), task="causal_lm", optimizer="sgd", learning_rate=0.1, accumulate=parts)
+        trainer = Trainer(build(), task="causal_lm", optimizer="sgd", learning_rate=0.1, accumulate=parts)
         settings = {"tokenizer": place / "tokenizer.json", "batch_size": 4, "shuffle": False, "epochs": 2}
         trainer.fit(place / "corpus.txt", callbacks=[losses], **settings)
         found.append(losses.values)

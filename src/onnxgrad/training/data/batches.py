@@ -285,7 +285,7 @@ class Data:
             bounds = blocks(min(size, stop - low), part[1])
             low, high = low + bounds[part[0]], low + bounds[part[0] + 1]
             if low == high:
-                yield {name: array[:0] for name, array in self.arrays.items()}
+                yield {n: array if n in self.whole else array[:0] for n, array in self.arrays.items()}
                 continue
             rows = np.arange(low, high) if order is None else order[low:high]
             batch = {}

@@ -111,8 +111,9 @@ class Run:
         self.keeps = self.state_folder is not None
         self.kept = False
         self.rows = len(data)
-        if data.whole and (self.parts > 1 or self.strategy.has_several):
-            name, what = min(data.whole), "leave `accumulate` out" if self.parts > 1 else "train it in one process"
+        uncut = [n for n in data.whole if not data.columns[n].whole]
+        if uncut and (self.parts > 1 or self.strategy.has_several):
+            name, what = min(uncut), "leave `accumulate` out" if self.parts > 1 else "train it in one process"
             raise BadInput(f"the input {name!r} has no batch axis, so batches cannot be cut; {what}")
         fixed = data.fixed
         if fixed is not None:

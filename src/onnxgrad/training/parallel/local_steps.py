@@ -68,7 +68,7 @@ class LocalSteps(DataParallel):
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """A step of this rank; after the last one before an exchange, that and an outer step as well."""
-        rows = min((len(array) for array in batch.values()), default=0)
+        rows = self.count_rows(batch)
         before = self._own_masks()
         sums, total = self.gradients(batch) if rows else ({}, 0.0)
         for name, begun in self._masks_from.items():

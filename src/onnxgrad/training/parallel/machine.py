@@ -84,7 +84,7 @@ class DataParallel(Accumulating):
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One update from the rows of all ranks; `batch` has the rows of this one, possibly none."""
-        rows = min((len(array) for array in batch.values()), default=0)
+        rows = self.count_rows(batch)
         before = self._own_masks()
         sums, total = self.gradients(batch if rows else {})
         if not rows:

@@ -230,7 +230,10 @@ class Accumulating:
     Attributes:
         held: the learning rates, to write into.
         bucket: the gradients of the present step: their sum over all parts, then their mean.
+        whole: inputs without rows, which every part has.
     """
+
+    whole: Collection[str] = ()
 
     def __init__(self, split: SplitStep, parts: int, *, options: Options | None = None) -> None:
         if parts < 1:
@@ -307,11 +310,15 @@ class Accumulating:
         divisor = 1.0 if self.summed else total
         return {n: a if n in (WEIGHT, SUM) else np.asarray(a / divisor) for n, a in sums.items()}
 
+    def count_rows(self, batch: Mapping[str, np.ndarray]) -> int:
+        """The number of rows of `batch`."""
+        return min((len(array) for name, array in batch.items() if name not in self.whole), default=0)
+
     def _cut(self, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-        rows = min((len(array) for array in batch.values()), default=0)
+        rows = self.count_rows(batch)
         size = -(-rows // min(self.parts, rows)) if rows else 1
         for low in range(0, rows, size):
-            yield {name: array[low : low + size] for name, array in batch.items()}
+            yield {n: array if n in self.whole else array[low : low + size] for n, array in batch.items()}
 
     @property
     def now(self) -> dict[str, np.ndarray]:
