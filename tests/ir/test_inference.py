@@ -138,6 +138,39 @@ def test_an_operator_of_operands_that_do_not_fit_is_an_error_at_once():
         builder.Concat(x, x)
 
 
+def test_a_node_of_a_loop_body_that_does_not_fit_is_an_error_at_once():
+    builder, x = _builder()
+    formals = [ir.Value(name=name) for name in ("step", "go", "state")]
+    body = ir.Graph(formals, [], nodes=[], opset_imports={"": 18}, name="body")
+    node = ir.Node("", "Concat", [formals[2]], [ir.AttrInt64("axis", 7)], outputs=[ir.Value(name="next")])
+    body.append(node)
+    body.outputs.extend([formals[1], node.outputs[0]])
+    count, go = builder.const(3), builder.const(True)
+    with pytest.raises(RuleError, match=r"Loop node .* is not valid: .*axis=7"):
+        builder.Loop(count, go, x, body=ir.AttrGraph("body", body))
+
+
+#: Inside the outer Loop, the operand of Split comes from a Loop that leaves its sizes open.
+OPEN_SIZES = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[N, 4] x, int64 n, int64 m, bool t) => (float[] y, float[] s) {
+        y, s = Loop (n, t, x) <body = b (int64 i, bool c, float[] v) => (bool d, float[] w, float[] first) {
+            d = Identity (c)
+            u = Loop (m, c, v) <body = inner (int64 j, bool e, float[] p) => (bool f, float[] q) {
+                f = Identity (e) q = Concat <axis = 0> (p, p) }>
+            first, second = Split <axis = 1, num_outputs = 2> (u)
+            w = Concat <axis = 0> (first, second) }> }"""
+
+
+def test_sizes_that_a_loop_leaves_open_have_names_in_the_body_that_reads_them():
+    model = ir.from_proto(parser.parse_model(OPEN_SIZES))
+    infer_model(model)
+    values = {v.name: v for graph in model.graphs() for node in graph for v in node.outputs}
+    assert [len(values[name].shape) for name in ("first", "second", "w", "y", "s")] == [2, 2, 2, 2, 3]
+    u, w = values["u"].shape, values["w"].shape
+    assert w[0] == 2 * u[0]
+    assert w[1] != u[1]
+
+
 def test_a_misspelt_operator_in_a_rule_of_a_user_is_named():
     rule = custom_vjp("Tanh", lambda op, g, x: g * op.Sigmod(x))
     model = parser.parse_model(

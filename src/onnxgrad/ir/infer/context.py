@@ -61,6 +61,21 @@ class InferenceContext(osi.ShapeInferenceContext):
         version = node.version or self.get_opset_version(node.domain)  # an inlined function's nodes have their own
         return self.registry.get(node.domain, node.op_type, version)
 
+    def run(self, infer: Infer, node: ir.Node) -> None:
+        """Infer the outputs of `node` by `infer`.
+
+        Raises:
+            ShapeInferenceError, OpUsageError: the node is not valid; exceptions of other kinds become the first.
+        """
+        try:
+            infer(self, node)
+        except (osi.ShapeInferenceError, osi.OpUsageError):
+            raise
+        except Exception as error:
+            what = {"node_name": node.name, "op_type": node.op_type, "domain": node.domain}
+            message = f"Shape inference failed for {node.domain}::{node.op_type}"
+            raise osi.ShapeInferenceError(**what, message=message) from error
+
     def new_symbolic_dim(self) -> ir.SymbolicDim:
         """Return a new symbol, and count it."""
         self.made += 1

@@ -224,14 +224,7 @@ class Inference:
             else:
                 ask_onnx(node, context)
             return
-        try:
-            infer(context, node)
-        except (osi.ShapeInferenceError, osi.OpUsageError):
-            raise
-        except Exception as error:
-            what = {"node_name": node.name, "op_type": node.op_type, "domain": node.domain}
-            message = f"Shape inference failed for {node.domain}::{node.op_type}"
-            raise osi.ShapeInferenceError(**what, message=message) from error
+        context.run(infer, node)
         if kind is not None and made == context.made and _is_array(node.outputs[0]):
             out = node.outputs[0]
             assert out.type is not None

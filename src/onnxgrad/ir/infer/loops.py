@@ -8,7 +8,7 @@ the shape of the other. A gradient that trusted any of these could be silently w
 
 from __future__ import annotations
 
-import logging
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
@@ -286,25 +286,29 @@ def same(a: Dim, b: Dim) -> bool:
 
 
 def infer_graph(ctx: InferenceContext, graph: ir.Graph) -> None:
-    """Infer every value of `graph` again; declarations stay where nothing can be inferred."""
+    """Infer every value of `graph` again; declarations stay where nothing can be inferred.
+
+    Raises:
+        ShapeInferenceError, OpUsageError: a node is not valid.
+    """
     for node in graph:
         known = [declared(v) for v in node.outputs]
         for value in node.outputs:
             forget(ctx, value)
             value.shape = None
-        try:
-            infer = ctx.function(node)
-            if infer in (infer_loop, infer_scan):
-                infer(ctx, node, force=True)
+        for operand in node.inputs:
+            if operand is not None and _is_tensor(operand):  # elements of a sequence may have different sizes
+                ctx.name_anonymous_dims(operand)
+        infer = ctx.function(node)
+        if infer in (infer_loop, infer_scan):
+            ctx.run(functools.partial(infer, force=True), node)
+        else:
+            for inner in subgraphs(node):
+                infer_graph(ctx, inner)
+            if infer is not None:
+                ctx.run(infer, node)
             else:
-                for inner in subgraphs(node):
-                    infer_graph(ctx, inner)
-                if infer is not None:
-                    infer(ctx, node)
-                else:
-                    ask_onnx(node, ctx)
-        except Exception:
-            logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
+                ask_onnx(node, ctx)
         for value, shape in zip(node.outputs, known):
             value.shape = value.shape if value.shape is not None else shape
 
