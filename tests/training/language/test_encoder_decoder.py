@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxgrad.errors import BadInput
 from onnxgrad.training import Trainer
 from onnxgrad.training.data.recipe import PreparationRecipe
 from tests.training.language.models import VOCABULARY, WIDTH, WORDS, tokenizer
@@ -79,3 +80,20 @@ def test_a_text_alone_is_a_target(rows, text):
         row["input_features"] = random.standard_normal((3, WIDTH)).astype(np.float32)
     batch = first_batch(Trainer(model(features=True), task="seq2seq"), rows)
     assert words(batch["labels"][0]) == text
+
+
+def test_a_document_without_a_prompt_is_refused():
+    with pytest.raises(BadInput, match="documents without a prompt, which the encoder reads"):
+        first_batch(Trainer(model(), task="seq2seq"), [*PAIRS, {"text": "the cat"}])
+
+
+def test_the_encoders_text_is_truncated_with_its_end():
+    ends = tokenizer()
+    processors = pytest.importorskip("tokenizers").processors
+    ends.post_processor = processors.TemplateProcessing("$A <eos>", None, [("<eos>", WORDS.index("<eos>"))])
+    trainer, preparation = Trainer(model(), task="seq2seq"), PreparationRecipe(tokenizer=ends, max_length=3)
+    with pytest.warns(UserWarning, match="1 of 3 rows of the data are truncated to 3 tokens"):
+        data = trainer.data(PAIRS, preparation=preparation)
+    batch = next(iter(data.batches(8)))
+    assert words(batch["input_ids"][0]) == "the cat <eos>"
+    assert words(batch["labels"][1]) == "ran to a"

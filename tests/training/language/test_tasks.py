@@ -339,3 +339,13 @@ def test_switches_of_exporters_may_be_scalars(place, name):
     assert len(predict(place / "t.onnx", data)["tokens"]) == len(TEXTS)
     with pytest.raises(BadInput, match=f"input {name!r} is a scalar"):
         Trainer(model, loss="cross_entropy").fit({"input_ids": np.zeros((1, 2), np.int64)})
+
+
+def test_the_tokenizers_own_truncation_cuts_texts_into_pieces(place):
+    own = tokenizer()
+    own.enable_truncation(4)
+    trainer = Trainer(decoder(), task="causal_lm")
+    rows = trainer.data(place / "corpus.txt", preparation=PreparationRecipe(tokenizer=own))
+    ids = [batch["input_ids"][0] for batch in rows.batches(1)]
+    assert max(map(len, ids)) == 4
+    assert words(np.concatenate(ids)).split() == [*" <eos> ".join(TEXTS).split(), "<eos>"]

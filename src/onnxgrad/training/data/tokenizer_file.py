@@ -84,7 +84,9 @@ try:
     described, longest, special, texts = json.loads(text)
     tokenizer = Tokenizer.from_str(described)
     tokenizer.no_padding()
-    if longest is not None:
+    if longest is None:
+        tokenizer.no_truncation()
+    else:
         tokenizer.enable_truncation(longest)
     begin = 0
     while begin < len(texts):
@@ -150,7 +152,7 @@ def encode(
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
         texts: one for each row.
-        longest: the most tokens of a row.
+        longest: the most tokens of a row; None: all.
         special: add the special tokens of the tokenizer's template.
 
     Raises:
@@ -176,7 +178,9 @@ def _encode_here(
     """The same in this process, where no other one has the package."""
     tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the caller's object is unchanged
     tokenizer.no_padding()
-    if longest is not None:
+    if longest is None:
+        tokenizer.no_truncation()
+    else:
         tokenizer.enable_truncation(longest)
     try:
         encoded = tokenizer.encode_batch(texts, add_special_tokens=special)

@@ -150,8 +150,10 @@ class Language(Text):
         if self.task.name == "seq2seq":
             decoder = parts[True] if tokens_of(fields, True) is not None else parts[False]
             made |= self._decoder(rows, decoder, field, pad)
-            if decoder is parts[True] and rows[0].source is not None and (ids := tokens_of(fields)) is not None:
+            if decoder is parts[True] and (ids := tokens_of(fields)) is not None and ids.name not in columns:
                 sources = [row.source for row in rows if row.source is not None]
+                if len(sources) < len(rows):
+                    raise BadInput(f"{source} has documents without a prompt, which the encoder reads")
                 made[ids.name] = Tokens(sources, pad)
                 made |= inputs_beside(parts[False], *_plain(sources), False)
         else:
@@ -199,7 +201,7 @@ class Language(Text):
             raise BadInput(f"max_length is {self.max_length}, and {field.name!r} takes {field.shape[0]} tokens")
         rows: list[Row] = []
         truncated = cut = 0
-        for number, (tokens, labels, ahead) in enumerate(self._encoded(documents, source)):
+        for number, (tokens, labels, ahead) in enumerate(self._encoded(documents, longest, source)):
             is_text = "text" in documents[number] and self.task.is_causal
             self._check_length(max(len(tokens), 0 if ahead is None else len(ahead)), longest, number, source)
             if longest is not None and max(len(tokens), 0 if ahead is None else len(ahead)) > longest:
@@ -218,14 +220,14 @@ class Language(Text):
         known = [n for n in (self.limits.positions, self.manners.positions) if n is not None]
         most = min(known, default=MOST)
         if min(size, longest or size) > most and not (longest and not known):
-            what = f"the model has {most} positions" if known else f"no setting allows more than {most}"
+            what = f"the model has {most} positions" if known else "no setting says how many the model takes"
             raise BadInput(
                 f"row {number} of {source} has {size} tokens, and {what}\n"
                 f"  hint: --max-length {most} (in Python max_length=) cuts what is longer"
             )
 
     def _encoded(
-        self, documents: Sequence[Mapping[str, Any]], source: str
+        self, documents: Sequence[Mapping[str, Any]], longest: int | None, source: str
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
         """For each document: its tokens, those that are learned, and the tokens of the encoder."""
         texts: dict[int, tuple[str, list[list[int]] | None]] = {}
@@ -250,20 +252,22 @@ class Language(Text):
         if (chats or texts) and self.tokenizer is None:
             raise BadInput(f"{source} has text, which needs a tokenizer\n  hint: --tokenizer tokenizer.json")
         chatted = dict(zip(chats, self.manners.render([documents[k] for k in chats], source))) if chats else {}
-        sources = dict(zip(ahead, self._encode(list(ahead.values()), True, source)))
+        sources = dict(zip(ahead, self._encode(list(ahead.values()), True, source, longest)))
+        short = longest if self.task.name == "masked_lm" else None
         for group, special in ((chatted, False), (texts, True)):
-            rows = self._encode([text for text, _ in group.values()], special, source)
+            rows = self._encode([text for text, _ in group.values()], special, source, short)
             for (k, (_, spans)), (ids, starts) in zip(group.items(), rows):
                 tokens, labels = self._ended(ids, starts, spans, special)
                 found[k] = tokens, labels, sources[k][0] if k in sources else None
         return [found[k] for k in range(len(documents))]
 
-    def _encode(self, texts: list[str], special: bool, source: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _encode(
+        self, texts: list[str], special: bool, source: str, longest: int | None = None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Tokens and their first characters. A sentence encoder's row is truncated with its end."""
         if not texts:
             return []
         try:
-            longest = self.max_length if self.task.name == "masked_lm" else None
             rows = list(encode(self.tokenizer, texts, None, special))
             long = [k for k, (ids, *_) in enumerate(rows) if longest is not None and len(ids) > longest]
             if long:
