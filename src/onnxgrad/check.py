@@ -32,6 +32,7 @@ from onnxgrad.rules.rule import Rule, Undefined, Zero
 from onnxgrad.transforms.first_order import vjp
 from onnxgrad.transforms.gradient_lowering import open_lowered
 from onnxgrad.transforms.select_values import Names, default_of, float_values, is_float, of_values
+from onnxgrad.transforms.zero_derivatives import constant_sums
 
 BODY, LOWERING, REFUSED, NO_RULE = "function body", "lowering", "refused", "no rule"
 
@@ -58,6 +59,7 @@ class Report:
             "lowering" (it is written out), "function body" or "refused".
         problem: what differentiating the model runs into; empty if nothing.
         zero: those of `wrt` by which the derivative is zero everywhere.
+        constant_sums: those of `of` whose sum is constant, for `grad`, and the operators that make it so.
     """
 
     wrt: list[str]
@@ -65,6 +67,7 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     problem: str = ""
     zero: list[str] = field(default_factory=list)
+    constant_sums: dict[str, str] = field(default_factory=dict)
 
     @property
     def differentiable(self) -> bool:
@@ -98,7 +101,7 @@ def _check_opened(opened: Opened, wrt: Names | None, of: Names | None) -> Report
     else:
         sources = float_values(wrt, values, "wrt", containers=True)
     targets = default_of(graph, True) if of is None else of_values(of, values, Builder(graph), containers=True)
-    report = Report(list(sources), list(targets))
+    report = Report(list(sources), list(targets), constant_sums=constant_sums(targets))
     private = ir.Model(graph.clone(), ir_version=opened.model.ir_version)
     _tabulate(report, graph, list(sources.values()), list(targets.values()))
     if not any(r.status == REFUSED for r in report.rows):  # a rule may still refuse an attribute, or an inner graph

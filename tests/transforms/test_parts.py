@@ -122,6 +122,8 @@ def test_the_sum_of_a_softmax_is_told_to_be_constant() -> None:
             derived = grad(classifier(more=more), wrt="x", of=of)
         assert [w.filename for w in told] == [__file__]
         np.testing.assert_allclose(ReferenceEvaluator(derived).run(None, {"x": X})[0], 0, atol=1e-6)
+        report = check(classifier(more=more), wrt="x", of=of)
+        assert (report.zero, report.constant_sums) == ([], {of: "Softmax"})
 
 
 def test_a_part_of_each_row_of_a_softmax_is_not() -> None:
@@ -129,6 +131,7 @@ def test_a_part_of_each_row_of_a_softmax_is_not() -> None:
         warnings.simplefilter("error")
         for of in ("y[:, 0]", "y[0, 1:]", "y[1:, :-1]"):
             grad(classifier(), wrt="x", of=of)
+            assert check(classifier(), wrt="x", of=of).constant_sums == {}
 
 
 def test_a_derivative_that_nothing_leads_to_is_told() -> None:
@@ -164,3 +167,10 @@ def test_the_command_tells_what_is_zero(tmp_path) -> None:
     onnx.save(classifier(more=C), source)
     done = command("check", source, "--wrt", "x", "--of", "c")
     assert "but zero everywhere with respect to x" in " ".join(done.stdout.split())
+
+
+def test_the_command_tells_that_the_sum_of_a_softmax_is_constant(tmp_path) -> None:
+    source = tmp_path / "m.onnx"
+    onnx.save(classifier(), source)
+    done = command("check", source, "--wrt", "x")
+    assert "but the gradient of the sum of y is zero: rows of a Softmax sum to 1" in " ".join(done.stdout.split())

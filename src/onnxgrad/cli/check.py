@@ -135,6 +135,8 @@ def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of:
         out.print(cell(f"differentiable: {', '.join(report.of)} with respect to {wrts}"))
         if report.zero:
             out.print(cell(f"but zero everywhere with respect to {', '.join(report.zero)}: no derivative leads there"))
+        for name, operator in report.constant_sums.items():
+            out.print(cell(f"but the gradient of the sum of {name} is zero: rows of a {operator} sum to 1"))
         return True
     if not any(r.status == REFUSED for r in report.rows):
         out.print(Text(report.problem))

@@ -12,8 +12,8 @@ from onnxgrad import rules as _rules  # noqa: F401
 from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine import function_calls as _calls  # noqa: F401  (it registers the rule of calls)
-from onnxgrad.engine.activity import prepare, stoppers
-from onnxgrad.errors import BadInput, ZeroDerivative, warn_caller
+from onnxgrad.engine.activity import prepare
+from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.fold import fold_constants
 from onnxgrad.ir.graph import ancestors, named_values
@@ -21,11 +21,11 @@ from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.model_io import AnyModel, Opened, Signature
 from onnxgrad.model_io.local_functions import worth_keeping
 from onnxgrad.model_io.open import Keep, keep_no_function
-from onnxgrad.rules.constant_sums import constant_total
 from onnxgrad.rules.registry import registry
 from onnxgrad.transforms.gradient_lowering import open_lowered
 from onnxgrad.transforms.keep_functions import Attempt
 from onnxgrad.transforms.select_values import Names, default_of, float_values, of_values
+from onnxgrad.transforms.zero_derivatives import warn_of_constant_sums, warn_unconnected
 
 
 class Derivation:
@@ -122,23 +122,12 @@ class Derivation:
         """The derivatives of the values `of`; zero, with a warning, for a value that nothing connects."""
         for name, value in of.items():
             if value not in derivatives:
-                ends = ", ".join(repr(n) for n in (self.of if of is self.wrt else self.wrt))
-                why = stoppers(self.nodes, self.wrt.values(), self.of.values(), self.builder)
-                reason = f"nothing but {', '.join(why)} connects them" if why else "nothing connects them"
-                kinds = ("gradient of", "with respect to") if of is self.wrt else ("tangent by", "of")
-                message = f"the {kinds[0]} {ends} {kinds[1]} {name!r} is zero: {reason}"
-                warn_caller(ZeroDerivative(message, name))
+                warn_unconnected(name, self.wrt, self.of, of is not self.wrt, self.nodes, self.builder)
         return [derivatives.get(v) or self.zeros(v) for v in of.values()]
 
     def pull_back(self, seeds: Mapping[ir.Value, Var]) -> None:
         """Add the gradient outputs."""
-        for name, value in self.of.items():
-            if operator := constant_total(value):
-                part = "[0]" if value.shape is not None and len(value.shape) == 1 and name[-1] != "]" else "[:, 0]"
-                whole = name.rpartition("[")[0] if name.endswith("]") else name
-                hint = f"take one class of it, such as of='{whole or name}{part}', or a loss"
-                message = f"the gradient of the sum of {name!r} is zero: rows of a {operator} sum to 1\n  hint: {hint}"
-                warn_caller(ZeroDerivative(message, name))
+        warn_of_constant_sums(self.of)
         found = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))
         self.add_gradients(self.derivatives_of(found, self.wrt))
 
