@@ -1,13 +1,12 @@
 """Schemes by which models store weights as integers, and their application to new weights.
 
-A scheme is read from the nodes that dequantize: the type of the numbers, the axis or blocks of scales, zero points. The
-rule for a scale (|w|/127, |w|/64, the extreme over -8, (max - min)/255, ...) is the ratio that the scales of the file
-have to the weights that they were made from. So the same weights give the same integers again.
+A scheme is read from the nodes that dequantize: the type of the numbers, the axis or blocks of scales, zero points.
+With the rule for scales (`scale_rules`) the same weights give the same integers again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +15,9 @@ import onnx_ir as ir
 from onnxgrad.ir.match import constant_tensor, is_op, is_standard
 from onnxgrad.training.quantization.masters import STORED
 from onnxgrad.training.quantization.numbers import dequantize, limits, quantize, spread
+from onnxgrad.transplants.scale_rules import Groups, new_scales
 
 _CONTRIB = "com.microsoft"
-#: A scale is that of a rule if it is so near to it, relatively.
-_SAME_RULE = 1e-3
-
 Tensors = dict[ir.Value, ir.TensorProtocol]
 
 
@@ -36,85 +33,6 @@ def array_of(value: ir.Value) -> np.ndarray:
     tensor = tensor_of(value)
     assert tensor is not None
     return tensor.numpy()
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The elements of a weight that share a scale: all, a slice of an axis, or a block of one."""
-
-    shape: tuple[int, ...]
-    axis: int
-    block: int
-    scales: tuple[int, ...]
-
-    def reduce(self, w: np.ndarray, function: Callable[..., np.ndarray]) -> np.ndarray:
-        """`function` (np.max, …) of each group, in the shape of the scales."""
-        if not self.block:
-            axes = tuple(a for a in range(w.ndim) if a != self.axis % w.ndim)
-            over = None if int(np.prod(self.scales)) == 1 else axes
-            return np.asarray(function(w, axis=over)).reshape(self.scales)
-        axis = self.axis % w.ndim
-        blocks = -(-w.shape[axis] // self.block)
-        room = [(0, blocks * self.block - n if i == axis else 0) for i, n in enumerate(w.shape)]
-        parts = np.pad(w, room, constant_values=w.dtype == np.bool_).reshape(
-            *w.shape[:axis], blocks, self.block, *w.shape[axis + 1 :]
-        )
-        return np.asarray(function(parts, axis=axis + 1)).reshape(self.scales)
-
-
-def new_scales(
-    groups: Groups, before: np.ndarray | None, after: np.ndarray, scale: np.ndarray, zero: np.ndarray,
-    bounds: tuple[int, int],
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """The scales and zero points for `after`, by the rule that gave `scale` and `zero` for `before`."""
-    middle = (bounds[0] + bounds[1] + 1) // 2
-    rules = {_span: float(bounds[1] - bounds[0])}
-    if (zero == middle).all():
-        rules = {_magnitude: float(bounds[1] - middle), _extreme: float(bounds[0] - middle), **rules}
-    scale64 = scale.astype(np.float64)
-    rule, ratio = next(iter(rules.items()))
-    least = (np.inf, np.inf)
-    for candidate in rules if before is not None else ():
-        extent = candidate(before.astype(np.float32), groups).astype(np.float64)  # type: ignore[union-attr]
-        own = (extent != 0) & (scale64 != 0)
-        ratios = extent[own] / scale64[own]
-        middle_ratio = float(np.median(ratios)) if ratios.size else 0.0
-        if not middle_ratio:  # all is zero, or of both signs
-            continue
-        usual = round(2 * middle_ratio) / 2
-        is_usual = abs(middle_ratio - usual) < 1e-4
-        error = float(np.mean(np.abs(ratios / middle_ratio - 1) > _SAME_RULE)), 0.0 if is_usual else 1.0
-        if error < least:
-            rule, ratio, least = candidate, usual if is_usual else middle_ratio, error
-    extent = rule(after.astype(np.float32), groups).astype(np.float64)
-    found = np.where(extent == 0, scale64, extent / ratio).astype(scale.dtype)
-    points = zero.astype(np.float64)
-    if rule is _span:
-        low = np.minimum(groups.reduce(after.astype(np.float32), np.min), 0).astype(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            points = np.nan_to_num(np.rint(bounds[0] - low / found.astype(np.float64)))
-        points = np.clip(points, *bounds).reshape(zero.shape)
-    if before is not None:  # groups that did not change keep what their file has
-        same = groups.reduce(before == after, np.all)
-        found = np.where(same, scale, found)
-        points = np.where(same.reshape(zero.shape) if same.size == zero.size else same.all(), zero, points)
-    return found, points.astype(zero.dtype)
-
-
-def _magnitude(w: np.ndarray, groups: Groups) -> np.ndarray:
-    """The largest magnitude of each group."""
-    return groups.reduce(np.abs(w), np.max)
-
-
-def _span(w: np.ndarray, groups: Groups) -> np.ndarray:
-    """The length of the interval of each group, 0 included."""
-    return np.maximum(groups.reduce(w, np.max), 0) - np.minimum(groups.reduce(w, np.min), 0)
-
-
-def _extreme(w: np.ndarray, groups: Groups) -> np.ndarray:
-    """The element of the largest magnitude of each group, with its sign."""
-    high, low = groups.reduce(w, np.max), groups.reduce(w, np.min)
-    return np.where(high > -low, high, low)
 
 
 @dataclass
@@ -268,7 +186,50 @@ def pack(numbers: np.ndarray, bits: int) -> np.ndarray:
     return np.bitwise_or.reduce(parts << shifts, axis=-1)
 
 
-Scheme = Linear | Blocks
+@dataclass
+class Bias:
+    """An int32 bias of an integer kernel, in steps of the product that it is added to: s = s_x·s_w.
+
+    Attributes:
+        numbers: the value that holds the integers.
+        scale: the value that holds the steps; None if the kernel computes them.
+        factors: the scales of the other operands.
+    """
+
+    numbers: ir.Value
+    scale: ir.Value | None
+    factors: tuple[ir.Value, ir.Value]
+
+    bits = 32
+    point = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the floats."""
+        return _shape(self.numbers)
+
+    def _steps(self) -> np.ndarray:
+        first, second = (array_of(v).astype(np.float32).reshape(-1) for v in self.factors)
+        return first * second
+
+    def floats(self) -> np.ndarray:
+        """The floats that the integers represent."""
+        steps = self._steps() if self.scale is None else array_of(self.scale).reshape(-1)
+        return (array_of(self.numbers).astype(np.float64) * steps).astype(np.float32)
+
+    def step(self) -> float:
+        """The root mean square of a step of the numbers."""
+        return float(np.sqrt(np.mean(np.square(self._steps().astype(np.float64)))))
+
+    def store(self, after: np.ndarray, before: np.ndarray | None) -> Tensors:
+        """The tensors that store `after` in steps of the present scales of the other operands."""
+        steps = self._steps()
+        numbers = quantize(after, steps, np.zeros(steps.shape, np.int32), ir.DataType.INT32, 0)
+        found: Tensors = {self.numbers: _tensor(numbers, ir.DataType.INT32)}
+        return found if self.scale is None else {**found, self.scale: _like(steps, self.scale)}
+
+
+Scheme = Linear | Blocks | Bias
 
 #: Inputs of operators that hold numbers, scales and zero points, and the axis of scales.
 _TRIPLES: dict[tuple[str, str], tuple[int, int, int, int]] = {
@@ -288,8 +249,8 @@ def scheme_of(node: ir.Node) -> Scheme | None:
     inputs = (*node.inputs, *(None,) * 9)
     if node.op_type == "DequantizeLinear" and domain in ("", _CONTRIB):
         axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
-        found = _linear(_skip_moves(inputs[0]), inputs[1], inputs[2], axis, block)
-        if found is not None and found.numbers is not inputs[0] and not found.is_uniform:
+        found = _linear(_skip_moves(inputs[0]), inputs[1], inputs[2], axis, block) or _bias(node)
+        if isinstance(found, Linear) and found.numbers is not inputs[0] and not found.is_uniform:
             found = None  # the axis of the scales is that of the result
     elif node.op_type in ("MatMulInteger", "ConvInteger") and domain == "":
         scale = _scale_behind(node)
@@ -312,6 +273,33 @@ def scheme_of(node: ir.Node) -> Scheme | None:
             assert inputs[2] is not None
             found = Blocks(inputs[1], inputs[2], inputs[3], rows, columns, size, bits)
     return found
+
+
+def _bias(node: ir.Node) -> Bias | None:
+    """The scheme of the int32 bias that `node` dequantizes for a layer."""
+    tensor = tensor_of(node.inputs[0])
+    users = [u.node for u in node.outputs[0].uses() if u.idx == 2]
+    if tensor is None or tensor.dtype != ir.DataType.INT32 or not users or len(users) < len(node.outputs[0].uses()):
+        return None
+    makers = [v.producer() if v is not None else None for v in users[0].inputs[:2]]
+    scales = [m.inputs[1] for m in makers if m is not None and m.op_type == "DequantizeLinear"]
+    return _steps(node.inputs[0], node.inputs[1], scales)
+
+
+def _steps(numbers: ir.Value | None, scale: ir.Value | None, factors: Sequence[ir.Value | None]) -> Bias | None:
+    first, second = (*factors, None, None)[:2]
+    if numbers is None or first is None or second is None or None in (tensor_of(first), tensor_of(second)):
+        return None
+    if tensor_of(numbers) is None or (scale is not None and tensor_of(scale) is None):
+        return None
+    return Bias(numbers, scale, (first, second))
+
+
+def implicit_bias(node: ir.Node) -> Bias | None:
+    """The scheme of the bias of an integer kernel that computes its steps; None for other nodes."""
+    at = {"QLinearConv": (8, 1, 4), "QGemm": (6, 1, 4)}.get(node.op_type)
+    inputs = (*node.inputs, *(None,) * 9)
+    return None if at is None else _steps(inputs[at[0]], None, [inputs[at[1]], inputs[at[2]]])
 
 
 def _skip_moves(value: ir.Value | None) -> ir.Value | None:

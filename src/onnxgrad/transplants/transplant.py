@@ -24,7 +24,7 @@ from onnxgrad.training.graph.rounding import standardize
 from onnxgrad.transplants.match import distance
 from onnxgrad.transplants.origins import origins_of
 from onnxgrad.transplants.plan import Assignment, Plan, make_plan
-from onnxgrad.transplants.schemes import Tensors
+from onnxgrad.transplants.schemes import Bias, Tensors
 from onnxgrad.transplants.state import SUFFIX, State, state_of
 from onnxgrad.transplants.verify import Runner, differences
 from onnxgrad.transplants.weights import Weight, weights_of
@@ -99,7 +99,7 @@ def transplant(
         _check_base(scheme, _floor(schemes))
     stale, probes = differences(of_source, untouched, probes)
     written = [a for a in plan.assignments if _is_written(a, before is not None)]
-    _write_weights(into, written, before is not None)
+    _write_weights(into, written, before is not None, [w for w in schemes if isinstance(w.scheme, Bias)])
     try:
         place.parent.resolve(strict=True)
         with scratch(place) as folder:
@@ -244,15 +244,22 @@ def _is_written(assignment: Assignment, has_base: bool) -> bool:
     return distance(held, assignment.form.build(weight.shape, True).astype(held.dtype)) > tolerance
 
 
-def _write_weights(model: ir.Model, assignments: Sequence[Assignment], has_base: bool) -> None:
-    """Store the trained weights in `model`, in place."""
+def _write_weights(
+    model: ir.Model, assignments: Sequence[Assignment], has_base: bool, biases: Sequence[Weight]
+) -> None:
+    """Store the trained weights in `model`, in place; `biases` in steps of the new scales of their layers."""
+    kept = {w.value: w.floats() for w in biases}
     for assignment in assignments:
         weight = assignment.weight
         after = assignment.form.build(weight.shape, True)
-        if assignment.uses is not None and weight.scheme is None:
+        if weight.value in kept:
+            kept[weight.value] = after
+        elif assignment.uses is not None and weight.scheme is None:
             _give_own(model.graph, assignment, after)
-            continue
-        _set(weight.store(after, assignment.form.build(weight.shape, False) if has_base else None))
+        else:
+            _set(weight.store(after, assignment.form.build(weight.shape, False) if has_base else None))
+    for weight in biases:
+        _set(weight.store(kept[weight.value], None))
 
 
 def _give_own(graph: ir.Graph, assignment: Assignment, after: np.ndarray) -> None:

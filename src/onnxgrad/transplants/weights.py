@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.match import is_op
-from onnxgrad.transplants.schemes import Scheme, Tensors, array_of, scheme_of, tensor_of
+from onnxgrad.transplants.schemes import Scheme, Tensors, array_of, implicit_bias, scheme_of, tensor_of
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -85,9 +85,9 @@ def weights_of(model: ir.Model) -> list[Weight]:
     nodes = list(nodes_of(model))
     schemes: dict[ir.Value, Scheme] = {}
     for node in nodes:
-        scheme = scheme_of(node)
-        if scheme is not None:
-            schemes.setdefault(scheme.numbers, scheme)
+        for scheme in (scheme_of(node), implicit_bias(node)):
+            if scheme is not None:
+                schemes.setdefault(scheme.numbers, scheme)
     hidden = {v for s in schemes.values() for v in (s.scale, s.point)}  # follow from the weight
     found: dict[ir.Value, Weight] = {}
     copies: dict[ir.Value | None, ir.Value] = {}  # an exporter distributes equal tensors by Identity nodes
