@@ -67,3 +67,23 @@ def test_bad_input_is_one_error(files, monkeypatch, flags, message):
     assert message in err
     assert not out
     assert err.startswith("error: ")
+
+
+def test_completions_are_compared_with_answers(files):
+    texts = ["the cat sat", "a dog"]
+    found = onnxgrad.generate(decoder(), texts, tokenizer=tokenizer(), max_new_tokens=3)
+    rows = [{"prompt": texts[0], "completion": found[0].text}, {"prompt": texts[1], "completion": "another one"}]
+    (files / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = ["m.onnx", "--tokenizer", "tokenizer.json", "--prompts", "p.jsonl", "--max-new-tokens", 3]
+    line = [files / part if "." in str(part) else part for part in line]
+    code, out, _ = run(*line, "--metrics", "exact")
+    assert (code, out.splitlines()[-1].split()) == (0, ["exact", "0.5"])
+    code, out, _ = run(*line, "--metrics", "exact", "--json")
+    assert (code, json.loads(out.splitlines()[-1])) == (0, {"metrics": {"exact": 0.5}})
+    code, _, err = run(*line, "--metrics", "exakt")
+    assert code == 2
+    assert "exact" in err
+    (files / "p.jsonl").write_text('{"prompt": "the cat"}\n')
+    code, _, err = run(*line, "--metrics", "exact")
+    assert code == 2
+    assert "row 0 of" in err

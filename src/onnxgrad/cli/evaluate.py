@@ -20,10 +20,10 @@ from onnxgrad.settings import settings_of
 from onnxgrad.training.build.recipe import LossRecipe
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
-from onnxgrad.training.measure import METRICS
 from onnxgrad.training.measure import evaluate as measured
 from onnxgrad.training.measure.evaluate import Evaluated, as_json
 from onnxgrad.training.measure.misses import confusion_picture, misses_picture
+from onnxgrad.training.metrics.registry import OF_PREDICTIONS
 
 #: Classes that are listed one by one.
 MOST = 40
@@ -39,7 +39,7 @@ def evaluate(
     metrics: Annotated[
         str | None,
         panels.output(
-            help=f"Names with commas between them, of {', '.join(METRICS)}. Default: those usual for the task."
+            help=f"Names with commas between them, of {', '.join(OF_PREDICTIONS)}. Default: those usual for the task."
         ),
     ] = None,
     ignore_index: Annotated[int | None, panels.data(help="The label that does not count.")] = None,

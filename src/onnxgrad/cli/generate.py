@@ -14,8 +14,9 @@ from onnxgrad.errors import BadInput, json_text, printable
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options
 from onnxgrad.training.language.generation_recipe import GenerationRecipe
-from onnxgrad.training.language.prompts import open_prompts
+from onnxgrad.training.language.prompts import open_answers, open_prompts
 from onnxgrad.training.measure import generate as generated
+from onnxgrad.training.measure.texts import compare_texts
 
 
 @takes_flags(GenerationRecipe)
@@ -32,6 +33,13 @@ def generate(
         Path | None,
         panels.data(help="tokenizer.json of the model. Default: the one that the model was trained with."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        panels.output(
+            help="Compare completions with the answers in --prompts: exact, bleu, chrf, rouge1, rouge2, rougeL, with "
+            "commas between them."
+        ),
+    ] = None,
     threads: data_options.Threads = None,
     as_lines: Annotated[bool, panels.output("--json", help="Print a line of JSON for each prompt.")] = False,
     **flags: Any,
@@ -42,6 +50,12 @@ def generate(
         texts += open_prompts(prompts)
     if not texts:
         raise BadInput("there is no prompt\n  hint: --prompt 'Once upon a time', or --prompts FILE")
+    answers = None
+    if metrics is not None:
+        if prompts is None or prompt:
+            raise BadInput("--metrics compares with the answers in a file of prompts: --prompts FILE, and no --prompt")
+        answers = open_answers(prompts)
+        compare_texts([], [], metrics)  # unknown names are refused before anything is generated
     options = Options(threads=threads)
     found = generated(load_model(model), texts, tokenizer=tokenizer, options=options, **read_flags(flags))
     for completion in found:
@@ -50,3 +64,10 @@ def generate(
         else:
             text = f"{completion.prompt}{completion.text}"
             console().print(printable(text, keep="\n\t"), markup=False, highlight=False, soft_wrap=True)
+    if answers is not None:
+        scores = compare_texts([c.text or "" for c in found], answers, metrics)
+        if as_lines:
+            print(json_text({"metrics": scores}))
+        else:
+            for name, value in scores.items():
+                console().print(f"{name:<20} {value:.6g}", highlight=False)

@@ -16,11 +16,13 @@ from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.interruption import Interrupted
 from onnxgrad.training.loop.progress import reporter
 from onnxgrad.training.loop.quantize import quantize
+from onnxgrad.training.loop.samples import Samples
 from onnxgrad.training.loop.trackers import MLflow, TensorBoard
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.measure import evaluate, generate, predict
+from onnxgrad.training.measure.texts import compare_texts
 from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_functions
 from onnxgrad.training.optim.config import Group, Optimizer
 from onnxgrad.training.optim.schedules import Schedule
@@ -57,6 +59,7 @@ __all__ = [
     "Plateau",
     "Problem",
     "ReferenceTraining",
+    "Samples",
     "Schedule",
     "SplitStep",
     "StateTensor",
@@ -67,6 +70,7 @@ __all__ = [
     "attach",
     "carry_training_info",
     "combine_adapters",
+    "compare_texts",
     "compile_entries",
     "compile_step",
     "consolidate",

@@ -68,7 +68,7 @@ class Generator:
         trained = Preprocessing.of(model)
         self.recipe, self.manners = recipe, Manners.of(trained.task)
         text = trained.own_text() if tokenizer is None and trained.tokenizer else Text.of(tokenizer, None)
-        self.tokenizer = None if text is None else text.tokenizer
+        self.tokenizer: Any = None if text is None else text.tokenizer
         if isinstance(tokenizer, (str, os.PathLike)):
             self.manners = Manners.beside(Path(tokenizer))
         if recipe.stop and self.tokenizer is None:

@@ -114,7 +114,7 @@ def log_likelihoods(
     session, scores = Session(model), scores_of(model)
     assert scores is not None  # or it raises
     name = scores.name or ""
-    order = np.argsort(labels.lengths, kind="stable")
+    order = np.argsort([len(row) for row in labels.items], kind="stable")
     found = np.zeros(len(order), np.float32)
     label = Field("labels", np.dtype(np.int64), (None,))
     for part in (order[i : i + rows] for i in range(0, len(order), rows)):

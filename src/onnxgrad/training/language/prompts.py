@@ -27,6 +27,26 @@ def open_prompts(source: Any) -> list[Any]:
     return [_prompt(row, number, where) for number, row in enumerate(rows)]
 
 
+def open_answers(source: Any) -> list[str]:
+    """The reference answers of `source`: ``completion``, ``target``, ``chosen``, or the assistant's last turn.
+
+    Raises:
+        BadInput: a row has none.
+    """
+    rows, where = read_rows(source, "lines")[0], source_name(source)
+    found = []
+    for number, row in enumerate(rows):
+        fields = row if isinstance(row, Mapping) else {}
+        answer = next((fields[n] for n in ("completion", "target", "chosen", "messages") if fields.get(n)), None)
+        if isinstance(answer, (list, tuple)):
+            last = answer[-1]
+            answer = last.get("content") if isinstance(last, Mapping) and last.get("role") == "assistant" else None
+        if not isinstance(answer, str):
+            raise BadInput(f"row {number} of {where} has no answer to compare with: the field completion, for example")
+        found.append(answer)
+    return found
+
+
 def _prompt(row: Any, number: int, where: str) -> Any:
     """The prompt in `row`; of a conversation all but the answer at its end."""
     if not isinstance(row, Mapping):

@@ -50,7 +50,8 @@ def write_report(history: History, path: Path, title: str = "Training run", pict
     Raises:
         BadInput: the place cannot be written, or matplotlib is missing.
     """
-    about = {k: v for k, v in history.about.items() if k not in ("settings", "provenance", "before", "after", "best")}
+    apart = ("settings", "provenance", "before", "after", "best", "samples")
+    about = {k: v for k, v in history.about.items() if k not in apart}
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         _measurements_text(history.about),

@@ -29,8 +29,7 @@ from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File, LoopRecipe
 from onnxgrad.training.loop.run import Callback
-from onnxgrad.training.measure import METRICS
-from onnxgrad.training.metrics.registry import names_of
+from onnxgrad.training.metrics.registry import OF_PREDICTIONS, names_of
 from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.ranks import Ranks
 
@@ -178,8 +177,8 @@ class WatchRecipe:
 
     metrics: Sequence[str] | str | None = setting(
         None,
-        f"Measurements of validation data, with commas between: {', '.join(METRICS)}. Default: those usual for the "
-        "loss.",
+        f"Measurements of validation data, with commas between: {', '.join(OF_PREDICTIONS)}. Default: those usual for "
+        "the loss.",
         kind=str,
     )
     monitor: str = setting(
@@ -207,6 +206,12 @@ class LogRecipe:
     log: File | None = setting(None, "JSON lines: every step and every epoch, as they happen.", kind=Path)
     tensorboard: File | None = setting(None, "Folder for TensorBoard event files.", kind=Path)
     mlflow: str | None = setting(None, "Log to this MLflow experiment.")
+    sample_prompts: Sequence[str] = setting(
+        (),
+        "A text that the language model continues after every epoch, on standard error and in `history`.",
+        command=None,
+        many=True,
+    )
     callbacks: Sequence[Callback] = setting(
         (),
         "Callback objects: they hear what the run does, and may interfere.",
@@ -221,6 +226,8 @@ class LogRecipe:
     def __post_init__(self) -> None:
         for name in ("history", "plot", "log"):
             check_kind(name, getattr(self, name), (str, os.PathLike), "a path")
+        if isinstance(self.sample_prompts, str) or not all(isinstance(p, str) for p in self.sample_prompts):
+            raise BadInput(f"sample_prompts is a list of texts, not {self.sample_prompts!r}")
         if not isinstance(self.callbacks, Sequence) or not all(isinstance(c, Callback) for c in self.callbacks):
             raise BadInput(
                 "callbacks are a list of Callback (of onnxgrad.training), as callbacks=[KeepBest('validation_loss')]"

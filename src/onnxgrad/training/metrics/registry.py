@@ -9,6 +9,7 @@ Each metric compares scores with labels, whose form depends on the task:
 | ``binary`` | log-odds [rows] | 0 or 1 [rows] |
 | ``numbers`` | numbers [rows, size] | numbers [rows, size] |
 | ``sequences`` | the symbols read, an array for each row | the symbols wanted, likewise |
+| ``texts`` | texts that a model wrote | reference texts |
 
 A mean over classes (macro) is over the classes that occur in the labels: an absent class does not count as a score of
 zero. An undefined metric (the AUC of a single class) is NaN.
@@ -26,6 +27,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.metrics import in_step
 from onnxgrad.training.metrics.in_step import InStep
 from onnxgrad.training.metrics.running import NAN, Edits, Explained, Mean, Running, Tally, Whole
+from onnxgrad.training.metrics.texts import of_corpus, rouge, same_texts
 from onnxgrad.training.option_strings import spelled
 
 Function = Callable[[np.ndarray, np.ndarray], float]
@@ -206,10 +208,19 @@ METRICS: dict[str, Metric] = {
     "rmse": Metric("√mse", {"numbers": _errors(np.square, np.sqrt)}, larger=False),
     "r2": Metric("1 − Σ(y − t)² ÷ Σ(t − mean of its column)²", {"numbers": Explained}),
     "exact": Metric("rows that are read without an error ÷ rows",
-        _rows(lambda y, t: np.array([np.array_equal(a, b) for a, b in zip(y, t)]), "sequences")),
+        _rows(lambda y, t: np.array([np.array_equal(a, b) for a, b in zip(y, t)]), "sequences")
+        | _rows(same_texts, "texts")),
     "cer": Metric("Σ edit distance ÷ Σ length of the labels, in symbols", {"sequences": Edits}, larger=False),
     "wer": Metric("Σ edit distance ÷ Σ length of the labels, in words", {"sequences": _words(-1)}, larger=False),
+    "bleu": Metric("BLEU of all texts, 0 to 100 (sacrebleu)", {"texts": of_corpus("corpus_bleu")}),
+    "chrf": Metric("chrF of all texts, 0 to 100 (sacrebleu)", {"texts": of_corpus("corpus_chrf")}),
+    "rouge1": Metric("the mean F-measure of common words (rouge-score)", {"texts": rouge("rouge1")}),
+    "rouge2": Metric("the mean F-measure of common pairs of words (rouge-score)", {"texts": rouge("rouge2")}),
+    "rougeL": Metric("the mean F-measure of the longest common subsequence (rouge-score)", {"texts": rouge("rougeL")}),
 }  # fmt: skip
+
+#: Metrics of the predictions of a model; the others compare texts that it generates.
+OF_PREDICTIONS = tuple(name for name, metric in METRICS.items() if metric.tasks.keys() != {"texts"})
 
 #: Metrics that are measured by default: of a file, and during training. There, `top5` needs more than five classes,
 #: and a metric that is not defined is left out.
