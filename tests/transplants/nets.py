@@ -59,6 +59,7 @@ def decoder(
     gemm: bool = False,
     cache: bool = False,
     tied: bool = True,
+    step: bool = False,
     dtype: type = np.float32,
     opset: int = 21,
 ) -> onnx.ModelProto:
@@ -71,6 +72,7 @@ def decoder(
         gemm: matrices are stored as [outputs, inputs] and transposed by nodes.
         cache: the keys and values of earlier tokens are inputs and outputs.
         tied: the output layer reads the embedding.
+        step: there is one token at a time.
         dtype: of the weights.
         opset: of the model.
     """
@@ -92,12 +94,13 @@ def decoder(
 
     embedding = hold("embed.weight", parameters["embed.weight"])
     x = w.node("Gather", embedding, "input_ids")
-    inputs = [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])]
+    inputs = [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", 1 if step else "sequence"])]
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    outputs = [helper.make_tensor_value_info("logits", kind, ["batch", "sequence", VOCABULARY])]
+    outputs = [helper.make_tensor_value_info("logits", kind, ["batch", 1 if step else "sequence", VOCABULARY])]
     scale = w.hold("scale", np.array(WIDTH**-0.5, dtype))
     epsilon = w.hold("epsilon", np.array(1e-3, dtype))
     axes = w.hold("axes", np.array([-1]))
+    least = w.hold("least", np.array(-1e4, dtype))
     for i in range(LAYERS):
         at = f"layers.{i}"
         size = w.node("ReduceMean", w.node("Mul", x, x), axes, keepdims=1)
@@ -119,6 +122,12 @@ def decoder(
                 w.nodes.append(helper.make_node("Concat", [past, value], [present], axis=1))
             k, v = f"present.{i}.key", f"present.{i}.value"
         scores = w.node("Mul", w.node("MatMul", q, w.node("Transpose", k, perm=[0, 2, 1])), scale)
+        shape = w.node("Shape", scores)
+        sizes = [w.node("Squeeze", w.node("Shape", scores, start=i, end=i + 1)) for i in (1, 2)]
+        one = numpy_helper.from_array(np.array([1], np.int64))
+        ones = w.node("ConstantOfShape", shape, value=one)
+        seen = w.node("Trilu", ones, w.node("Sub", sizes[1], sizes[0]), upper=0)
+        scores = w.node("Where", w.node("Cast", seen, to=TensorProto.BOOL), scores, least)
         x = w.node("Add", x, layer(w.node("MatMul", w.node("Softmax", scores, axis=-1), v), f"{at}.o"))
         x = w.node("Add", x, layer(w.node("Tanh", layer(x, f"{at}.up")), f"{at}.down"))
     if tied:

@@ -98,7 +98,9 @@ def test_loaded_by_torch(tmp_path):
         def forward(self, x):
             h = x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-3) * self.norm
             q, k, v = self.in_proj(h).chunk(3, -1)
-            x = x + self.o(torch.softmax(q @ k.transpose(1, 2) * WIDTH**-0.5, -1) @ v)
+            seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            scores = (q @ k.transpose(1, 2) * WIDTH**-0.5).masked_fill(~seen, -1e4)
+            x = x + self.o(torch.softmax(scores, -1) @ v)
             return x + self.down(torch.tanh(self.up(x)))
 
     class Decoder(torch.nn.Module):

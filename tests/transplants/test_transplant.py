@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
@@ -139,6 +139,46 @@ def test_cast(tmp_path, dtype):
     want = {t.name: t for t in decoder(after, dtype=dtype, named=False, fused=True).graph.initializer}
     for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer:
         np.testing.assert_array_equal(numpy_helper.to_array(tensor), numpy_helper.to_array(want[tensor.name]))
+
+
+def test_one_token_at_a_time(tmp_path):
+    """A decoder that takes one token is compared token by token, with its own cache."""
+    before = weights()
+    after = trained(before)
+    into = decoder(before, cache=True, step=True, named=False)
+    done = onnxgrad.transplant(decoder(after), into, base=decoder(before), output=tmp_path / "out.onnx")
+    assert done.difference < 1e-5 < 0.1 < done.before
+    want = {t.name: t for t in decoder(after, cache=True, step=True, named=False).graph.initializer}
+    for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer:
+        np.testing.assert_array_equal(numpy_helper.to_array(tensor), numpy_helper.to_array(want[tensor.name]))
+
+
+def _merged(parameters):
+    """Both exports in the branches of an If, as Optimum merges them."""
+    graphs = []
+    for kind, prefix in (({"cache": True}, "with_"), ({}, "without_")):
+        model = onnx.compose.add_prefix(decoder(parameters, named=False, **kind), prefix, rename_inputs=False)
+        del model.graph.output[1:], model.graph.input[:]
+        graphs.append(model.graph)
+    inputs = [*decoder(parameters, cache=True).graph.input]
+    flag = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    node = helper.make_node("If", [flag.name], ["logits"], then_branch=graphs[0], else_branch=graphs[1])
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", VOCABULARY])
+    graph = helper.make_graph([node], "merged", [*inputs, flag], [output])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_merged(tmp_path):
+    """The weights in both branches of a decoder with and without a cache are replaced."""
+    before = weights()
+    after = trained(before)
+    onnxgrad.transplant(decoder(after), _merged(before), base=decoder(before), output=tmp_path / "out.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
+    past = {v.name: np.zeros((2, 0, WIDTH), np.float32) for v in session.get_inputs() if "past" in v.name}
+    for flag in (False, True):
+        feeds = {"input_ids": IDS, "use_cache_branch": np.array([flag]), **past}
+        (logits,) = session.run(None, feeds)
+        np.testing.assert_allclose(logits, _logits(decoder(after)), rtol=1e-4, atol=1e-5)
 
 
 def test_without_base(tmp_path):

@@ -98,11 +98,9 @@ class _Planning:
         found = self.matcher.wholes(array, self._tolerance(weight, array))
         if not found:
             return False
-        if not self.has_base:  # of similar ones, the file of the same name
-            named = [form for _, form in found if is_same_name(weight, form.origin)]
-            if named or found[0][0] > weight.tolerance(array):
-                return self._assign(weight, (named or [found[0][1]])[0])
         forms = [form for _, form in found]
+        if not self.has_base and found[0][0] > weight.tolerance(array):  # similar ones
+            return self._assign(weight, choose(weight, forms) or forms[0])
         if all(is_equal(weight, forms[0], f) for f in forms[1:]):
             return self._assign(weight, forms[0], twins=forms)
         self.open.append((weight, forms))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,12 @@ def differences(first: Runner, second: Runner, given: Feeds | None = None) -> tu
             longer, shorter = (second, first) if first.steps else (first, second)
             feeds = longer.probe(length, given or {})
             feeds |= shorter.probe(length, {**(given or {}), **feeds})
-            return _largest_difference(first.run(feeds), second.run(feeds)), feeds
+            apart = _largest_difference(first.run(feeds), second.run(feeds))
+            other_branch = feeds | {n: ~a for n, a in feeds.items() if a.dtype == bool and _PAST.search(n)}
+            if any(other_branch[n] is not feeds[n] for n in feeds):
+                with suppress(BadInput):  # that branch may need what is in a cache
+                    apart = max(apart, _largest_difference(first.run(other_branch), second.run(other_branch)))
+            return apart, feeds
         except BadInput as e:
             error = e
     raise BadInput(
