@@ -112,6 +112,10 @@ class Scratch:
         return self.keep(little.reshape(-1).view(np.uint8).data, dtype, array.shape, name, doc, props)
 
 
+class KeptTensor(ir.LazyTensor):
+    """A tensor in the unnamed file. Each `numpy` reads an array of its own, which the caller may change."""
+
+
 def _is_large(tensor: onnx.TensorProto) -> bool:
     return bool(
         tensor.name
@@ -141,4 +145,4 @@ def _lazy(
                 left = left[file.readinto(left) :]  # type: ignore[attr-defined]
         return ir.tensor(array, dtype=dtype, name=name)
 
-    return ir.LazyTensor(read, dtype=dtype, shape=ir.Shape(shape), name=name, doc_string=doc, metadata_props=props)
+    return KeptTensor(read, dtype=dtype, shape=ir.Shape(shape), name=name, doc_string=doc, metadata_props=props)

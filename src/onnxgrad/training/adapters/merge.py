@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -12,10 +12,10 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
 from onnxgrad.ir.graph import add_initializer
-from onnxgrad.model_io.aside import FROM, Scratch
+from onnxgrad.model_io.aside import FROM, KeptTensor, Scratch
 from onnxgrad.training.adapters.insert import FIXED, insert
 from onnxgrad.training.adapters.parts import outputs
-from onnxgrad.training.adapters.record import Entry, record_in
+from onnxgrad.training.adapters.record import Entry, Record, record_in
 from onnxgrad.training.adapters.sites import bias_of, weights
 from onnxgrad.training.adapters.targets import Target
 from onnxgrad.training.adapters.values import adapted_weight
@@ -44,24 +44,33 @@ def merged(model: ir.Model) -> ir.Model:
     large = sum(held[name].nbytes for name in {e.weight for e in adapted}) >= FROM
     scratch = Scratch()
     for weight, entries in itertools.groupby(sorted(adapted, key=lambda e: e.weight), key=lambda e: e.weight):
-        new = held[weight].numpy()
-        for entry in entries:
-            tensors = record.shared | entry.tensors | entry.fixed
-            try:
-                new = adapted_weight(entry, new, {letter: held[name].numpy() for letter, name in tensors.items()})
-            except (ValueError, IndexError, ZeroDivisionError) as error:
-                factors = " and ".join(map(repr, entry.tensors.values()))
-                raise BadInput(
-                    f"{factors} are no factors of {entry.weight!r}, which has the shape {list(new.shape)}"
-                ) from error
-        dtype = held[weight].dtype
-        graph.initializers[weight].const_value = _store(new, dtype, weight, scratch if large else None)
+        new = _adapted(held[weight], list(entries), record, held)
+        graph.initializers[weight].const_value = _store(new, held[weight].dtype, weight, scratch if large else None)
+        del new  # before the next one is read
     _scale_biases(graph, adapted)
     for name in (*record.own, *record.constants):
         if not graph.initializers[name].uses():
             del graph.initializers[name]
     del model.metadata_props[ADAPTER]
     return model
+
+
+def _adapted(
+    tensor: ir.TensorProtocol, entries: Sequence[Entry], record: Record, held: Mapping[str, ir.TensorProtocol]
+) -> np.ndarray:
+    """The values of a weight with its adapters in them."""
+    new, is_own = tensor.numpy(), isinstance(tensor, KeptTensor)
+    for entry in entries:
+        tensors = record.shared | entry.tensors | entry.fixed
+        given = {letter: held[name].numpy() for letter, name in tensors.items()}
+        try:
+            new, is_own = adapted_weight(entry, new, given, in_place=is_own), True
+        except (ValueError, IndexError, ZeroDivisionError) as error:
+            factors = " and ".join(map(repr, entry.tensors.values()))
+            raise BadInput(
+                f"{factors} are no factors of {entry.weight!r}, which has the shape {list(new.shape)}"
+            ) from error
+    return new
 
 
 def _scale_biases(graph: ir.Graph, entries: Sequence[Entry]) -> None:

@@ -119,7 +119,9 @@ def fixed_factors(weight: np.ndarray, initial: str, rank: int, scale: float) -> 
     return {"A": first / math.sqrt(scale), "B": second.T / math.sqrt(scale)}
 
 
-def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+def adapted_weight(
+    entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarray], in_place: bool = False
+) -> np.ndarray:
     """The adapted weight in the layout and type of the weight `old`, computed in double precision.
 
     A matrix is computed in blocks of outputs, so that little more memory is needed than for the result.
@@ -128,6 +130,7 @@ def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarr
         entry: says how.
         old: the weight.
         tensors: what trains, what is shared and what is fixed, by their letters.
+        in_place: `old` may be overwritten, so that a large matrix is there once.
 
     Raises:
         ValueError, IndexError, ZeroDivisionError: they do not fit.
@@ -148,7 +151,7 @@ def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarr
     if entry.part is not None:
         b = entry.part.spread(b, 0 if kernel else -1, size)
     m, own = given.get("m"), slice(None) if entry.part is None else entry.part.columns(size)
-    new = np.empty(old.shape, old.dtype)
+    new = old if in_place else np.empty(old.shape, old.dtype)
     width = size if kernel else max(1, _BLOCK * size // old.size)
     for start in range(0, size, width):
         block = slice(start, start + width)
@@ -170,7 +173,7 @@ def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarr
 
 
 #: Elements of a block of an adapted weight.
-_BLOCK = 1 << 22
+_BLOCK = 1 << 20
 
 
 def _product(entry: Entry, a: np.ndarray, b: np.ndarray) -> np.ndarray:
