@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -40,7 +41,7 @@ class Origin:
     uses: list[tuple[ir.Node, int]] = field(default_factory=list)
     parts: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def is_changed(self) -> bool:
         """True if training has changed it."""
         return self.before is not self.after and not np.array_equal(self.before, self.after)

@@ -95,9 +95,12 @@ def transplant(
     of_source = Runner(trained, _file(source))
     scheme = None
     if before is not None:
-        scheme, probes = differences(Runner(before, _file(base)), untouched, probes)
+        of_base = Runner(before, _file(base))
+        scheme, probes = differences(of_base, untouched, probes)
+        of_base.close()
         _check_base(scheme, _floor(schemes))
     stale, probes = differences(of_source, untouched, probes)
+    untouched.close()
     written = [a for a in plan.assignments if _is_written(a, before is not None)]
     _write_weights(into, written, before is not None, [w for w in schemes if isinstance(w.scheme, Bias)])
     try:

@@ -42,7 +42,17 @@ class Runner:
         held = set(model.graph.initializers.values())
         self.inputs = {v.name or "": v for v in model.graph.inputs if v not in held}
         self.outputs = [v.name or "" for v in model.graph.outputs]
-        self.session = Session(model if path is None else path, _OPTIONS)
+        self.source: ir.Model | Path = model if path is None else path
+        self.session: Session | None = None
+
+    def _session(self) -> Session:
+        if self.session is None:
+            self.session = Session(self.source, _OPTIONS)
+        return self.session
+
+    def close(self) -> None:
+        """Release the memory of the session, which the next run creates anew."""
+        self.session = None
 
     def probe(self, length: int, known: Feeds) -> dict[str, np.ndarray]:
         """Inputs of this length; those in `known` are taken from there."""
@@ -79,7 +89,7 @@ class Runner:
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """The outputs; those of all tokens where the model takes one at a time."""
         if not self.steps or feeds["input_ids"].shape[1] == 1:
-            return self.session.run({n: feeds[n] for n in self.inputs})
+            return self._session().run({n: feeds[n] for n in self.inputs})
         results = []
         cache = {n: a for n, a in feeds.items() if _PAST.search(n) and n in self.inputs}
         for t in range(feeds["input_ids"].shape[1]):
@@ -91,7 +101,7 @@ class Runner:
                 elif "position" in name:
                     own[name] = np.full([1 if d == feeds["input_ids"].shape[1] else d for d in own[name].shape], t,
                                         own[name].dtype)  # fmt: skip
-            results.append(self.session.run(own))
+            results.append(self._session().run(own))
             cache = {n: results[-1][_present(n, self.outputs)] for n in cache}
         joined = {n: np.concatenate([r[n] for r in results], 1) for n in self.outputs if not n.startswith("present")}
         return {n: a for n, a in joined.items() if a.ndim > 1}
