@@ -40,7 +40,18 @@ def write(model: ir.Model, file: BinaryIO, moments: Mapping[str, ir.TensorProtoc
     if size > PROTOBUF_LIMIT:
         raise BadInput(f"the model and its moments take {size / 1e9:.1f} GB, more than one file can hold")
     for piece in pieces:
-        file.write(piece if isinstance(piece, bytes) else piece.tobytes())
+        if isinstance(piece, bytes):
+            file.write(piece)
+        else:
+            _write_tensor(piece, file)
+
+
+def _write_tensor(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
+    """Write the bytes of a tensor, without a copy of them if the tensor can."""
+    if isinstance(tensor, (ir.Tensor, ir.LazyTensor)):
+        tensor.tofile(file)
+    else:
+        file.write(tensor.tobytes())
 
 
 def _model(model: ir.Model, moments: Mapping[str, ir.TensorProtocol]) -> Iterator[bytes | ir.TensorProtocol]:
