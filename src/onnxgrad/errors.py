@@ -32,7 +32,7 @@ _UNSEEN = re.compile(
 def printable(text: str, keep: str = "") -> str:
     r"""`text`, which may contain untrusted names, with terminal control characters replaced.
 
-    >>> shown("w\x1b[2J")
+    >>> printable("w\x1b[2J")
     'w�[2J'
     """
     return _UNSEEN.sub(lambda found: found[0] if found[0] in keep else "\N{REPLACEMENT CHARACTER}", text)

@@ -50,7 +50,7 @@ def test_the_default_optimizer_is_that_of_python(place):
         ("--wd", "did you mean --weight-decay?"),
         ("--early-stopping", "did you mean --patience?"),
         ("--betas", "--optimizer adam:betas=…"),
-        ("--adapter", "--lora RANK or --vera RANK"),
+        ("--adapter", "--lora, --vera, --loha or --lokr RANK, or --ia3"),
     ],
 )
 def test_an_unknown_flag_names_the_right_one(place, flag, hint):

@@ -131,6 +131,8 @@ LINES = {
     "combine": ("combine", "d.npz", "-o", "c"),
     "quantize": ("quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx"),
     "predict": ("predict", "m.onnx", "--data", "d.npz", "-o", "p.csv"),
+    "generate": ("generate", "m.onnx", "--prompt", "a", "--tokenizer", "tokenizer.json"),
+    "transplant": ("transplant", "m.onnx", "--into", "m.onnx", "-o", "t.onnx"),
     "info": ("info", "m.onnx"),
     "passes": ("passes", "m.onnx"),
     "export-step": ("export-step", "m.onnx", "--loss", "cross_entropy", "--optimizer", "sgd", "-o", "device"),
@@ -139,7 +141,7 @@ LINES = {
     "completion": ("completion", "bash"),
 }  # fmt: skip
 #: Exit codes other than 0.
-ENDS = {"check": 2, "combine": 2, "consolidate": 2, "demo": 2}
+ENDS = {"check": 2, "combine": 2, "consolidate": 2, "demo": 2, "generate": 2}
 OFTEN = ("train", "explain", "check")
 
 

@@ -87,7 +87,7 @@ def test_short_names_are_settings_too():
         (lambda: trainer().fit(B, monitor="loss", patience="3"), "patience is a whole number"),
         (lambda: trainer().fit(B, callbacks=KeepBest("loss")), "callbacks are a list of Callback"),
         (lambda: trainer(options={"threads": 1}), r"options is an Options\(…\), not {'threads': 1}"),
-        (lambda: trainer(adapter="lora"), r"adapter is a LoRA\(…\) or a VeRA\(…\), not 'lora'"),
+        (lambda: trainer(adapter="lora"), r"adapter is a LoRA\(…\), VeRA\(…\), .* or IA3\(…\), not 'lora'"),
         (lambda: trainer(dropout=0.1), "dropout is a dict"),
         (lambda: trainer(dims=["N"]), "dims is a dict"),
         (lambda: trainer().fit(B, augment=3), "augment is a text"),
