@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,36 +30,10 @@ from onnxgrad.training.language.limits import Limits
 from onnxgrad.training.language.masking import Masking
 from onnxgrad.training.language.preferences import REFERENCE, check_answers, paired, sides_of
 from onnxgrad.training.language.recipe import TaskRecipe
+from onnxgrad.training.language.rows import TokenRow, join_rows, number_tokens
 
 #: The label that the loss ignores, and tokens of a row that need no setting.
 IGNORED, MOST = -100, 8192
-
-
-@dataclass
-class Row:
-    """Tokens, and at each place the token that is learned there or `IGNORED`.
-
-    Attributes:
-        document: its number in the source.
-        begins: the places where documents begin, if the row is packed.
-        source: tokens of the encoder.
-    """
-
-    tokens: np.ndarray
-    labels: np.ndarray
-    document: int
-    begins: tuple[int, ...] = (0,)
-    source: np.ndarray | None = None
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """The number of the document of each token."""
-        return np.searchsorted(np.array(self.begins), np.arange(len(self.tokens)), side="right")
-
-    @property
-    def positions(self) -> np.ndarray:
-        """The place of each token in its document."""
-        return np.arange(len(self.tokens)) - np.array(self.begins)[self.numbers - 1]
 
 
 class Language(Text):
@@ -155,7 +129,7 @@ class Language(Text):
                 if len(sources) < len(rows):
                     raise BadInput(f"{source} has documents without a prompt, which the encoder reads")
                 made[ids.name] = Tokens(sources, pad)
-                made |= inputs_beside(parts[False], *_plain(sources), False)
+                made |= inputs_beside(parts[False], *number_tokens(sources), False)
         else:
             made[field.name] = Tokens([row.tokens for row in rows], pad)
             made |= inputs_beside(fields, [r.numbers for r in rows], [r.positions for r in rows], self.task.is_causal)
@@ -195,11 +169,11 @@ class Language(Text):
         own = None if self.tokenizer is None else (self.tokenizer.truncation or {}).get("max_length")
         return self.max_length or field.shape[0] or own
 
-    def _rows(self, documents: Sequence[Mapping[str, Any]], field: Field, source: str) -> list[Row]:
+    def _rows(self, documents: Sequence[Mapping[str, Any]], field: Field, source: str) -> list[TokenRow]:
         longest = self._longest(field)
         if field.shape[0] is not None and self.max_length is not None and self.max_length > field.shape[0]:
             raise BadInput(f"max_length is {self.max_length}, and {field.name!r} takes {field.shape[0]} tokens")
-        rows: list[Row] = []
+        rows: list[TokenRow] = []
         truncated = cut = 0
         for number, (tokens, labels, ahead) in enumerate(self._encoded(documents, longest, source)):
             is_text = "text" in documents[number] and self.task.is_causal
@@ -209,7 +183,9 @@ class Language(Text):
             starts = range(0, len(tokens), longest) if longest is not None and is_text else range(1)
             for start in starts:
                 part = slice(start, None if longest is None else start + longest)
-                rows.append(Row(tokens[part], labels[part], number, source=None if ahead is None else ahead[:longest]))
+                rows.append(
+                    TokenRow(tokens[part], labels[part], number, source=None if ahead is None else ahead[:longest])
+                )
         if truncated:
             warn_caller(f"{truncated} of {len(documents)} rows of {source} are truncated to {longest} tokens")
         if cut:
@@ -305,7 +281,7 @@ class Language(Text):
             raise BadInput(f"row {number} of {source} has the token {bad}; the model has {most}, from 0")
         return tokens.astype(np.int64), labels.astype(np.int64)
 
-    def _learned(self, rows: list[Row], source: str) -> list[Row]:
+    def _learned(self, rows: list[TokenRow], source: str) -> list[TokenRow]:
         """The rows in which something is learned. Raises BadInput if there are none, or one token is all of it."""
         first = 1 if self.task.is_causal else 0  # nothing comes before the first token
         kept = [row for row in rows if (row.labels[first:] != IGNORED).any()]
@@ -322,7 +298,7 @@ class Language(Text):
             self.notes.append(f"{source}: {len(rows) - len(kept)} of {len(rows)} rows have nothing to learn")
         return kept
 
-    def _packed(self, rows: list[Row], fields: Sequence[Field], longest: int | None) -> list[Row]:
+    def _packed(self, rows: list[TokenRow], fields: Sequence[Field], longest: int | None) -> list[TokenRow]:
         """Rows of several documents, where masks keep them apart."""
         if self.task.name != "causal_lm" or not self.task.pack or len(rows) < 2:
             return rows
@@ -330,7 +306,7 @@ class Language(Text):
         if not masks_apart(fields):
             self.notes.append("documents are not packed: no mask of the model keeps those of a row apart")
             return rows
-        packed: list[list[Row]] = []
+        packed: list[list[TokenRow]] = []
         size = 0
         for row in rows:
             if not packed or longest is None or size + len(row.tokens) > longest:
@@ -339,16 +315,16 @@ class Language(Text):
             packed[-1].append(row)
             size += len(row.tokens)
         self.notes.append(f"{len(rows)} documents are packed into {len(packed)} rows")
-        return [_join_rows(part) for part in packed]
+        return [join_rows(part) for part in packed]
 
-    def _decoder(self, rows: list[Row], fields: Sequence[Field], field: Field, pad: int) -> dict[str, Column]:
+    def _decoder(self, rows: list[TokenRow], fields: Sequence[Field], field: Field, pad: int) -> dict[str, Column]:
         """Inputs of a decoder: its labels, shifted by one behind the token that begins them."""
         start = self.manners.start
         if start is None and self.tokenizer is not None:
             start = self.manners.token(self.tokenizer, "pad_token", ("<pad>", "[PAD]"))
         first = pad if start is None else start
         given = [np.append(first, np.where(r.tokens == IGNORED, pad, r.tokens)[:-1]) for r in rows]
-        return {field.name: Tokens(given, pad), **inputs_beside(fields, *_plain(given), True)}
+        return {field.name: Tokens(given, pad), **inputs_beside(fields, *number_tokens(given), True)}
 
     def _mask(self, tokens: str, labels: str) -> Masking:
         mask = self.manners.token(self.tokenizer, "mask_token", ("[MASK]", "<mask>")) if self.tokenizer else None
@@ -358,17 +334,6 @@ class Language(Text):
                 "  hint: tokenizer_config.json beside it names another one, mask_token"
             )
         return Masking(tokens, labels, mask, self.limits.vocabulary or self.tokenizer.get_vocab_size(), IGNORED)
-
-
-def _plain(rows: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Document numbers and positions of rows of one document each."""
-    return [np.ones(len(row), np.int64) for row in rows], [np.arange(len(row)) for row in rows]
-
-
-def _join_rows(rows: Sequence[Row]) -> Row:
-    begins = np.cumsum([0, *(len(row.tokens) for row in rows[:-1])])
-    tokens, labels = (np.concatenate([getattr(row, name) for row in rows]) for name in ("tokens", "labels"))
-    return Row(tokens, labels, rows[0].document, tuple(int(b) for b in begins))
 
 
 def prepared(
