@@ -1,7 +1,7 @@
 """Match the weights of a file with those of another export, by their content before training.
 
-A weight of the target may be one of the source as it is, transposed or reshaped (`Whole`), or consist of lines of
-several, as fused queries, keys and values do, or of some lines of one (`Lines`). What rounding to a narrower type
+A weight of the target may be one of the source as it is, transposed or reshaped (`WholeForm`), or consist of lines of
+several, as fused queries, keys and values do, or of some lines of one (`LineForm`). What rounding to a narrower type
 changes is within a tolerance. Weights of equal content are told apart by `names`.
 """
 
@@ -48,7 +48,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeForm:
     """All elements of one origin, its axes of more than one element in the order `axes`."""
 
     origin: Origin
@@ -66,7 +66,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Run:
+class LineRun:
     """Lines `start` to `stop` along `axis` of an origin; zeros without one."""
 
     origin: Origin | None
@@ -76,11 +76,11 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineForm:
     """Lines along `axis`, one run after another."""
 
     axis: int
-    runs: tuple[Run, ...]
+    runs: tuple[LineRun, ...]
 
     def build(self, shape: tuple[int, ...], trained: bool) -> np.ndarray:
         """The weight of this `shape`, trained or as it was before."""
@@ -107,7 +107,7 @@ class Lines:
         return found
 
 
-Form = Whole | Lines
+Form = WholeForm | LineForm
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -130,7 +130,7 @@ class Matcher:
         self._samples: dict[tuple[Origin, tuple[int, ...]], np.ndarray] = {}
         self._line_samples: dict[int, tuple[list[tuple[Origin, int, int]], np.ndarray]] = {}
 
-    def wholes(self, array: np.ndarray, tolerance: float) -> list[tuple[float, Whole]]:
+    def wholes(self, array: np.ndarray, tolerance: float) -> list[tuple[float, WholeForm]]:
         """The origins that have the elements of `array`, with their distances, the nearest first."""
         flat = _squeezed(array.shape)
         at = _positions(array.size)
@@ -141,7 +141,7 @@ class Matcher:
                 near = distance(own, self._sample(origin, axes, at))
                 if near > 2 * tolerance + 1e-6:
                     continue
-                form = Whole(origin, axes)
+                form = WholeForm(origin, axes)
                 exact = distance(array, form.build(array.shape, False))
                 if exact <= tolerance:
                     found.append((exact, form))
@@ -154,7 +154,7 @@ class Matcher:
             self._samples[origin, axes] = held[np.unravel_index(at, held.shape)].astype(np.float32)
         return self._samples[origin, axes]
 
-    def lines(self, array: np.ndarray, tolerance: float) -> Lines | None:
+    def lines(self, array: np.ndarray, tolerance: float) -> LineForm | None:
         """`array` as lines of origins; None if some of its lines are in no origin."""
         held = squeezed(array)
         for axis in range(min(held.ndim, 2)) if held.ndim >= 2 else ():
@@ -163,7 +163,7 @@ class Matcher:
                 return found
         return None
 
-    def _lines_along(self, array: np.ndarray, axis: int, tolerance: float) -> Lines | None:
+    def _lines_along(self, array: np.ndarray, axis: int, tolerance: float) -> LineForm | None:
         own = _lines(array, axis)
         places, samples = self._line_table(own.shape[1])
         if not places:
@@ -185,7 +185,7 @@ class Matcher:
                 runs[-1][1] = last + 1
             else:
                 runs.append([int(best), int(best)])
-        return Lines(axis, tuple(Run(*places[a], places[b][2] + 1) for a, b in runs))
+        return LineForm(axis, tuple(LineRun(*places[a], places[b][2] + 1) for a, b in runs))
 
     def _line_table(self, length: int) -> tuple[list[tuple[Origin, int, int]], np.ndarray]:
         """The lines of this length of all origins: origin, axis and number, and samples of their elements."""
@@ -202,15 +202,15 @@ class Matcher:
             self._line_samples[length] = places, np.concatenate(samples)
         return self._line_samples[length]
 
-    def bias_of(self, lines: Lines, biases: Mapping[Origin, Origin]) -> Lines | None:
+    def bias_of(self, lines: LineForm, biases: Mapping[Origin, Origin]) -> LineForm | None:
         """The bias of a layer whose weight has `lines`; None if these are not all outputs of layers with biases."""
         runs = []
         for run in lines.runs:
             bias = None if run.origin is None else biases.get(run.origin)
             if bias is not None and bias.before.size != squeezed(run.origin.before).shape[run.axis]:  # type: ignore[union-attr]
                 return None
-            runs.append(Run(bias, 0, run.start, run.stop))
-        return Lines(0, tuple(runs)) if any(r.origin is not None for r in runs) else None
+            runs.append(LineRun(bias, 0, run.start, run.stop))
+        return LineForm(0, tuple(runs)) if any(r.origin is not None for r in runs) else None
 
 
 def _follow(a: tuple[Origin, int, int], b: tuple[Origin, int, int]) -> bool:

@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import is_op
-from onnxgrad.transplants.match import Form, Origin, Whole
+from onnxgrad.transplants.match import Form, Origin, WholeForm
 from onnxgrad.transplants.schemes import tensor_of
-from onnxgrad.transplants.weights import Weight, labels_of
+from onnxgrad.transplants.weights import TargetWeight, labels_of
 
 _SUFFIX = re.compile(r"(_quantized|_DQ_Q[48]|_Q[48]|_q[48]|_transposed?|_fp16|_bf16)+$")
 _SUMS = ("Add", "Sum")
@@ -45,17 +45,17 @@ def _common(a: list[str], b: list[str]) -> int:
     return row[-1]
 
 
-def is_same_name(weight: Weight, origin: Origin) -> bool:
+def is_same_name(weight: TargetWeight, origin: Origin) -> bool:
     """True if both tensors have one name, apart from what quantizers append."""
     return _SUFFIX.sub("", weight.name) == origin.name
 
 
-def is_equal(weight: Weight, form: Form, other: Form) -> bool:
+def is_equal(weight: TargetWeight, form: Form, other: Form) -> bool:
     """True if both forms give `weight` the same elements after training."""
     return np.array_equal(form.build(weight.shape, True), other.build(weight.shape, True))
 
 
-def choose(weight: Weight, forms: Sequence[Whole]) -> Whole | None:
+def choose(weight: TargetWeight, forms: Sequence[WholeForm]) -> WholeForm | None:
     """The one of several `forms` of equal content that readers and names decide for; None if they do not."""
     fits = _in_role(weight.uses, forms)
     named = [f for f in fits if is_same_name(weight, f.origin)]
@@ -63,13 +63,13 @@ def choose(weight: Weight, forms: Sequence[Whole]) -> Whole | None:
 
 
 def choose_for_uses(
-    weight: Weight, forms: Sequence[Whole], without: Sequence[int] = ()
-) -> list[tuple[list[int], Whole]]:
+    weight: TargetWeight, forms: Sequence[WholeForm], without: Sequence[int] = ()
+) -> list[tuple[list[int], WholeForm]]:
     """The form of each use of `weight`, which stores several weights once; nothing if some are not decided.
 
     Uses of which none of the forms is the origin are left out (`without`).
     """
-    found: dict[Origin, tuple[list[int], Whole]] = {}
+    found: dict[Origin, tuple[list[int], WholeForm]] = {}
     for i, (node, at) in enumerate(weight.uses):
         if i in without:
             continue
@@ -80,7 +80,7 @@ def choose_for_uses(
     return list(found.values())
 
 
-def _nearest(weight: Weight, forms: Sequence[Whole], labels: Sequence[str]) -> Whole | None:
+def _nearest(weight: TargetWeight, forms: Sequence[WholeForm], labels: Sequence[str]) -> WholeForm | None:
     """The form whose name agrees best with `labels`; None if several do."""
     if not forms or all(is_equal(weight, forms[0], f) for f in forms[1:]):
         return forms[0] if forms else None
@@ -89,7 +89,7 @@ def _nearest(weight: Weight, forms: Sequence[Whole], labels: Sequence[str]) -> W
     return best[0] if max(scores) >= 0.5 and all(is_equal(weight, best[0], f) for f in best[1:]) else None
 
 
-def _in_role(uses: Sequence[tuple[ir.Node, int]], forms: Sequence[Whole]) -> list[Whole]:
+def _in_role(uses: Sequence[tuple[ir.Node, int]], forms: Sequence[WholeForm]) -> list[WholeForm]:
     """The forms whose origins are read in the same way: by a lookup, or by a product; all, if there are none."""
     roles = {_is_lookup(*use) for use in uses}
     return [f for f in forms if not roles.isdisjoint(_is_lookup(*u) for u in f.origin.uses)] or list(forms)
@@ -105,7 +105,7 @@ def _is_lookup(node: ir.Node, at: int) -> bool:
     return "Gather" in node.op_type or node.op_type == "EmbedLayerNormalization"
 
 
-def by_order(groups: Sequence[tuple[Weight, Sequence[Whole]]]) -> dict[int, list[tuple[list[int], Form]]]:
+def by_order(groups: Sequence[tuple[TargetWeight, Sequence[WholeForm]]]) -> dict[int, list[tuple[list[int], Form]]]:
     """Pair uses of weights with uses of origins, in the order of the graphs.
 
     Args:

@@ -12,7 +12,7 @@ from onnxgrad.training.quantization.norms import fold_norms
 from onnxgrad.transplants.match import Matcher, Origin
 from onnxgrad.transplants.names import score
 from onnxgrad.transplants.schemes import array_of, tensor_of
-from onnxgrad.transplants.weights import Weight, weights_of
+from onnxgrad.transplants.weights import TargetWeight, weights_of
 
 
 def origins_of(base: ir.Model, source: ir.Model | None) -> tuple[list[Origin], list[str]]:
@@ -39,9 +39,9 @@ def origins_of(base: ir.Model, source: ir.Model | None) -> tuple[list[Origin], l
     return found + _folded(base, base if source is None else source), extra
 
 
-def _paired(before: Sequence[Weight], after: Sequence[Weight]) -> tuple[dict[str, Weight], list[str]]:
+def _paired(before: Sequence[TargetWeight], after: Sequence[TargetWeight]) -> tuple[dict[str, TargetWeight], list[str]]:
     """The weights after training by the names before, and the names of those that are new."""
-    theirs: dict[str, Weight] = {}
+    theirs: dict[str, TargetWeight] = {}
     for weight in after:
         theirs.setdefault(weight.name, weight)
     found = {w.name: theirs[w.name] for w in before if w.name in theirs and theirs[w.name].shape == w.shape}

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.transplants.match import Form, Lines, Matcher, Origin, Whole, squeezed
+from onnxgrad.transplants.match import Form, LineForm, Matcher, Origin, WholeForm, squeezed
 from onnxgrad.transplants.names import by_order, choose, choose_for_uses, is_equal, is_same_name, layer_of
-from onnxgrad.transplants.weights import Weight
+from onnxgrad.transplants.weights import TargetWeight
 
 #: Without the file before training, weights whose training moved them less than this are taken for the same.
 _MOVED = 0.5
@@ -27,7 +27,7 @@ class Assignment:
         twins: other origins with the same elements after training.
     """
 
-    weight: Weight
+    weight: TargetWeight
     form: Form
     uses: list[int] | None = None
     twins: tuple[Origin, ...] = ()
@@ -39,7 +39,7 @@ class Assignment:
 
 
 @dataclass
-class Plan:
+class WeightPlan:
     """Assignments, and the names of weights that have none.
 
     Attributes:
@@ -53,7 +53,7 @@ class Plan:
     ambiguous: list[str] = field(default_factory=list)
 
 
-def make_plan(origins: Sequence[Origin], targets: Sequence[Weight], *, has_base: bool = True) -> Plan:
+def make_plan(origins: Sequence[Origin], targets: Sequence[TargetWeight], *, has_base: bool = True) -> WeightPlan:
     """Match `targets` with `origins`.
 
     Args:
@@ -65,15 +65,15 @@ def make_plan(origins: Sequence[Origin], targets: Sequence[Weight], *, has_base:
 
 
 class _Planning:
-    def __init__(self, origins: Sequence[Origin], targets: Sequence[Weight], has_base: bool) -> None:
+    def __init__(self, origins: Sequence[Origin], targets: Sequence[TargetWeight], has_base: bool) -> None:
         self.origins, self.targets, self.has_base = origins, targets, has_base
         self.matcher = Matcher(origins)
-        self.plan = Plan()
-        self.open: list[tuple[Weight, list[Whole]]] = []  # of equal content
+        self.plan = WeightPlan()
+        self.open: list[tuple[TargetWeight, list[WholeForm]]] = []  # of equal content
         self.forms: dict[ir.Value, Form] = {}
         self.biases = self._biases()
 
-    def run(self) -> Plan:
+    def run(self) -> WeightPlan:
         matrices = [w for w in self.targets if len(_long_axes(w.shape)) > 1]
         rest = [w for w in matrices if not self._match_whole(w) and not self._fused(w)]
         rest += [w for w in self.targets if w not in matrices and not self._bias(w) and not self._match_whole(w)]
@@ -84,16 +84,18 @@ class _Planning:
         self.plan.missing = self._missing()
         return self.plan
 
-    def _assign(self, weight: Weight, form: Form, uses: list[int] | None = None, twins: Sequence[Whole] = ()) -> bool:
+    def _assign(
+        self, weight: TargetWeight, form: Form, uses: list[int] | None = None, twins: Sequence[WholeForm] = ()
+    ) -> bool:
         equal = tuple(f.origin for f in twins if f is not form and is_equal(weight, form, f))
         self.plan.assignments.append(Assignment(weight, form, uses, equal))
         self.forms[weight.value] = form
         return True
 
-    def _tolerance(self, weight: Weight, array: np.ndarray) -> float:
+    def _tolerance(self, weight: TargetWeight, array: np.ndarray) -> float:
         return weight.tolerance(array) if self.has_base else max(weight.tolerance(array), _MOVED)
 
-    def _match_whole(self, weight: Weight) -> bool:
+    def _match_whole(self, weight: TargetWeight) -> bool:
         array = weight.floats()
         found = self.matcher.wholes(array, self._tolerance(weight, array))
         if not found:
@@ -108,7 +110,7 @@ class _Planning:
 
     def _settle_equal(self) -> None:
         """Assign weights whose content before training is that of several that training made different."""
-        groups: dict[frozenset[Origin], list[tuple[Weight, list[Whole]]]] = {}
+        groups: dict[frozenset[Origin], list[tuple[TargetWeight, list[WholeForm]]]] = {}
         for weight, forms in self.open:
             groups.setdefault(frozenset(f.origin for f in forms), []).append((weight, forms))
         for group in groups.values():
@@ -125,7 +127,7 @@ class _Planning:
                 for uses, form in pairs.get(i, ()):
                     self._assign(weight, form, uses if len(pairs[i]) > 1 else None, forms)
 
-    def _choose(self, weight: Weight, forms: Sequence[Whole], *, by_use: bool) -> bool:
+    def _choose(self, weight: TargetWeight, forms: Sequence[WholeForm], *, by_use: bool) -> bool:
         """Assign one of `forms`, or one for each use, by what reads the weight and by names."""
         biased = [i for i, use in enumerate(weight.uses) if self._is_other_bias(use, weight)] if by_use else []
         each = choose_for_uses(weight, forms, biased) if by_use else []
@@ -136,17 +138,17 @@ class _Planning:
             self._assign(weight, own, uses, forms)
         return bool(each)
 
-    def _is_other_bias(self, use: tuple[ir.Node, int], weight: Weight) -> bool:
+    def _is_other_bias(self, use: tuple[ir.Node, int], weight: TargetWeight) -> bool:
         """True if the weight is read as the bias of a layer that has none in the source."""
         layer = layer_of([use])
         return layer in self.forms and self._bias_of(layer, weight.floats()) is None
 
-    def _fused(self, weight: Weight) -> bool:
+    def _fused(self, weight: TargetWeight) -> bool:
         array = weight.floats()
         found = self.matcher.lines(array, weight.tolerance(array))
         return found is not None and self._assign(weight, found)
 
-    def _bias(self, weight: Weight) -> bool:
+    def _bias(self, weight: TargetWeight) -> bool:
         """Assign the bias of a layer whose weight is assigned; of several layers that share it, one for each."""
         if len(_long_axes(weight.shape)) > 1:
             return False
@@ -166,22 +168,22 @@ class _Planning:
             self._assign(weight, form, uses if is_shared else None)
         return True
 
-    def _fused_bias(self, weight: Weight) -> bool:
+    def _fused_bias(self, weight: TargetWeight) -> bool:
         """Assign the bias of the one layer that it fits."""
         array = weight.floats()
-        made = [self._bias_of(v, array) for v, form in self.forms.items() if isinstance(form, Lines)]
+        made = [self._bias_of(v, array) for v, form in self.forms.items() if isinstance(form, LineForm)]
         fits = [form for form in made if form is not None and self._agrees(weight, array, form)]
         return len(fits) == 1 and self._assign(weight, fits[0])
 
     def _bias_of(self, layer: ir.Value | None, array: np.ndarray) -> Form | None:
         """The form of the bias of a layer whose weight is assigned."""
         form = None if layer is None else self.forms.get(layer)
-        if isinstance(form, Lines) and sum(r.stop - r.start for r in form.runs) == array.size:
+        if isinstance(form, LineForm) and sum(r.stop - r.start for r in form.runs) == array.size:
             return self.matcher.bias_of(form, self.biases)
-        own = self.biases.get(form.origin) if isinstance(form, Whole) else None
-        return Whole(own, (0,)) if own is not None and own.before.size == array.size else None
+        own = self.biases.get(form.origin) if isinstance(form, WholeForm) else None
+        return WholeForm(own, (0,)) if own is not None and own.before.size == array.size else None
 
-    def _agrees(self, weight: Weight, array: np.ndarray, form: Form) -> bool:
+    def _agrees(self, weight: TargetWeight, array: np.ndarray, form: Form) -> bool:
         limit = self._tolerance(weight, array) * float(np.abs(array).max(initial=0)) + 1e-7
         return not np.abs(form.build(weight.shape, False) - array).max(initial=0) > limit
 
@@ -199,11 +201,11 @@ class _Planning:
                     found[weight] = origin
         return found
 
-    def _by_name(self, weight: Weight) -> None:
+    def _by_name(self, weight: TargetWeight) -> None:
         """Assign a weight of other content by its name, where shapes leave one way."""
         for origin in self.origins:
             if is_same_name(weight, origin) and len(weight.name) > 1 and origin.before.shape == weight.shape:
-                self._assign(weight, Whole(origin, tuple(range(squeezed(origin.before).ndim))))
+                self._assign(weight, WholeForm(origin, tuple(range(squeezed(origin.before).ndim))))
                 return
 
     def _missing(self) -> list[str]:

@@ -36,7 +36,7 @@ def array_of(value: ir.Value) -> np.ndarray:
 
 
 @dataclass
-class Linear:
+class LinearScheme:
     """w = (q - z)·s: numbers, scales and zero points in tensors of their own.
 
     Attributes:
@@ -98,7 +98,7 @@ class Linear:
 
 
 @dataclass
-class Blocks:
+class BlockScheme:
     """The packed numbers of a MatMulNBits: W [N, K] = (q - z)·s, in blocks of each row."""
 
     numbers: ir.Value
@@ -187,7 +187,7 @@ def pack(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 @dataclass
-class Bias:
+class BiasScheme:
     """An int32 bias of an integer kernel, in steps of the product that it is added to: s = s_x·s_w.
 
     Attributes:
@@ -229,7 +229,7 @@ class Bias:
         return found if self.scale is None else {**found, self.scale: _like(steps, self.scale)}
 
 
-Scheme = Linear | Blocks | Bias
+Scheme = LinearScheme | BlockScheme | BiasScheme
 
 #: Inputs of operators that hold numbers, scales and zero points, and the axis of scales.
 _TRIPLES: dict[tuple[str, str], tuple[int, int, int, int]] = {
@@ -250,7 +250,7 @@ def scheme_of(node: ir.Node) -> Scheme | None:
     if node.op_type == "DequantizeLinear" and domain in ("", _CONTRIB):
         axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
         found = _linear(_skip_moves(inputs[0]), inputs[1], inputs[2], axis, block) or _bias(node)
-        if isinstance(found, Linear) and found.numbers is not inputs[0] and not found.is_uniform:
+        if isinstance(found, LinearScheme) and found.numbers is not inputs[0] and not found.is_uniform:
             found = None  # the axis of the scales is that of the result
     elif node.op_type in ("MatMulInteger", "ConvInteger") and domain == "":
         scale = _scale_behind(node)
@@ -271,11 +271,11 @@ def scheme_of(node: ir.Node) -> Scheme | None:
         if all(held[:2]) and held[2] == (inputs[3] is not None) and bits in (2, 4, 8):
             assert inputs[1] is not None
             assert inputs[2] is not None
-            found = Blocks(inputs[1], inputs[2], inputs[3], rows, columns, size, bits)
+            found = BlockScheme(inputs[1], inputs[2], inputs[3], rows, columns, size, bits)
     return found
 
 
-def _bias(node: ir.Node) -> Bias | None:
+def _bias(node: ir.Node) -> BiasScheme | None:
     """The scheme of the int32 bias that `node` dequantizes for a layer."""
     tensor = tensor_of(node.inputs[0])
     users = [u.node for u in node.outputs[0].uses() if u.idx == 2]
@@ -286,16 +286,16 @@ def _bias(node: ir.Node) -> Bias | None:
     return _steps(node.inputs[0], node.inputs[1], scales)
 
 
-def _steps(numbers: ir.Value | None, scale: ir.Value | None, factors: Sequence[ir.Value | None]) -> Bias | None:
+def _steps(numbers: ir.Value | None, scale: ir.Value | None, factors: Sequence[ir.Value | None]) -> BiasScheme | None:
     first, second = (*factors, None, None)[:2]
     if numbers is None or first is None or second is None or None in (tensor_of(first), tensor_of(second)):
         return None
     if tensor_of(numbers) is None or (scale is not None and tensor_of(scale) is None):
         return None
-    return Bias(numbers, scale, (first, second))
+    return BiasScheme(numbers, scale, (first, second))
 
 
-def implicit_bias(node: ir.Node) -> Bias | None:
+def implicit_bias(node: ir.Node) -> BiasScheme | None:
     """The scheme of the bias of an integer kernel that computes its steps; None for other nodes."""
     at = {"QLinearConv": (8, 1, 4), "QGemm": (6, 1, 4)}.get(node.op_type)
     inputs = (*node.inputs, *(None,) * 9)
@@ -314,13 +314,13 @@ def _skip_moves(value: ir.Value | None) -> ir.Value | None:
 
 def _linear(
     numbers: ir.Value | None, scale: ir.Value | None, point: ir.Value | None, axis: int, block: int = 0
-) -> Linear | None:
+) -> LinearScheme | None:
     q, s = tensor_of(numbers), tensor_of(scale)
     if numbers is None or scale is None or q is None or s is None:
         return None
     if (point is not None and tensor_of(point) is None) or q.dtype not in STORED:
         return None
-    return Linear(numbers, scale, point, axis, block)
+    return LinearScheme(numbers, scale, point, axis, block)
 
 
 def _scale_behind(node: ir.Node) -> ir.Value | None:

@@ -22,7 +22,7 @@ from onnxgrad.training.adapters.sites import LINEAR, weights
 from onnxgrad.training.adapters.tensors import save_tensors
 from onnxgrad.training.graph.exported_constants import sort_out
 from onnxgrad.transplants.names import layer_of
-from onnxgrad.transplants.weights import Weight
+from onnxgrad.transplants.weights import TargetWeight
 
 SUFFIX = ".safetensors"
 #: Types of numpy by their names in safetensors.
@@ -35,14 +35,14 @@ _DTYPES = {
 
 
 @dataclass
-class State:
+class StateDict:
     """The tensors of a safetensors file, and the metadata in its header."""
 
     tensors: dict[str, np.ndarray]
     header: dict[str, str]
 
     @classmethod
-    def load(cls, path: Path) -> State:
+    def load(cls, path: Path) -> StateDict:
         """Read a file. Raises BadInput if it is no safetensors file, or has types that are not known."""
         library = _library()
         try:
@@ -61,10 +61,10 @@ class State:
             found[name] = np.frombuffer(about["data"], _DTYPES[about["dtype"]]).reshape(about["shape"])
         return cls(found, header)
 
-    def weights(self) -> list[Weight]:
+    def weights(self) -> list[TargetWeight]:
         """The tensors of floats."""
         floats = {n: ir.tensor(a, name=n) for n, a in self.tensors.items() if a.dtype.kind not in "iub"}
-        return [Weight(n, ir.Value(name=n, const_value=t)) for n, t in floats.items() if t.dtype in FLOATS]
+        return [TargetWeight(n, ir.Value(name=n, const_value=t)) for n, t in floats.items() if t.dtype in FLOATS]
 
     def save(self, path: Path) -> None:
         """Write the file."""
@@ -80,7 +80,7 @@ def _library() -> Any:
     return safetensors
 
 
-def state_of(model: ir.Model) -> State:
+def state_of(model: ir.Model) -> StateDict:
     """The weights of `model` by the names of modules that its exporter has left.
 
     Raises:
@@ -116,7 +116,7 @@ def state_of(model: ir.Model) -> State:
             f"the export has no names of modules for {', '.join(unnamed[:8])}\n"
             "  hint: --like names a safetensors file with the weights before training, and --base the export of them"
         )
-    return State(found, {"format": "pt"})
+    return StateDict(found, {"format": "pt"})
 
 
 def _is_module_name(name: str) -> bool:

@@ -23,11 +23,11 @@ from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import standardize
 from onnxgrad.transplants.match import distance
 from onnxgrad.transplants.origins import origins_of
-from onnxgrad.transplants.plan import Assignment, Plan, make_plan
-from onnxgrad.transplants.schemes import Bias, Tensors
-from onnxgrad.transplants.state import SUFFIX, State, state_of
+from onnxgrad.transplants.plan import Assignment, WeightPlan, make_plan
+from onnxgrad.transplants.schemes import BiasScheme, Tensors
+from onnxgrad.transplants.state import SUFFIX, StateDict, state_of
 from onnxgrad.transplants.verify import Runner, differences
-from onnxgrad.transplants.weights import Weight, weights_of
+from onnxgrad.transplants.weights import TargetWeight, weights_of
 
 #: The largest difference of outputs that rounding explains, by bits of a stored weight.
 _ROUNDING = {64: 1e-3, 32: 1e-3, 16: 5e-2, 8: 0.15, 4: 0.5, 2: 0.9}
@@ -102,7 +102,7 @@ def transplant(
     stale, probes = differences(of_source, untouched, probes)
     untouched.close()
     written = [a for a in plan.assignments if _is_written(a, before is not None)]
-    _write_weights(into, written, before is not None, [w for w in schemes if isinstance(w.scheme, Bias)])
+    _write_weights(into, written, before is not None, [w for w in schemes if isinstance(w.scheme, BiasScheme)])
     try:
         place.parent.resolve(strict=True)
         with scratch(place) as folder:
@@ -136,7 +136,7 @@ def _to_state(base: ir.Model | None, source: ir.Model, like: str | os.PathLike |
         state = state_of(source)
         state.save(place)
         return Transplanted([place], list(state.tensors), [], None, None, None)
-    state = State.load(Path(like))
+    state = StateDict.load(Path(like))
     plan = plan_for(base, source, state.weights())
     written = [a for a in plan.assignments if _is_written(a, base is not None)]
     for assignment in written:
@@ -147,7 +147,7 @@ def _to_state(base: ir.Model | None, source: ir.Model, like: str | os.PathLike |
     return Transplanted([place], [a.weight.name for a in written], kept, None, None, None)
 
 
-def plan_for(base: ir.Model | None, source: ir.Model, targets: Sequence[Weight]) -> Plan:
+def plan_for(base: ir.Model | None, source: ir.Model, targets: Sequence[TargetWeight]) -> WeightPlan:
     """The plan of a transplant. Raises BadInput for weights that cannot be matched."""
     origins, extra = origins_of(base or source, source if base is not None else None)
     plan = make_plan(origins, targets, has_base=base is not None)
@@ -208,7 +208,7 @@ def _as_trained(model: AnyModel) -> ir.Model:
     return opened
 
 
-def _floor(weights: Sequence[Weight]) -> float:
+def _floor(weights: Sequence[TargetWeight]) -> float:
     """The difference of outputs that the narrowest weights explain."""
     bits = [32]
     for weight in weights:
@@ -248,7 +248,7 @@ def _is_written(assignment: Assignment, has_base: bool) -> bool:
 
 
 def _write_weights(
-    model: ir.Model, assignments: Sequence[Assignment], has_base: bool, biases: Sequence[Weight]
+    model: ir.Model, assignments: Sequence[Assignment], has_base: bool, biases: Sequence[TargetWeight]
 ) -> None:
     """Store the trained weights in `model`, in place; `biases` in steps of the new scales of their layers."""
     kept = {w.value: w.floats() for w in biases}

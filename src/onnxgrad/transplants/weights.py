@@ -22,7 +22,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 @dataclass
-class Weight:
+class TargetWeight:
     """A weight as a model stores it.
 
     Attributes:
@@ -80,7 +80,7 @@ def labels_of(node: ir.Node) -> list[str]:
     return [node.name or "", *re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))[-2:]]
 
 
-def weights_of(model: ir.Model) -> list[Weight]:
+def weights_of(model: ir.Model) -> list[TargetWeight]:
     """The weights of `model`: tensors of floats, and of integers that stand for floats, in the order of their reads."""
     nodes = list(nodes_of(model))
     schemes: dict[ir.Value, Scheme] = {}
@@ -89,7 +89,7 @@ def weights_of(model: ir.Model) -> list[Weight]:
             if scheme is not None:
                 schemes.setdefault(scheme.numbers, scheme)
     hidden = {v for s in schemes.values() for v in (s.scale, s.point)}  # follow from the weight
-    found: dict[ir.Value, Weight] = {}
+    found: dict[ir.Value, TargetWeight] = {}
     copies: dict[ir.Value | None, ir.Value] = {}  # an exporter distributes equal tensors by Identity nodes
     for node in nodes:
         if is_op(node, "Identity") and not node.outputs[0].is_graph_output():
@@ -103,7 +103,7 @@ def weights_of(model: ir.Model) -> list[Weight]:
             if value is None or tensor is None or value in hidden:
                 continue
             if value in schemes or tensor.dtype in FLOATS:
-                weight = found.setdefault(value, Weight(value.name or "", value, schemes.get(value)))
+                weight = found.setdefault(value, TargetWeight(value.name or "", value, schemes.get(value)))
                 weight.uses.append((node, at))
     return list(found.values())
 
