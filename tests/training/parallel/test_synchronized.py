@@ -110,6 +110,7 @@ def test_a_mean_far_from_zero_costs_no_digits():
 
 
 @needs_kernels
+@pytest.mark.target("native")
 def test_kernels_that_the_runtime_refuses_are_left_out(monkeypatch):
     """Stages have them before they are cut, so that no session of a stage can do without."""
     split = split_step(attach(convolutional(), loss="cross_entropy", accumulate=True), synchronized=True)
