@@ -43,7 +43,7 @@ class Images:
         Raises:
             BadInput: it cannot be read, or `field` is no picture.
         """
-        image = _library()
+        image = load_pillow()
         channels, (height, width), last = self._layout(field)
         try:
             with open_ordinary(path) as file, image.open(file, formats=FORMATS) as picture:
@@ -104,7 +104,7 @@ def picture_files(path: Path, how: Images) -> dict[str, Column]:
     files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file()) if flat else [path]
     if not files:
         return {}
-    _library()
+    load_pillow()
     return {"images": Pictures(files, how, path if flat else path.parent)}
 
 
@@ -114,7 +114,7 @@ def image_folder(path: Path, how: Images) -> dict[str, Column]:
     Raises:
         BadInput: there are no such folders, or they hold only folders themselves.
     """
-    _library()
+    load_pillow()
     folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     files = [sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES) for folder in folders]
     if not any(files):
@@ -150,7 +150,8 @@ def _check_levels(path: Path, folders: list[Path], files: list[list[Path]]) -> N
     )
 
 
-def _library() -> Any:
+def load_pillow() -> Any:
+    """The module ``PIL.Image``. Raises BadInput if Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -1,0 +1,1 @@
+"""Detectors: pictures with boxes, from files to batches, and the metrics of the boxes that a model finds."""
