@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from onnxgrad.model_io.aside import put_back, set_aside
 from onnxgrad.model_io.checks.declared_sizes import check_message
 from onnxgrad.model_io.checks.notes_in_files import check_notes
 from onnxgrad.model_io.map_outputs import without_maps
+from onnxgrad.model_io.zeros import declare_sparse
 
 TRAINING = "onnxgrad.training_info"
 #: Whether values may have notes on their quantization beside them.
@@ -173,12 +174,13 @@ def parse(path: Path) -> onnx.ModelProto:
 
 
 def _copy_training_info(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
-    """A copy of its own, with sparse initializers written out as those of the model are."""
+    """A copy of its own, with sparse initializers written out as those of the model are; large zeros are declared."""
     copy = onnx.TrainingInfoProto()
     copy.CopyFrom(info)
-    for graph in (copy.algorithm, copy.initialization):
-        if _has_sparse(graph):
-            _densify(graph)
+    if _has_sparse(copy.algorithm):
+        _densify(copy.algorithm, declare_sparse)
+    if _has_sparse(copy.initialization):
+        _densify(copy.initialization)
     return copy
 
 
@@ -194,9 +196,15 @@ def _has_sparse(graph: onnx.GraphProto) -> bool:
     return bool(graph.sparse_initializer) or any(map(_has_sparse, _inner(graph)))
 
 
-def _densify(graph: onnx.GraphProto) -> None:
-    """Write the sparse initializers of `graph` out."""
+def _densify(
+    graph: onnx.GraphProto, declare: Callable[[onnx.SparseTensorProto], onnx.TensorProto | None] = lambda sparse: None
+) -> None:
+    """Write the sparse initializers of `graph` out, but for those that `declare` gives a message for."""
     for sparse in graph.sparse_initializer:
+        declared = declare(sparse)
+        if declared is not None:
+            graph.initializer.append(declared)
+            continue
         values = onnx.numpy_helper.to_array(sparse.values)
         at = onnx.numpy_helper.to_array(sparse.indices)
         dense = np.zeros(tuple(sparse.dims), values.dtype)
@@ -205,6 +213,7 @@ def _densify(graph: onnx.GraphProto) -> None:
         else:
             dense.reshape(-1)[at] = values
         graph.initializer.append(onnx.numpy_helper.from_array(dense, sparse.values.name))
+        graph.initializer[-1].metadata_props.extend(sparse.values.metadata_props)
     graph.ClearField("sparse_initializer")
     for inner in _inner(graph):
         _densify(inner)

@@ -41,7 +41,7 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """`model` as one message, its training information included, with zeros where it only declares them."""
+    """`model` as one message, its training information included; what that only declares are sparse zeros."""
     proto = serialize(model)
     proto.training_info.extend(training_info(model))
     write_declared(proto.training_info)

@@ -83,7 +83,11 @@ def _info(info: onnx.TrainingInfoProto, moments: Mapping[str, ir.TensorProtocol]
         if not zeros.is_declared(proto):
             algorithm += _field(onnx.GraphProto, "initializer", [proto.SerializeToString()])
             continue
-        tensor = moments.get(proto.name) or zeros.read_tensor(proto)
+        tensor = moments.get(proto.name)
+        if tensor is None:
+            empty = zeros.sparse(proto).SerializeToString()
+            algorithm += _field(onnx.GraphProto, "sparse_initializer", [empty])
+            continue
         data = _field(onnx.TensorProto, "raw_data", [tensor])
         algorithm += _field(onnx.GraphProto, "initializer", [proto.SerializeToString(), *data])
     rest = _without(info, "algorithm").SerializeToString()

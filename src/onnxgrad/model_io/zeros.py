@@ -1,11 +1,13 @@
-"""Large zeros in training information (initial moments), declared in memory and written only to files.
+"""Large zeros in training information (initial moments), which have no data: neither in memory nor in files.
 
 Internally, a tensor message with declared elements but without data means zeros. In a message from outside it is
-refused (`declared_sizes`); before a message is returned or saved, the zeros are written (`write_declared`).
+refused (`declared_sizes`); before a message is returned or saved, such a tensor becomes a sparse initializer without
+values (`write_declared`), and it is declared again when it is read (`declare_sparse`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -39,12 +41,37 @@ def read_tensor(proto: onnx.TensorProto) -> ir.TensorProtocol:
 def write_declared(
     infos: Iterable[onnx.TrainingInfoProto], values: Mapping[str, ir.TensorProtocol] | None = None
 ) -> None:
-    """Fill in the declared tensors of `infos`, in place, by these `values` or zeros."""
+    """Write the declared tensors of `infos`, in place: with these `values`, or as sparse initializers."""
     for info in infos:
-        for tensor in info.algorithm.initializer:
-            if is_declared(tensor):
-                known = (values or {}).get(tensor.name)
-                tensor.raw_data = bytes(read_tensor(tensor).nbytes) if known is None else known.tobytes()
+        held, empty = info.algorithm.initializer, list[int]()
+        for i, tensor in enumerate(held):
+            if is_declared(tensor) and (known := (values or {}).get(tensor.name)) is not None:
+                tensor.raw_data = known.tobytes()
+            elif is_declared(tensor):
+                info.algorithm.sparse_initializer.append(sparse(tensor))
+                empty.append(i)
+        for i in reversed(empty):
+            del held[i]
+
+
+def sparse(declared: onnx.TensorProto) -> onnx.SparseTensorProto:
+    """The sparse initializer for a `declared` tensor: it has no values."""
+    zeros = onnx.SparseTensorProto(dims=declared.dims)
+    zeros.values.CopyFrom(declared)
+    zeros.values.dims[:] = [0]
+    zeros.values.raw_data = b""
+    zeros.indices.CopyFrom(onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0], raw_data=b""))
+    return zeros
+
+
+def declare_sparse(sparse: onnx.SparseTensorProto) -> onnx.TensorProto | None:
+    """The declared tensor for a sparse initializer without values; None for small ones, and those with values."""
+    size = math.prod(sparse.dims) * ir.DataType(sparse.values.data_type).bitwidth // 8
+    if sparse.values.dims[:] != [0] or size < _LARGE:
+        return None
+    declared = onnx.TensorProto(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
+    declared.metadata_props.extend(sparse.values.metadata_props)
+    return declared
 
 
 def is_declared(proto: onnx.TensorProto) -> bool:

@@ -7,6 +7,7 @@ and its state, a counter of steps, the learning rate. Where the network behaves 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,9 +25,9 @@ from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import add_initializer, ancestors, prune, reads
 from onnxgrad.ir.infer.inference import forget_values
-from onnxgrad.model_io import AnyModel, open_model, training_info
+from onnxgrad.model_io import AnyModel, load_model, open_model, training_info
 from onnxgrad.model_io.aside import external_aside
-from onnxgrad.model_io.save import to_proto
+from onnxgrad.model_io.save import gathered
 from onnxgrad.settings import changed_settings, read_recipes, settings_of, takes
 from onnxgrad.training.adapters.config import Adapter
 from onnxgrad.training.adapters.insert import adapted
@@ -57,6 +58,9 @@ from onnxgrad.wording import type_text
 
 if TYPE_CHECKING:
     from onnxgrad.training.build.keywords import AttachKeywords
+
+
+_LARGE = "Trainer takes the model itself, and saves a training model with its weights beside it"
 
 
 @takes(*ALGORITHM, others=True)
@@ -91,7 +95,11 @@ def attach(
     Raises:
         UnknownName, BadInput: a name that the model does not have, or an option that does not fit.
     """
-    return to_proto(attached(model, metrics=metrics, accumulate=accumulate, schedule=schedule, **settings).model)
+    if isinstance(model, (str, os.PathLike)):
+        model = load_model(model, aside=True)
+    return gathered(
+        attached(model, metrics=metrics, accumulate=accumulate, schedule=schedule, **settings).model, _LARGE
+    )
 
 
 def attached(

@@ -241,6 +241,9 @@ def initialize(
         raise BadInput(f"there is no training entry {entry}: the model has {len(copy.training_info)}")
     info = copy.training_info[entry]
     held = {t.name: t for t in (*copy.graph.initializer, *info.algorithm.initializer)}
+    for sparse in info.algorithm.sparse_initializer:
+        name, kind = sparse.values.name, sparse.values.data_type
+        held[name] = onnx.TensorProto(name=name, data_type=kind, dims=sparse.dims)
     weights = [t.name for t in copy.graph.initializer]
     chosen: dict[str, Initializer] = {}
     for pattern, way in rules.items():

@@ -18,6 +18,7 @@ from onnx import numpy_helper
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import training_info
 from onnxgrad.model_io.read import read_proto
+from onnxgrad.model_io.zeros import is_declared, read_tensor
 from onnxgrad.runtime.reference import ReferenceSession
 from onnxgrad.training.spec.graph_call import without_calls
 from onnxgrad.training.spec.initialization import seed_all
@@ -50,6 +51,8 @@ class ReferenceTraining:
         self.proto = model_proto(model)
         held = read_proto(self.proto)
         self.infos = [without_calls(held, info, i) for i, info in enumerate(training_info(held))]
+        for tensor in (t for info in self.infos for t in info.algorithm.initializer if is_declared(t)):
+            tensor.raw_data = read_tensor(tensor).tobytes()
         self.runs = runs
         weights = {t.name: t for t in self.proto.graph.initializer}
         for info in self.infos:

@@ -48,7 +48,7 @@ def read(model: AnyTrainingModel) -> Source:
     if isinstance(model, (onnx.ModelProto, ir.Model)):
         found = read_proto(model) if isinstance(model, onnx.ModelProto) else model
     else:
-        found = load_model(model)
+        found = load_model(model, aside=True)
     is_ordered(found.graph)  # or it names a value without a producer
     return Source(found, [without_calls(found, info, i) for i, info in enumerate(training_info(found))])
 
