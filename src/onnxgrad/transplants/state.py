@@ -9,29 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import open_ordinary, replacing
+from onnxgrad.files import replacing
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.adapters.sites import LINEAR, weights
-from onnxgrad.training.adapters.tensors import save_tensors
+from onnxgrad.training.adapters.tensors import read_tensors, save_tensors
 from onnxgrad.training.graph.exported_constants import sort_out
 from onnxgrad.transplants.names import layer_of
 from onnxgrad.transplants.weights import TargetWeight
 
 SUFFIX = ".safetensors"
-#: Types of numpy by their names in safetensors.
-_DTYPES = {
-    **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "BOOL": np.bool_},
-    **{"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2},
-    **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
-    **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
-}
 
 
 @dataclass
@@ -44,22 +35,7 @@ class StateDict:
     @classmethod
     def load(cls, path: Path) -> StateDict:
         """Read a file. Raises BadInput if it is no safetensors file, or has types that are not known."""
-        library = _library()
-        try:
-            with open_ordinary(path) as file:
-                held = library.deserialize(file.read())
-            with library.safe_open(path, "np") as opened:
-                header = dict(opened.metadata() or {})
-        except FileNotFoundError as error:
-            raise BadInput(f"there is no file {path}") from error
-        except library.SafetensorError as error:
-            raise BadInput(f"{path} is no safetensors file, or a damaged one: {error}") from error
-        found = {}
-        for name, about in held:
-            if about["dtype"] not in _DTYPES:
-                raise BadInput(f"{path} has a tensor of {about['dtype']}, {name!r}, a type that is not known here")
-            found[name] = np.frombuffer(about["data"], _DTYPES[about["dtype"]]).reshape(about["shape"])
-        return cls(found, header)
+        return cls(*read_tensors(path))
 
     def weights(self) -> list[TargetWeight]:
         """The tensors of floats."""
@@ -70,14 +46,6 @@ class StateDict:
         """Write the file."""
         with replacing(path) as file:
             save_tensors(self.tensors, file, self.header)
-
-
-def _library() -> Any:
-    try:
-        import safetensors
-    except ImportError as error:
-        raise BadInput("safetensors files need the package safetensors: pip install 'onnxgrad[train]'") from error
-    return safetensors
 
 
 def state_of(model: ir.Model) -> StateDict:

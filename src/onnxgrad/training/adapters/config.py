@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.keywords import checked_fields
@@ -167,6 +168,7 @@ class VeRA(_Asked):
         BadInput: a number out of its range.
     """
 
+    form: ClassVar[str] = VERA
     rank: int = 256
     targets: str | Sequence[str] = ATTENTION
     dropout: float = 0.0
@@ -181,15 +183,21 @@ class VeRA(_Asked):
         if not 0 <= self.seed < 1 << 32:
             raise BadInput(f"the seed of VeRA is a whole number of 32 bits, not {self.seed}")
 
-    @property
-    def form(self) -> str:
-        """``vera``."""
-        return VERA
+
+@dataclass(frozen=True)
+class _Factors(_Scaled):
+    """Adapters of products of factors, with the settings that they share."""
+
+    rank: int = 8
+    alpha: float | None = None
+    targets: str | Sequence[str] = ATTENTION
+    train_also: Sequence[str] = ()
+    seed: int = 0
 
 
 @checked_fields
 @dataclass(frozen=True)
-class LoHa(_Scaled):
+class LoHa(_Factors):
     """Low-rank Hadamard products (Hyeon-Woo et al. 2022): W + s·(W₁ₐ·W₁ᵦ)∘(W₂ₐ·W₂ᵦ) with four trained factors.
 
     The change has a rank of up to rank². It is computed as a whole matrix, in each step. W₂ᵦ starts with zeros.
@@ -205,21 +213,12 @@ class LoHa(_Scaled):
         BadInput: a number out of its range.
     """
 
-    rank: int = 8
-    alpha: float | None = None
-    targets: str | Sequence[str] = ATTENTION
-    train_also: Sequence[str] = ()
-    seed: int = 0
-
-    @property
-    def form(self) -> str:
-        """``loha``."""
-        return LOHA
+    form: ClassVar[str] = LOHA
 
 
 @checked_fields
 @dataclass(frozen=True)
-class LoKr(_Scaled):
+class LoKr(_Factors):
     """Kronecker products (Yeh et al. 2024): W + s·W₁⊗W₂ with trained W₁ and W₂.
 
     W₂ is a product of two factors where these are smaller. W₁ starts with zeros.
@@ -237,23 +236,14 @@ class LoKr(_Scaled):
         BadInput: a number out of its range.
     """
 
-    rank: int = 8
-    alpha: float | None = None
-    targets: str | Sequence[str] = ATTENTION
+    form: ClassVar[str] = LOKR
     decompose_both: bool = False
     decompose_factor: int = -1
-    train_also: Sequence[str] = ()
-    seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.decompose_factor != -1 and self.decompose_factor < 1:
             raise BadInput(f"decompose_factor must be -1 or a number from 1 on, not {self.decompose_factor}")
-
-    @property
-    def form(self) -> str:
-        """``lokr``."""
-        return LOKR
 
     @property
     def options(self) -> dict[str, int]:
@@ -276,6 +266,7 @@ class IA3(_Asked):
         BadInput: no targets.
     """
 
+    form: ClassVar[str] = IA_3
     targets: str | Sequence[str] = ATTENTION
     feedforward: str | Sequence[str] = ()
     train_also: Sequence[str] = ()
@@ -284,11 +275,6 @@ class IA3(_Asked):
         super().__post_init__()
         if isinstance(self.feedforward, str):
             object.__setattr__(self, "feedforward", (self.feedforward,))
-
-    @property
-    def form(self) -> str:
-        """``ia3``."""
-        return IA_3
 
     @property
     def patterns(self) -> list[str]:
