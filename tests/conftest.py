@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 import pytest
 
 from onnxgrad.runtime import Options
-from onnxgrad.runtime.session import TARGET
+from onnxgrad.runtime.options import TARGET
 from tests.npm import modules, node  # noqa: F401  (fixtures)
 
 # A shell that starts the tests in the background ignores these; what tests start inherits the default, too.

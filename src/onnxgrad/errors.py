@@ -132,6 +132,11 @@ class OperandMisfit(RuleError):
     """A tested rule gave a derivative of another shape than the operand's: the operands of the node do not fit."""
 
 
+def warn_renamed(old: str, new: str) -> None:
+    """Warn the caller that a public name is deprecated."""
+    warn_caller(DeprecationWarning(f"{old} is deprecated; it is called {new} now"))
+
+
 def warn_caller(warning: Warning | str) -> None:
     """Warn at the line that called into onnxgrad, through however many of its own functions and context managers."""
     level, frame = 1, sys._getframe()

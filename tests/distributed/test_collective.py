@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import onnxgrad.distributed
 from onnxgrad.distributed import Alone, Collective, blocks
 from onnxgrad.distributed.collective import check
 from onnxgrad.errors import BadInput
@@ -58,3 +59,10 @@ def test_read_only_memory_is_refused():
     array.flags.writeable = False
     with pytest.raises(BadInput, match="writable"):
         Alone().broadcast(array)
+
+
+def test_the_former_name_of_broadcast_document_warns():
+    with pytest.warns(DeprecationWarning, match="told is deprecated; it is called broadcast_document now"):
+        assert onnxgrad.distributed.told(Alone(), {"a": 1}) == {"a": 1}
+    with pytest.raises(AttributeError, match="has no attribute 'tell'"):
+        onnxgrad.distributed.tell  # noqa: B018

@@ -33,3 +33,8 @@ def test_products_are_the_same_without_packed_copies():
     model, x = onnx.parser.parse_model(PRODUCT), np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
     found = [Session(model, Options(packed=p)).run({"x": x, "s": x[0]})["y"] for p in (True, False)]
     np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+def test_the_former_name_of_resolve_target_warns():
+    with pytest.warns(DeprecationWarning, match=r"Options\.settled is deprecated; it is called resolve_target now"):
+        assert Options().settled() == Options().resolve_target()

@@ -14,7 +14,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.kernels import installed
 from onnxgrad.runtime.kernels.processors import supported_kinds
-from onnxgrad.runtime.session import TARGET
+from onnxgrad.runtime.options import TARGET
 
 #: Packages whose versions a report of a problem needs.
 PACKAGES = ("onnx", "onnx-ir", "onnx-shape-inference", "numpy")

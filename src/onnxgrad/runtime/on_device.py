@@ -9,7 +9,7 @@ Experimental: no GPU has run this module. The tests run it on the CPU provider, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,10 +17,13 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
+from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
+from onnxgrad.runtime.options import Options
 from onnxgrad.runtime.protocol import Slot, StepGraph
 from onnxgrad.runtime.resident import StepRunner, check_slots, check_state
-from onnxgrad.runtime.session import Options, array_of, create, one_line
+from onnxgrad.runtime.session import create
+from onnxgrad.runtime.tensors import array_of
 
 #: The devices of providers that have memory of their own, as ONNX Runtime calls these.
 DEVICES = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
@@ -42,6 +45,8 @@ class OnDevice:
     Raises:
         BadInput: there is no such device in this ONNX Runtime, or it runs out of memory.
     """
+
+    whole: Collection[str] = ()
 
     def __init__(
         self, step: StepGraph, *, options: Options | None = None, device: tuple[str, int] | None = None

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrad.errors import BadInput
+from onnxgrad.runtime.options import Options
 from onnxgrad.runtime.protocol import StepGraph
 from onnxgrad.runtime.resident import StepRunner
-from onnxgrad.runtime.session import Options
 
 
 def measured_peak(step: StepGraph, batch: Mapping[str, np.ndarray], options: Options | None = None) -> int:

@@ -6,7 +6,7 @@ next value it is; a `Machine` stores the current value of every slot and advance
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,7 +66,13 @@ class StepGraph(Protocol):
 
 
 class Machine(Protocol):
-    """A step graph with its state."""
+    """A step graph with its state.
+
+    Attributes:
+        whole: inputs without rows; a machine that cuts a batch gives them to each part.
+    """
+
+    whole: Collection[str]
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Take one step. Returns the results by name, valid until the next step."""

@@ -16,7 +16,7 @@ for every batch has no overhead.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -29,9 +29,11 @@ from onnxgrad.runtime.denormals import flushing
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import overwrites
+from onnxgrad.runtime.options import Options
 from onnxgrad.runtime.protocol import Slot, StepGraph
 from onnxgrad.runtime.same_memory import SameMemory
-from onnxgrad.runtime.session import Options, aligned, create, give_back, ort_value
+from onnxgrad.runtime.session import create, give_back
+from onnxgrad.runtime.tensors import aligned, ort_value
 from onnxgrad.wording import tensor_text
 
 #: State of as many bytes is worth a search for garbage graphs (60 ms) before it is copied.
@@ -64,6 +66,8 @@ class Resident:
         held: the arrays that are bound for `held`; the next step reads changes made to them.
         reads: the same for `reads`; not looked at for what another machine shares.
     """
+
+    whole: Collection[str] = ()
 
     def __init__(
         self,

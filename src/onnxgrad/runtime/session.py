@@ -1,4 +1,4 @@
-"""Sessions of stock ONNX Runtime: options that were measured, errors that read as one line."""
+"""Sessions of stock ONNX Runtime: a graph after its passes, in memory or through a file; errors of one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,15 @@ from onnxgrad.errors import BadInput, is_unicode
 from onnxgrad.external_data import check_external
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.passes import Passed, run_passes, warn_of
-from onnxgrad.keywords import checked_fields
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
-from onnxgrad.runtime.kernels import has_kernels, library, wants_kernels
-from onnxgrad.runtime.passes import NAMES, OPTIMIZATION, PREPARATION, Memory, SessionSetting
+from onnxgrad.runtime.kernels import wants_kernels
+from onnxgrad.runtime.options import Options
+from onnxgrad.runtime.passes import OPTIMIZATION, PREPARATION, Memory, SessionSetting
 from onnxgrad.runtime.same_memory import SameMemory
 from onnxgrad.runtime.setting import Setting
+from onnxgrad.runtime.tensors import array_of, ort_value
 from onnxgrad.runtime.wrong_fusions import wrong_fusions
-from onnxgrad.wording import type_text
 
 #: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
 #: are held four times meanwhile (a ResNet-50 with its way back takes 930 MB so, and 700 through a file).
@@ -55,126 +54,8 @@ _OF_NUMPY = frozenset(
 #: The runtime's text around the type of the tensors in a sequence or an optional.
 _HELD = re.compile(r"optional\(|seq\(|(?<=\))\)")
 
-#: Implementations of named parts of a graph, see `Options`.
-TARGETS = ("auto", "portable", "native")
-
-#: The environment variable that replaces "auto".
-TARGET = "ONNXGRAD_TARGET"
-
 #: A model in memory, serialized, or its path.
 AnyModel = ir.Model | onnx.ModelProto | bytes | str | Path
-
-
-@checked_fields
-@dataclass(frozen=True)
-class Options:
-    """Settings of ONNX Runtime for a graph.
-
-    Attributes:
-        threads: threads inside an operator; ``None`` leaves it to the runtime (one per physical core).
-        spinning: waiting threads spin. Off costs 2-20 % of a step, and spares the other processes.
-        arena: memory comes from the runtime's arena. Off costs 1.6-2.9 times the step time, and lowers
-            the memory that stays reserved after a peak.
-        level: graph optimization: "none", "basic", "extended" or "all"; ``None``: "all" if the graph has a
-            Conv with constant weights, whose layout "all" improves, else "extended". (Where all weights change,
-            "all" only reorders what pooling reads: 5-9 % of the step of a small CNN.) Creating a session
-            of 10,000 nodes takes 2 s with "all" and 0.8 s with "none".
-        providers: execution providers, in order of preference.
-        layout: "auto" gives the CPU provider a copy of the graph with the rewrites of `runtime.rewrites`, which
-            may use operators that are ONNX Runtime's own, where a trial in this process gives the right numbers;
-            "plain" has the runtime run the operators that are in the graph.
-        without: names of passes to leave out, of those that ``onnxgrad passes`` lists.
-        pattern: from the second run on, memory comes as one block laid out by what the first run asked for. On
-            takes 0-2 % off a step, and holds that block beside what the first run took: 30 to 40 MB for steps of 40.
-        reuse: a result takes the memory of an earlier one of its shape, which is then held from the one to the other.
-            From the forward to the backward pass that is long: on adds 15 to 50 % to the peak of a step, and no speed.
-        denormals: a training step takes denormal numbers as they are. Off, they are zeros (on Linux and x86-64),
-            also as gradients: as numbers they take up to a hundred times as long, and decaying moments end as such.
-        packed: ONNX Runtime keeps a packed copy of each constant matrix for every product with it. On, products of
-            few rows (up to 128) take half the time, and weights two to three times their memory; ``None``: on, except
-            for training steps with 256 MB of constants or more.
-        profile: where the runtime writes a profile, as the beginning of the name of a file; empty: nowhere.
-        target: "portable" runs standard operators alone; "native" has kernels in C in the place of those parts of the
-            graph that there is a kernel for, on the CPU (it is refused if the installation has none);
-            "auto" is "native" where there are kernels, else "portable". ``ONNXGRAD_TARGET`` may say which.
-    """
-
-    threads: int | None = None
-    spinning: bool = True
-    arena: bool = True
-    level: str | None = None
-    providers: tuple[str, ...] = ("CPUExecutionProvider",)
-    layout: str = "auto"
-    without: tuple[str, ...] = ()
-    pattern: bool = False
-    reuse: bool = False
-    denormals: bool = False
-    packed: bool | None = None
-    profile: str = ""
-    target: str = "auto"
-
-    def resolve_target(self) -> Options:
-        """Replace the target "auto" by ``ONNXGRAD_TARGET``, or by "native" if kernels for it are available."""
-        if self.target != "auto":
-            return self
-        target = os.environ.get(TARGET) or "auto"
-        if target not in TARGETS:
-            raise BadInput(f"{TARGET} must be 'auto', 'portable' or 'native', not {target!r}")
-        if target == "auto":
-            on_cpu = self.providers[:1] == ("CPUExecutionProvider",)
-            target = "native" if on_cpu and has_kernels() else "portable"
-        return dataclasses.replace(self, target=target)
-
-    def for_a_plan(self) -> Options:
-        """The same for a step within a budget of memory: standard operators, unless a target was named.
-
-        Kernels in C run some parts of a step in another order than was planned, and may exceed the budget.
-        """
-        return dataclasses.replace(self, target="portable") if self.is_free else self
-
-    @property
-    def is_free(self) -> bool:
-        """True if neither the user nor the environment has set the target."""
-        return self.target == "auto" and os.environ.get(TARGET) in (None, "", "auto")
-
-    def native(self) -> onnxruntime.SessionOptions:
-        """The same as ONNX Runtime wants it."""
-        level = self.level or "all"
-        if self.threads is not None and self.threads < 1:
-            raise BadInput(f"threads must be at least 1, not {self.threads}")
-        if self.layout not in ("auto", "plain"):
-            raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
-        if self.target not in TARGETS:
-            raise BadInput(f"target must be 'auto', 'portable' or 'native', not {self.target!r}")
-        if unknown := [name for name in self.without if name not in NAMES]:
-            raise BadInput(f"there is no pass {unknown[0]!r}; there are {', '.join(NAMES)}")
-        levels = {
-            "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-            "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-            "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-            "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-        }
-        if level not in levels:
-            raise BadInput(f"level must be one of {', '.join(levels)}, not {level!r}")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self.threads or 0
-        options.graph_optimization_level = levels[level]
-        options.enable_cpu_mem_arena = self.arena
-        options.enable_mem_pattern = self.pattern
-        options.enable_mem_reuse = self.reuse
-        options.enable_profiling = bool(self.profile)
-        if self.profile:
-            options.profile_file_prefix = self.profile
-        options.log_severity_level = 4  # errors come back as exceptions; do not print them as well
-        if not self.spinning:
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if self.target == "native":
-            place = library()
-            try:
-                options.register_custom_ops_library(str(place))
-            except Exception as error:
-                raise BadInput(f"ONNX Runtime cannot load the kernels in {place}: {one_line(error)}") from error
-        return options
 
 
 def create(
@@ -383,42 +264,6 @@ def _has_constant_filters(model: ir.Model) -> bool:
     """True if a Conv anywhere in `model` has weights that no input changes."""
     convolutions = (n for g in model.graphs() for n in g if is_op(n, "Conv"))
     return any(w.is_initializer() and not w.is_graph_input() for n in convolutions if (w := n.inputs[1]) is not None)
-
-
-def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
-    """`array` as a tensor of the runtime that shares its memory (also for types that numpy lacks).
-
-    For types of less than eight bits, which the runtime packs into bytes, the value is a copy.
-    """
-    if array.dtype == object:
-        raise BadInput("text cannot be bound to an input of numbers")
-    dtype = ir.DataType.from_numpy(array.dtype)
-    if dtype.bitwidth < 8:
-        packed = np.frombuffer(ir.tensor(array).tobytes(), np.uint8)
-        array = np.zeros(array.shape, np.uint8)  # as many bytes as elements: more than the runtime reads
-        array.reshape(-1)[: len(packed)] = packed
-    try:
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(dtype))
-    except RuntimeError as error:
-        raise BadInput(f"ONNX Runtime takes no tensor of {type_text(array.dtype)}: {one_line(error)}") from error
-
-
-def array_of(value: onnxruntime.OrtValue) -> np.ndarray:
-    """A tensor of the runtime as an array, of a type of ml_dtypes where numpy lacks it."""
-    dtype = ir.DataType(value.element_type())
-    if dtype.numpy().isbuiltin != 2:  # numpy's own
-        return value.numpy()
-    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    held = onnx.TensorProto(data_type=int(dtype), dims=value.shape(), raw_data=raw)
-    return onnx.numpy_helper.to_array(held).copy()
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array whose memory starts on a cache line, as the runtime's own tensors do."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    room = np.zeros(size + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def _fed(name: str, held: Any) -> Any:

@@ -166,3 +166,15 @@ def test_a_method_as_other_libraries_call_it_is_not_silent():
         class Mine(Callback):
             def on_epoch_end(self, epoch, logs=None):
                 """Never called."""
+
+
+def test_the_former_name_of_a_hook_is_called_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="the hook Mine.evaluated is deprecated; it is called evaluation now"):
+
+        class Mine(Callback):
+            def evaluated(self, run, record):
+                record["seen"] = True
+
+    record = {}
+    Mine().evaluation(None, record)
+    assert record == {"seen": True}

@@ -26,7 +26,6 @@ from onnxgrad.training.loop.run import Run
 from onnxgrad.training.measure import METRICS
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.parallel.ranks import OnRank
-from onnxgrad.training.step.accumulate import Accumulating
 
 
 @contextmanager
@@ -88,8 +87,7 @@ def _seed_masks(run: Run) -> None:
 def take_epochs(run: Run) -> None:
     """Take all remaining epochs."""
     run.history.about["provenance"] = provenance(run.target)
-    if isinstance(run.machine, Accumulating):
-        run.machine.whole = run.data.whole
+    run.machine.whole = run.data.whole
     try:
         with run.strategy.ranks.agreeing():
             for callback in run.callbacks:

@@ -70,6 +70,7 @@ def range_test(
         raise BadInput(f"rates go up from a positive one in 10 steps or more, not {lowest} to {highest} in {steps}")
     (rate,) = machine.held.values()
     before, state = rate.copy(), machine.state()
+    machine.whole = data.whole
     found = RateTest()
     mean = 0.0
     try:

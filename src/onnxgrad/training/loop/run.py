@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput, warn_caller
+from onnxgrad.errors import BadInput, warn_caller, warn_renamed
 from onnxgrad.training.data import Data
 from onnxgrad.training.loop.checkpoint import FILE
 from onnxgrad.training.loop.history import History
@@ -243,6 +243,9 @@ class Callback:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Warn of a method called as in other libraries (``on_epoch_end``), which a run does not call."""
         super().__init_subclass__(**kwargs)
+        if "evaluated" in vars(cls):
+            warn_renamed(f"the hook {cls.__name__}.evaluated", "evaluation")
+            cls.evaluation = vars(cls)["evaluated"]  # type: ignore[method-assign]
         for name in [n for n in vars(cls) if n.startswith("on_")]:
             warn_caller(
                 f"{cls.__name__}.{name} is not called; a callback has start, step, evaluation, epoch, end and stop"

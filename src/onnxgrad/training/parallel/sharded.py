@@ -18,7 +18,7 @@ from onnxgrad.distributed import Collective
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner, share
 from onnxgrad.runtime.resident import check_state
-from onnxgrad.runtime.session import aligned
+from onnxgrad.runtime.tensors import aligned
 from onnxgrad.training.optim.averages import averages
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.own_update import own_update

@@ -25,7 +25,8 @@ from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import KERNELS
 from onnxgrad.runtime.protocol import Slot
 from onnxgrad.runtime.resident import Owner, check_state
-from onnxgrad.runtime.session import aligned, create, ort_value
+from onnxgrad.runtime.session import create
+from onnxgrad.runtime.tensors import aligned, ort_value
 from onnxgrad.training.parallel.stages import Stage, last_readers, stages, with_own_kernels
 from onnxgrad.training.step.step import Step
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import named_values
-from onnxgrad.runtime.session import aligned
+from onnxgrad.runtime.tensors import aligned
 from onnxgrad.training.step.step import Step
 
 

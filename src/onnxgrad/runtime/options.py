@@ -1,0 +1,138 @@
+"""Settings of ONNX Runtime for a graph, each of which was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+
+import onnxruntime
+
+from onnxgrad.errors import BadInput, warn_renamed
+from onnxgrad.keywords import checked_fields
+from onnxgrad.runtime.failures import one_line
+from onnxgrad.runtime.kernels import has_kernels, library
+from onnxgrad.runtime.passes import NAMES
+
+#: Implementations of named parts of a graph, see `Options`.
+TARGETS = ("auto", "portable", "native")
+
+#: The environment variable that replaces "auto".
+TARGET = "ONNXGRAD_TARGET"
+
+
+@checked_fields
+@dataclass(frozen=True)
+class Options:
+    """Settings of ONNX Runtime for a graph.
+
+    Attributes:
+        threads: threads inside an operator; ``None`` leaves it to the runtime (one per physical core).
+        spinning: waiting threads spin. Off costs 2-20 % of a step, and spares the other processes.
+        arena: memory comes from the runtime's arena. Off costs 1.6-2.9 times the step time, and lowers
+            the memory that stays reserved after a peak.
+        level: graph optimization: "none", "basic", "extended" or "all"; ``None``: "all" if the graph has a
+            Conv with constant weights, whose layout "all" improves, else "extended". (Where all weights change,
+            "all" only reorders what pooling reads: 5-9 % of the step of a small CNN.) Creating a session
+            of 10,000 nodes takes 2 s with "all" and 0.8 s with "none".
+        providers: execution providers, in order of preference.
+        layout: "auto" gives the CPU provider a copy of the graph with the rewrites of `runtime.rewrites`, which
+            may use operators that are ONNX Runtime's own, where a trial in this process gives the right numbers;
+            "plain" has the runtime run the operators that are in the graph.
+        without: names of passes to leave out, of those that ``onnxgrad passes`` lists.
+        pattern: from the second run on, memory comes as one block laid out by what the first run asked for. On
+            takes 0-2 % off a step, and holds that block beside what the first run took: 30 to 40 MB for steps of 40.
+        reuse: a result takes the memory of an earlier one of its shape, which is then held from the one to the other.
+            From the forward to the backward pass that is long: on adds 15 to 50 % to the peak of a step, and no speed.
+        denormals: a training step takes denormal numbers as they are. Off, they are zeros (on Linux and x86-64),
+            also as gradients: as numbers they take up to a hundred times as long, and decaying moments end as such.
+        packed: ONNX Runtime keeps a packed copy of each constant matrix for every product with it. On, products of
+            few rows (up to 128) take half the time, and weights two to three times their memory; ``None``: on, except
+            for training steps with 256 MB of constants or more.
+        profile: where the runtime writes a profile, as the beginning of the name of a file; empty: nowhere.
+        target: "portable" runs standard operators alone; "native" has kernels in C in the place of those parts of the
+            graph that there is a kernel for, on the CPU (it is refused if the installation has none);
+            "auto" is "native" where there are kernels, else "portable". ``ONNXGRAD_TARGET`` may say which.
+    """
+
+    threads: int | None = None
+    spinning: bool = True
+    arena: bool = True
+    level: str | None = None
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    layout: str = "auto"
+    without: tuple[str, ...] = ()
+    pattern: bool = False
+    reuse: bool = False
+    denormals: bool = False
+    packed: bool | None = None
+    profile: str = ""
+    target: str = "auto"
+
+    def resolve_target(self) -> Options:
+        """Replace the target "auto" by ``ONNXGRAD_TARGET``, or by "native" if kernels for it are available."""
+        if self.target != "auto":
+            return self
+        target = os.environ.get(TARGET) or "auto"
+        if target not in TARGETS:
+            raise BadInput(f"{TARGET} must be 'auto', 'portable' or 'native', not {target!r}")
+        if target == "auto":
+            on_cpu = self.providers[:1] == ("CPUExecutionProvider",)
+            target = "native" if on_cpu and has_kernels() else "portable"
+        return dataclasses.replace(self, target=target)
+
+    def settled(self) -> Options:
+        """Return `resolve_target()`: the deprecated name."""
+        warn_renamed("Options.settled", "resolve_target")
+        return self.resolve_target()
+
+    def for_a_plan(self) -> Options:
+        """The same for a step within a budget of memory: standard operators, unless a target was named.
+
+        Kernels in C run some parts of a step in another order than was planned, and may exceed the budget.
+        """
+        return dataclasses.replace(self, target="portable") if self.is_free else self
+
+    @property
+    def is_free(self) -> bool:
+        """True if neither the user nor the environment has set the target."""
+        return self.target == "auto" and os.environ.get(TARGET) in (None, "", "auto")
+
+    def native(self) -> onnxruntime.SessionOptions:
+        """The same as ONNX Runtime wants it."""
+        level = self.level or "all"
+        if self.threads is not None and self.threads < 1:
+            raise BadInput(f"threads must be at least 1, not {self.threads}")
+        if self.layout not in ("auto", "plain"):
+            raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
+        if self.target not in TARGETS:
+            raise BadInput(f"target must be 'auto', 'portable' or 'native', not {self.target!r}")
+        if unknown := [name for name in self.without if name not in NAMES]:
+            raise BadInput(f"there is no pass {unknown[0]!r}; there are {', '.join(NAMES)}")
+        levels = {
+            "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+            "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+            "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+            "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+        }
+        if level not in levels:
+            raise BadInput(f"level must be one of {', '.join(levels)}, not {level!r}")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads or 0
+        options.graph_optimization_level = levels[level]
+        options.enable_cpu_mem_arena = self.arena
+        options.enable_mem_pattern = self.pattern
+        options.enable_mem_reuse = self.reuse
+        options.enable_profiling = bool(self.profile)
+        if self.profile:
+            options.profile_file_prefix = self.profile
+        options.log_severity_level = 4  # errors come back as exceptions; do not print them as well
+        if not self.spinning:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if self.target == "native":
+            place = library()
+            try:
+                options.register_custom_ops_library(str(place))
+            except Exception as error:
+                raise BadInput(f"ONNX Runtime cannot load the kernels in {place}: {one_line(error)}") from error
+        return options
