@@ -1,0 +1,259 @@
+"""Average precision of boxes, as COCO defines it: predictions are matched with labels of their class by overlap.
+
+In each picture, predictions are matched from the highest score down, each with the free label of its class that it
+overlaps most, if the overlap (IoU) reaches a threshold. A label that is ignored (a crowd, or an object whose area is
+out of range) makes its predictions ignored, too, and a crowd may have several. The average precision of a class is the
+mean of the precision, made monotone, at 101 recalls; ``map50_95`` is its mean over classes and ten thresholds. The
+numbers are those of pycocotools.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
+RECALLS = np.linspace(0, 1, 101)
+#: Areas of objects in pixels.
+AREAS = {"": (0.0, 1e10), "small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
+#: The most predictions of a class in a picture that count.
+MOST = (1, 10, 100)
+#: Predictions from this score on are shown, and counted in the confusion matrix.
+SHOWN = 0.25
+#: The name of what is no object in the confusion matrix.
+BACKGROUND = "background"
+#: Metrics by name, with their definitions.
+DEFINED = {
+    "map50_95": "mean average precision over the IoU thresholds 0.5, 0.55, …, 0.95",
+    "map50": "mean average precision at the IoU 0.5",
+    "map75": "mean average precision at the IoU 0.75",
+    **{f"map_{size}": f"map50_95 of {size} objects" for size in ("small", "medium", "large")},
+    **{
+        f"mar_{most}": f"mean recall over the thresholds, of at most {most} boxes of a class in a picture"
+        for most in MOST
+    },
+    **{f"mar_{size}": f"mar_100 of {size} objects" for size in ("small", "medium", "large")},
+}
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The boxes that a model finds in a picture.
+
+    Attributes:
+        boxes: [k, 4] as x1, y1, x2, y2 in pixels of the picture.
+        scores: [k].
+        labels: class numbers [k].
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass
+class Precision:
+    """The average precision of predictions.
+
+    Attributes:
+        metrics: by name; NaN for one that is not defined.
+        classes: of each class that occurs: ap50_95, ap50, and precision, recall and f1 at the IoU 0.5 and the score
+            where f1 is largest, that score, and the number of boxes.
+        curves: the precision at the IoU 0.5 of each class that occurs, at `RECALLS`.
+        confusion: [actual, predicted], the last of both is the background: of predictions from the score `SHOWN` on.
+    """
+
+    metrics: dict[str, float]
+    classes: dict[str, dict[str, float]]
+    curves: dict[str, np.ndarray]
+    confusion: np.ndarray
+
+
+def overlaps(boxes: np.ndarray, others: np.ndarray, crowd: np.ndarray | None = None) -> np.ndarray:
+    """The IoU of each of `boxes` [n, 4] with each of `others` [m, 4]; of a `crowd` the share of the box in it."""
+    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    inner = np.prod(np.maximum(np.minimum(boxes[:, None, 2:], others[None, :, 2:]) - low, 0), axis=2)
+    own, area = (np.prod(b[:, 2:] - b[:, :2], axis=1) for b in (boxes, others))
+    union = own[:, None] + area[None] - inner
+    if crowd is not None:
+        union = np.where(crowd[None], own[:, None], union)
+    return np.divide(inner, union, out=np.zeros_like(inner), where=inner > 0)
+
+
+def match(iou: np.ndarray, ignored: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Match predictions, the highest score first, with labels.
+
+    Args:
+        iou: [predictions, labels].
+        ignored: bool [areas, labels].
+        crowd: bool [labels].
+
+    Returns:
+        Masks [areas, thresholds, predictions]: matched, and matched with an ignored label.
+    """
+    least = np.minimum(THRESHOLDS, 1 - 1e-10)[None, :, None]
+    shape = (len(ignored), len(THRESHOLDS))
+    taken = np.zeros((*shape, iou.shape[1]), bool)
+    matched, skipped = (np.zeros((*shape, iou.shape[0]), bool) for _ in range(2))
+    last = iou.shape[1] - 1
+    for k, row in enumerate(iou):
+        if last < 0 or row.max() < THRESHOLDS[0]:
+            continue
+        free = (row >= least) & (~taken | crowd)
+        counting = free & ~ignored[:, None]
+        chosen = np.where(counting.any(2, keepdims=True), counting, free)
+        best = last - np.where(chosen, row, -1.0)[..., ::-1].argmax(2)  # of equal ones the last
+        hit = chosen.any(2)
+        areas, thresholds = np.nonzero(hit)
+        taken[areas, thresholds, best[hit]] = True
+        matched[..., k] = hit
+        skipped[areas, thresholds, k] = ignored[areas, best[hit]]
+    return matched, skipped
+
+
+class AveragePrecision:
+    """The average precision of boxes over pictures.
+
+    Args:
+        names: of the classes.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.confusion = np.zeros((len(names) + 1,) * 2, np.int64)
+        self._parts: dict[int, list[tuple[np.ndarray, ...]]] = defaultdict(list)
+
+    def add(self, found: Detections, sample: Any, areas: np.ndarray | None = None) -> np.ndarray:
+        """Add a picture: what was `found` in it, and its labels.
+
+        Args:
+            found: the predictions.
+            sample: a mapping with ``boxes``, ``labels`` and ``crowd`` (see `onnxgrad.training.detection.samples`).
+            areas: of the objects. Default: those of the boxes.
+
+        Returns:
+            The confusion matrix of this picture.
+        """
+        boxes, labels = np.asarray(sample["boxes"], np.float64), np.asarray(sample["labels"])
+        crowd = np.asarray(sample["crowd"], bool)
+        sizes = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) if areas is None else np.asarray(areas)
+        predicted, scores = np.asarray(found.boxes, np.float64).reshape(-1, 4), np.asarray(found.scores, np.float64)
+        for c in np.union1d(labels, found.labels).tolist():
+            own = labels == c
+            mine = np.flatnonzero(np.asarray(found.labels) == c)
+            mine = mine[np.argsort(-scores[mine], kind="stable")][: MOST[-1]]
+            ranges = np.array(list(AREAS.values()))
+            low, high = ranges[:, :1], ranges[:, 1:]
+            ignored = crowd[own] | (sizes[own] < low) | (sizes[own] > high)
+            matched, skipped = match(overlaps(predicted[mine], boxes[own], crowd[own]), ignored, crowd[own])
+            area = np.prod(predicted[mine, 2:] - predicted[mine, :2], axis=1)
+            skipped |= ~matched & ((area < low) | (area > high))[:, None]
+            self._parts[int(c)].append((scores[mine], np.arange(len(mine)), matched, skipped, (~ignored).sum(1)))
+        table = confusion(found, boxes, labels, crowd, len(self.names))
+        self.confusion += table
+        return table
+
+    def sums(self) -> dict[str, Any]:
+        """What was added so far."""
+        return {"parts": dict(self._parts), "confusion": self.confusion}
+
+    def join(self, sums: dict[str, Any]) -> None:
+        """Add the `sums` of other pictures."""
+        self.confusion += sums["confusion"]
+        for c, parts in sums["parts"].items():
+            self._parts[c] += parts
+
+    def result(self) -> Precision:
+        """The average precision of all pictures so far."""
+        shape = (len(self.names), len(AREAS), len(THRESHOLDS))
+        precision = np.full(shape, np.nan)
+        recall = np.full((len(MOST), *shape), np.nan)
+        classes, curves = {}, {}
+        for c, parts in sorted(self._parts.items()):
+            scores, rank = (np.concatenate([p[k] for p in parts]) for k in (0, 1))
+            matched, skipped = (np.concatenate([p[k] for p in parts], axis=2) for k in (2, 3))
+            count = np.sum([p[4] for p in parts], axis=0)
+            order = np.argsort(-scores, kind="stable")
+            scores, rank, matched, skipped = scores[order], rank[order], matched[..., order], skipped[..., order]
+            for a in np.flatnonzero(count):
+                for m, most in enumerate(MOST):
+                    few = rank < most
+                    right, wrong = _sums(matched[a][:, few], skipped[a][:, few])
+                    recall[m, c, a] = right[:, -1] / count[a] if right.size else 0
+                at_recalls = _at_recalls(right, wrong, count[a])
+                precision[c, a] = at_recalls.mean(1)
+                if a == 0:
+                    name = self.names[c]
+                    curves[name] = at_recalls[0]
+                    classes[name] = {
+                        "ap50_95": float(precision[c, 0].mean()),
+                        "ap50": float(precision[c, 0, 0]),
+                        **_best(right[0], wrong[0], scores, int(count[0])),
+                        "boxes": int(count[0]),
+                    }
+        areas = {f"_{name}": k for k, name in enumerate(AREAS) if name}
+        metrics = {"map50_95": precision[:, 0], "map50": precision[:, 0, 0], "map75": precision[:, 0, 5]}
+        metrics |= {f"map{name}": precision[:, k] for name, k in areas.items()}
+        metrics |= {f"mar_{most}": recall[m, :, 0] for m, most in enumerate(MOST)}
+        metrics |= {f"mar{name}": recall[-1, :, k] for name, k in areas.items()}
+        means = {n: float(v[~np.isnan(v)].mean()) if not np.isnan(v).all() else np.nan for n, v in metrics.items()}
+        return Precision(means, classes, curves, self.confusion)
+
+
+def _sums(matched: np.ndarray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """True and false positives [thresholds, predictions] from the highest score down to each."""
+    return (matched & ~skipped).cumsum(1, dtype=np.float64), (~matched & ~skipped).cumsum(1, dtype=np.float64)
+
+
+def _at_recalls(right: np.ndarray, wrong: np.ndarray, count: int) -> np.ndarray:
+    """The precision, made monotone, at each recall: [thresholds, recalls]; 0 for a recall that is not reached."""
+    precision = right / (right + wrong + np.spacing(1))
+    monotone = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    found = np.zeros((len(right), len(RECALLS)))
+    for row, recall, target in zip(monotone, right / count, found):
+        places = np.searchsorted(recall, RECALLS, side="left")
+        reached = places < len(row)
+        target[reached] = row[places[reached]]
+    return found
+
+
+def _best(right: np.ndarray, wrong: np.ndarray, scores: np.ndarray, count: int) -> dict[str, float]:
+    """precision, recall and f1 at the score where f1 is largest, and that score."""
+    if not len(right) or not right[-1]:
+        return dict.fromkeys(("precision", "recall", "f1", "score"), 0.0)
+    f1 = 2 * right / (right + wrong + count)
+    k = int(f1.argmax())
+    return {
+        "precision": float(right[k] / (right[k] + wrong[k])),
+        "recall": float(right[k] / count),
+        "f1": float(f1[k]),
+        "score": float(scores[k]),
+    }
+
+
+def confusion(found: Detections, boxes: np.ndarray, labels: np.ndarray, crowd: np.ndarray, count: int) -> np.ndarray:
+    """The confusion matrix [actual, predicted] of a picture, whose last row and column are the background.
+
+    Of predictions from the score `SHOWN` on, pairs of an IoU of at least 0.5 are matched whatever their classes, the
+    largest IoU first. A prediction that lies in a crowd and matches nothing does not count.
+    """
+    table = np.zeros((count + 1, count + 1), np.int64)
+    kept = np.asarray(found.scores) >= SHOWN
+    predicted = np.asarray(found.boxes, np.float64).reshape(-1, 4)[kept]
+    classes = np.asarray(found.labels)[kept]
+    iou = overlaps(predicted, boxes, crowd)
+    pairs = np.argwhere((iou >= THRESHOLDS[0]) & ~crowd)
+    order = np.argsort(-iou[pairs[:, 0], pairs[:, 1]], kind="stable")
+    free, missing = np.ones(len(predicted), bool), ~crowd
+    for i, j in pairs[order]:
+        if free[i] and missing[j]:
+            table[labels[j], classes[i]] += 1
+            free[i] = missing[j] = False
+    free &= ~((iou >= THRESHOLDS[0]) & crowd).any(1)
+    np.add.at(table, (count, classes[free]), 1)
+    np.add.at(table, (labels[missing], count), 1)
+    return table

@@ -1,0 +1,140 @@
+"""Average precision against pycocotools, whose numbers are the definition, and by hand where it is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+
+from onnxgrad.training.detection.average_precision import AveragePrecision, Detections, overlaps
+
+NAMES = ("cat", "dog", "bird", "never")
+#: Names of the twelve statistics of pycocotools, in its order.
+STATISTICS = (
+    *("map50_95", "map50", "map75", "map_small", "map_medium", "map_large"),
+    *("mar_1", "mar_10", "mar_100", "mar_small", "mar_medium", "mar_large"),
+)
+
+
+def random_pictures(seed: int, pictures: int = 12, integers: bool = False):  # type: ignore[no-untyped-def]
+    """Labels of pictures with crowds and objects of all sizes, and predictions near them and elsewhere."""
+    rng = np.random.default_rng(seed)
+    for _ in range(pictures):
+        n = int(rng.integers(0, 12))
+        low, size = rng.uniform(0, 300, (n, 2)), rng.choice([8.0, 30, 60, 120], (n, 1)) * rng.uniform(0.5, 1.5, (n, 2))
+        boxes = np.concatenate([low, low + size], axis=1)
+        labels, crowd = rng.integers(0, 3, n), rng.random(n) < 0.2
+        areas = np.prod(size, axis=1) * rng.uniform(0.4, 1, n)
+        repeats = np.repeat(np.arange(n), rng.integers(0, 4, n))
+        near = boxes[repeats] + rng.normal(0, 4, (len(repeats), 4))
+        far = rng.uniform(0, 300, (int(rng.integers(0, 130)) if rng.random() < 0.3 else 4, 2))
+        found = np.concatenate([near, np.concatenate([far, far + rng.uniform(5, 90, far.shape)], axis=1)])
+        found[:, 2:] = np.maximum(found[:, 2:], found[:, :2] + 1)
+        classes = np.concatenate(
+            [np.where(rng.random(len(repeats)) < 0.8, labels[repeats], 0), rng.integers(0, 4, len(far))]
+        )
+        if integers:  # equal overlaps and scores
+            boxes, found, areas = np.rint(boxes / 8) * 8, np.rint(found / 8) * 8, np.rint(areas)
+            found[:, 2:] = np.maximum(found[:, 2:], found[:, :2] + 8)
+        scores = np.rint(rng.random(len(found)) * 10) / 10 if integers else rng.random(len(found))
+        sample = {"boxes": boxes, "labels": labels, "crowd": crowd, "areas": areas}
+        yield sample, Detections(found, scores, classes)
+
+
+def by_pycocotools(pictures):  # type: ignore[no-untyped-def]
+    """The object COCOeval of pycocotools for `pictures`."""
+    coco = pytest.importorskip("pycocotools.coco")
+    evaluator = pytest.importorskip("pycocotools.cocoeval")
+    content: dict = {"images": [], "annotations": [], "info": {}}
+    content["categories"] = [{"id": k, "name": n} for k, n in enumerate(NAMES)]
+    results = []
+    for k, (sample, found) in enumerate(pictures):
+        content["images"].append({"id": k})
+        for box, label, crowd, area in zip(*(sample[n] for n in ("boxes", "labels", "crowd", "areas"))):
+            entry = {"id": len(content["annotations"]) + 1, "image_id": k, "category_id": int(label)}
+            sides = [*box[:2], *(box[2:] - box[:2])]
+            content["annotations"].append({**entry, "bbox": sides, "area": float(area), "iscrowd": int(crowd)})
+        for box, score, label in zip(found.boxes, found.scores, found.labels):
+            sides = [*map(float, box[:2]), *map(float, box[2:] - box[:2])]
+            results.append({"image_id": k, "category_id": int(label), "bbox": sides, "score": float(score)})
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = coco.COCO()
+        truth.dataset = content
+        truth.createIndex()
+        evaluation = evaluator.COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation
+
+
+@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_as_pycocotools(seed, integers):
+    pictures = list(random_pictures(seed, integers=integers))
+    evaluation = by_pycocotools(pictures)
+    running = AveragePrecision(NAMES)
+    for sample, found in pictures:
+        running.add(found, sample, sample["areas"])
+    result = running.result()
+    for name, expected in zip(STATISTICS, evaluation.stats):
+        assert np.nan_to_num(result.metrics[name], nan=-1) == pytest.approx(expected, abs=1e-9), name
+    precision = evaluation.eval["precision"][:, :, :, 0, 2]  # [thresholds, recalls, classes]
+    assert set(result.classes) == {n for k, n in enumerate(NAMES) if precision[0, 0, k] > -1}
+    for k, name in enumerate(NAMES):
+        if name in result.classes:
+            assert result.classes[name]["ap50_95"] == pytest.approx(precision[:, :, k].mean(), abs=1e-9)
+            np.testing.assert_allclose(result.curves[name], precision[0, :, k], atol=1e-9)
+
+
+def test_parts_add_up():
+    pictures = list(random_pictures(7))
+    whole, *parts = (AveragePrecision(NAMES) for _ in range(3))
+    for k, (sample, found) in enumerate(pictures):
+        whole.add(found, sample)
+        parts[k >= 5].add(found, sample)
+    parts[0].join(parts[1].sums())
+    assert parts[0].result().metrics == whole.result().metrics
+    np.testing.assert_array_equal(parts[0].confusion, whole.confusion)
+
+
+def test_one_picture_by_hand():
+    sample = {
+        "boxes": np.array([[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [0, 50, 90, 90]], np.float64),
+        "labels": np.array([0, 0, 1, 0]),
+        "crowd": np.array([False, False, False, True]),
+    }
+    found = Detections(
+        np.array([[0, 0, 10, 10], [60, 0, 70, 10], [20, 0, 30, 7], [40, 0, 50, 10], [5, 55, 20, 70]], np.float64),
+        np.array([0.9, 0.8, 0.7, 0.6, 0.5]),
+        np.array([0, 0, 0, 0, 0]),
+    )
+    running = AveragePrecision(("a", "b"))
+    table = running.add(found, sample)
+    # of class a: right, wrong, right (IoU 0.7), wrong (it is of class b), in the crowd; of class b nothing is found
+    assert table.tolist() == [[2, 0, 0], [1, 0, 0], [1, 0, 0]]
+    result = running.result()
+    of_a = (51 * 1 + 50 * 2 / 3) / 101
+    assert result.metrics["map50"] == pytest.approx(of_a / 2)
+    assert result.classes["a"]["f1"] == pytest.approx(2 * 2 / (3 + 2))
+    assert result.classes["a"]["score"] == 0.7
+    assert result.classes["b"]["ap50"] == 0
+    assert result.classes["b"]["boxes"] == 1
+
+
+def test_overlaps():
+    a, b = np.array([[0, 0, 4, 4.0]]), np.array([[2, 2, 6, 6.0], [4, 0, 8, 4], [1, 1, 1, 1]])
+    np.testing.assert_allclose(overlaps(a, b), [[4 / 28, 0, 0]])
+    np.testing.assert_allclose(overlaps(a, b, np.array([True, False, False])), [[4 / 16, 0, 0]])
+
+
+def test_nothing_at_all():
+    running = AveragePrecision(("a",))
+    assert np.isnan(running.result().metrics["map50_95"])
+    empty = {"boxes": np.zeros((0, 4)), "labels": np.zeros(0, np.int64), "crowd": np.zeros(0, bool)}
+    running.add(Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64)), empty)
+    assert np.isnan(running.result().metrics["map50_95"])
+    running.add(Detections(np.array([[0, 0, 5, 5.0]]), np.array([0.9]), np.array([0])), empty)
+    assert running.confusion.tolist() == [[0, 0], [1, 0]]
