@@ -16,7 +16,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data.fields import Field
 
 #: The default number of each variant.
-_USUAL: dict[str, float] = {"flip": 0.5, "vflip": 0.5, "crop": 4, "jitter": 0.2, "erase": 0.5}
+_USUAL: dict[str, float] = {"flip": 0.5, "vflip": 0.5, "crop": 4, "jitter": 0.2, "erase": 0.5, "zoom": 0.5, "mosaic": 1}
 #: Draws that each of them may take.
 _DRAWS = 8
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -35,6 +35,8 @@ class Augment:
         jitter: each channel x with mean m and deviation s becomes m + c·(x − m) + d·s, for one c of 1 ± jitter
             (contrast) and one d of ± jitter (brightness) per picture.
         erase: how often a rectangle of 2 to 33 % of it takes the mean of its channel (Zhong et al. 2020).
+        zoom: of pictures with boxes: scaled by 1 ± zoom, and put anywhere it fits or covers the canvas.
+        mosaic: of pictures with boxes: how often three others stand beside it (Bochkovskiy et al. 2020).
     """
 
     flip: float = 0.0
@@ -42,6 +44,8 @@ class Augment:
     crop: int = 0
     jitter: float = 0.0
     erase: float = 0.0
+    zoom: float = 0.0
+    mosaic: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -77,6 +81,8 @@ class Augment:
         Raises:
             BadInput: there are none, or labels would have to be moved with them.
         """
+        if self.zoom or self.mosaic:
+            raise BadInput("zoom and mosaic are variants of pictures with boxes\n  hint: --task detection")
         found = [f.name for f in fields if not f.label and f.name in shapes and _channels(shapes[f.name]) is not None]
         if not found:
             held = ", ".join(f"{f.name!r} ({f.wanted})" for f in fields if not f.label)
@@ -101,7 +107,7 @@ class Augment:
 
     def _augment_one(self, x: np.ndarray, chance: np.ndarray) -> np.ndarray:
         """A variant of one picture [C, H, W]."""
-        flip, vflip, crop, jitter, erase = chance
+        flip, vflip, crop, jitter, erase = chance[:5]
         if flip[0] < self.flip:
             x = x[:, :, ::-1]
         if vflip[0] < self.vflip:

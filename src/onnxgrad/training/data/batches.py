@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,6 +130,8 @@ class Data:
         #: variants of the rows, and the inputs that take them (see `augmented`)
         self.augment: Augment | None = None
         self.pictures: list[str] = []
+        #: reads variants of inputs that fit each other
+        self.together: Callable[[np.ndarray, Sequence[int]], dict[str, np.ndarray]] | None = None
         #: inputs without a batch axis, which every batch has all of
         self.whole = {n for n, c in self.columns.items() if c.whole}
         self.whole |= fed_whole([f for f in fed if f.name not in self.whole], rows, name)
@@ -171,6 +173,9 @@ class Data:
     def labels(self) -> np.ndarray | None:
         """The class index of each row, if one array has them all."""
         names = [f.name for f in self.fields if f.label and f.name in self.columns]
+        own = next((c.row_classes for c in self.columns.values() if c.row_classes is not None), None)
+        if own is not None:
+            return own
         rows = [self.arrays[n] if n in self.arrays else single_array(self.columns[n]) for n in names]
         if self.classes is not None:  # of one score, the labels are 0.0 and 1.0
             rows = [a.ravel().astype(np.int64) if a is not None and a.size == len(self) else a for a in rows]
@@ -227,6 +232,10 @@ class Data:
         """The same rows with augmentation in `batches`. Raises BadInput without images."""
         shapes = {f.name: self.arrays[f.name].shape[1:] if f.name in self.arrays else f.shape for f in self.fields}
         some = copy.copy(self)
+        reader = next((c.together for c in self.columns.values() if c.together is not None), None)
+        if reader is not None:
+            some.augment, some.together = how, reader.augmented(how)
+            return some
         some.augment, some.pictures = how, how.inputs(self.fields, shapes, self.name)
         return some
 
@@ -300,19 +309,20 @@ class Data:
                     buffers[name] = np.empty((len(rows), *array.shape[1:]), array.dtype)
                 # the one mode that does not copy twice
                 batch[name] = np.take(array, rows, axis=0, out=buffers[name], mode="clip")
-            batch |= self._read(rows)
+            varied = {} if draw is None or self.together is None else self.together(rows, draw)
+            batch |= self._read(rows, varied)
             if self.masking is not None:
                 batch |= self.masking(batch, rows, draw)
             if draw is not None and self.augment is not None:
                 batch |= {name: self.augment(batch[name], rows, draw) for name in self.pictures}
             yield batch
 
-    def _read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Read the rows of columns that are not in memory, and the lengths of ragged rows."""
-        batch: dict[str, np.ndarray] = {}
+    def _read(self, rows: np.ndarray, varied: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Read the rows of columns that are neither in memory nor `varied`, and the lengths of ragged rows."""
+        batch = dict(varied)
         sizes: dict[str, list[int]] = {}
         for field in self.fields:
-            if field.name in self.arrays or field.name in self.ends:
+            if field.name in self.arrays or field.name in self.ends or field.name in varied:
                 continue
             called = self.called[field.name]
             found = self.columns[field.name].take(rows, field)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.fields import Field
+
+if TYPE_CHECKING:
+    from onnxgrad.training.data.augment import Augment
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,13 @@ class Features:
     written: str
 
 
+class Together(Protocol):
+    """Inputs whose rows are read at once."""
+
+    def augmented(self, how: Augment) -> Callable[[np.ndarray, Sequence[int]], dict[str, np.ndarray]]:
+        """A function of rows and a draw (a seed and an epoch) that reads variants of them."""
+
+
 class Column:
     """Rows of one name.
 
@@ -39,6 +49,8 @@ class Column:
         lengths: the length of every row along its first axis, where rows differ in it and it is known without
             reading them; batches of rows of like lengths are made by it.
         whole: it has no rows: every batch has all of it.
+        together: reads rows of several inputs in variants that fit each other, such as pictures and boxes in them.
+        row_classes: a class number of each row, where samples are balanced by another one than a label.
     """
 
     features: Features | None = None
@@ -46,6 +58,8 @@ class Column:
     array: np.ndarray | None = None
     lengths: np.ndarray | None = None
     whole: bool = False
+    together: Together | None = None
+    row_classes: np.ndarray | None = None
 
     def __len__(self) -> int:
         """The number of rows."""

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.columns import Column, Remembered
 from onnxgrad.training.data.fields import Field
-from onnxgrad.training.detection.letterbox import Letterbox, Placement
+from onnxgrad.training.detection.letterbox import Letterbox, Placement, learned
+from onnxgrad.training.detection.mosaic import BoxVariants
 from onnxgrad.training.detection.samples import DetectionData
 
 #: The class of padding.
 PADDING = -1.0
 #: The number of labels of a batch is rounded up to a multiple of it, so that batches differ less in shape.
 MULTIPLE = 8
-#: The least width and height of a box that is learned, in pixels of the canvas.
-LEAST = 1.0
 
 Variant = Callable[[DetectionData, Letterbox, int, Sequence[int]], tuple[np.ndarray, np.ndarray]]
 
@@ -30,13 +30,6 @@ def canvas_labels(sample: dict[str, Any], placement: Placement, letterbox: Lette
     """The boxes of a sample on the canvas that are learned, float32 [n, 5]: class, x1, y1, x2, y2."""
     boxes = placement.to_canvas(np.asarray(sample["boxes"], np.float64))
     return learned(boxes, sample["labels"], sample["crowd"], letterbox)
-
-
-def learned(boxes: np.ndarray, labels: np.ndarray, crowd: np.ndarray, letterbox: Letterbox) -> np.ndarray:
-    """Rows of class, x1, y1, x2, y2 of the `boxes` that are no crowd and not too small, cut off at the edges."""
-    cut = np.clip(boxes, 0, np.tile((letterbox.width, letterbox.height), 2))
-    kept = ~np.asarray(crowd, bool) & (cut[:, 2:] - cut[:, :2] >= LEAST).all(1)
-    return np.concatenate([labels[kept, None], cut[kept]], axis=1).astype(np.float32)
 
 
 def padded_labels(rows: Sequence[np.ndarray], most: int | None = None) -> np.ndarray:
@@ -57,7 +50,7 @@ class DetectionFeed:
         letterbox: how they become arrays.
         images: the name of the input of pictures.
         labels: the name of the input of labels.
-        variant: draws a picture and its labels by the row, the seed and the epoch (see `Mosaic`); None leaves them.
+        variant: draws a picture and its labels by the row, the seed and the epoch; None leaves them.
         channels_last: the input of pictures is [N, H, W, 3].
     """
 
@@ -73,10 +66,24 @@ class DetectionFeed:
         self.data, self.letterbox, self.variant, self.channels_last = data, letterbox, variant, channels_last
         self.images, self.labels = images, labels
         self._read = Remembered(_Drawn(self))
+        self._selected: tuple[np.ndarray, DetectionFeed] | None = None
 
     def columns(self) -> dict[str, Column]:
         """The columns of both inputs, without variants."""
         return {name: _FeedColumn(self, name) for name in (self.images, self.labels)}
+
+    def augmented(self, how: Augment) -> DetectionFeed:
+        """The same rows in the variants `how`."""
+        return self._with(self.data, BoxVariants(how))
+
+    def select(self, rows: np.ndarray) -> DetectionFeed:
+        """Only these rows; the same object for the same rows, which both columns share."""
+        if self._selected is None or not np.array_equal(self._selected[0], rows):
+            self._selected = (rows.copy(), self._with(self.data.select(rows), self.variant))
+        return self._selected[1]
+
+    def _with(self, data: DetectionData, variant: Variant | None) -> DetectionFeed:
+        return DetectionFeed(data, self.letterbox, self.images, self.labels, variant, self.channels_last)
 
     def row(self, k: int, draw: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """The picture [3, H, W] and the labels [n, 5] of a row: a variant by `draw`, a seed and an epoch."""
@@ -113,7 +120,8 @@ class _FeedColumn(Column):
     """One input of a feed; both read a row once for a batch."""
 
     def __init__(self, feed: DetectionFeed, name: str) -> None:
-        self.feed, self.name = feed, name
+        self.feed, self.name, self.together = feed, name, feed
+        self.row_classes = rarest_classes(feed.data)
 
     def __len__(self) -> int:
         return len(self.feed.data)
@@ -122,3 +130,14 @@ class _FeedColumn(Column):
         """These rows as one array."""
         most = field.shape[0] if self.name == self.feed.labels and field.shape else None
         return self.feed(rows, most=most)[self.name]
+
+    def select(self, rows: np.ndarray) -> Column:
+        """A column of only these rows."""
+        return _FeedColumn(self.feed.select(rows), self.name)
+
+
+def rarest_classes(data: DetectionData) -> np.ndarray:
+    """The class of each picture that has the fewest boxes in all; the number of classes for one without objects."""
+    counts = data.counts
+    own = [np.unique(row.labels[~row.crowd]) for row in data.rows]
+    return np.array([o[counts[o].argmin()] if len(o) else len(counts) for o in own], np.int64)

@@ -11,6 +11,9 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.images import MOST_PIXELS, load_pillow
 
+#: The least width and height of a box that is learned, in pixels of the canvas.
+LEAST = 1.0
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -114,3 +117,10 @@ def resized(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         return picture
     image = load_pillow()
     return np.asarray(image.fromarray(picture).resize(size, image.Resampling.BILINEAR), np.uint8)
+
+
+def learned(boxes: np.ndarray, labels: np.ndarray, crowd: np.ndarray, letterbox: Letterbox) -> np.ndarray:
+    """Rows of class, x1, y1, x2, y2 of the `boxes` that are no crowd and not too small, cut off at the edges."""
+    cut = np.clip(boxes, 0, np.tile((letterbox.width, letterbox.height), 2))
+    kept = ~np.asarray(crowd, bool) & (cut[:, 2:] - cut[:, :2] >= LEAST).all(1)
+    return np.concatenate([labels[kept, None], cut[kept]], axis=1).astype(np.float32)

@@ -150,7 +150,8 @@ class DataRecipe(PreparationRecipe):
     )
     augment: Augment | str | None = setting(
         None,
-        "Train on random variants of pictures: flip, vflip, crop=4, jitter=0.2, erase, with commas between them.",
+        "Train on random variants of pictures: flip, vflip, crop=4, jitter=0.2, erase, and of pictures with boxes zoom=0.5 "
+        "and mosaic, with commas between them.",
         kind=str,
     )
 
@@ -206,6 +207,7 @@ class LogRecipe:
     log: File | None = setting(None, "JSON lines: every step and every epoch, as they happen.", kind=Path)
     tensorboard: File | None = setting(None, "Folder for TensorBoard event files.", kind=Path)
     mlflow: str | None = setting(None, "Log to this MLflow experiment.")
+    wandb: str | None = setting(None, "Log to this project of Weights & Biases; offline with WANDB_MODE=offline.")
     sample_prompts: Sequence[str] = setting(
         (),
         "A text that the language model continues after every epoch, on standard error and in `history`.",
