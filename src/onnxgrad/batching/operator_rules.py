@@ -15,27 +15,15 @@ import onnx_ir as ir
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable, Write
 from onnxgrad.batching.product_rules import conv, einsum, fold_known, gemm, matmul, recurrent, resize, rows
 from onnxgrad.ir import Var
-from onnxgrad.ir.operators import Kind, traits_of
+from onnxgrad.ir.operators import ByOperator, Kind
 from onnxgrad.rules.op import Op
 
-# --- element by element ----------------------------------------------------------------------------
+# --- by kind ----------------------------------------------------------------------------------------
 
 
 def _elementwise(s: BatchedNode) -> Var:
     rank = max(s.rank(i) for i in range(len(s.x)))
     return s.emit_again(*(s.lift(i, rank) for i in range(len(s.x))))
-
-
-def _alike(s: BatchedNode) -> Any:
-    return s.emit_again(s.only(0), *s.x[1:])
-
-
-def _prelu(s: BatchedNode) -> Var:
-    x = s.stack(0)
-    return s.emit_again(x, s.lift(1, s.rank(0)))
-
-
-# --- along axes ------------------------------------------------------------------------------------
 
 
 def _shift_axes(axes: Sequence[int], rank: int) -> list[int]:
@@ -61,15 +49,49 @@ def _reduce(s: BatchedNode) -> Var:
     return s.emit_again(x, _shift_axes(axes, s.rank(0)), keepdims=s.int_attr("keepdims", 1))
 
 
+_rule: ByOperator[Write] = ByOperator(
+    {Kind.ELEMENTWISE: _elementwise, Kind.REDUCTION: _reduce, Kind.ALONG_AXIS: _along_axis, Kind.ROWS: rows}
+)
+#: The function that writes the stacked form of a node. None: its operator has none.
+batching_rule = _rule.of
+
+_rule("Conv", "ConvTranspose")(conv)
+_rule("Einsum")(einsum)
+_rule("Gemm")(gemm)
+_rule("MatMul")(matmul)
+_rule("Resize")(resize)
+_rule("GRU", "LSTM", "RNN")(recurrent)
+
+
+# --- operators that their kind does not describe ----------------------------------------------------
+
+
+@_rule("Bernoulli", "CastLike", "Clip", "Det", "Dropout", "RandomNormalLike", "RandomUniformLike")
+def _alike(s: BatchedNode) -> Any:
+    return s.emit_again(s.only(0), *s.x[1:])
+
+
+@_rule("PRelu")
+def _prelu(s: BatchedNode) -> Var:
+    x = s.stack(0)
+    return s.emit_again(x, s.lift(1, s.rank(0)))
+
+
+# --- along axes ------------------------------------------------------------------------------------
+
+
+@_rule("Transpose")
 def _transpose(s: BatchedNode) -> Var:
     axes = s.node.attributes.get_ints("perm") or range(s.rank(0))[::-1]
     return s.b.Transpose(s.x[0], perm=[0, *(p + 1 for p in axes)])
 
 
+@_rule("Unsqueeze")
 def _unsqueeze(s: BatchedNode) -> Var:
     return s.b.Unsqueeze(s.only(0), _shift_axes(s.constant_ints(1), s.out_rank))
 
 
+@_rule("Squeeze")
 def _squeeze(s: BatchedNode) -> Var:
     axes = s.constant_ints(1)
     if not axes:
@@ -81,11 +103,13 @@ def _squeeze(s: BatchedNode) -> Var:
     return s.b.Squeeze(s.only(0), _shift_axes(axes, s.rank(0))) if axes else s.only(0)
 
 
+@_rule("Slice")
 def _slice(s: BatchedNode) -> Var:
     axes = s.constant_ints(3) or list(range(_length(s.x[1])))
     return s.b.Slice(s.only(0), s.x[1], s.x[2], _shift_axes(axes, s.rank(0)), *s.x[4:])
 
 
+@_rule("Pad")
 def _pad(s: BatchedNode) -> Var:
     b, x, rank = s.b, s.only(0), s.rank(0)
     pads, axes = s.x[1], s.constant_ints(3)
@@ -99,24 +123,34 @@ def _pad(s: BatchedNode) -> Var:
     return s.emit_again(x, both, *s.x[2:3])
 
 
+@_rule("CumProd", "CumSum")
 def _cumulate(s: BatchedNode) -> Var:
     return s.emit_again(s.only(0), s.b.const(_shift_axes(s.constant_ints(1), s.rank(0))[0]))
 
 
+@_rule("Tile")
 def _tile(s: BatchedNode) -> Var:
     return s.b.Tile(s.only(0), s.b.join([1], s.x[1]))
 
 
+@_rule("Trilu")
+def _trilu(s: BatchedNode) -> Any:
+    return s.emit_again(s.only(0), *s.x[1:])
+
+
+@_rule("Concat")
 def _concat(s: BatchedNode) -> Var:
     return s.emit_again(*(s.stack(i) for i in range(len(s.x))), axis=_shift_axes([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
+@_rule("Compress")
 def _compress(s: BatchedNode) -> Var:
     if "axis" not in s.node.attributes:
         raise Unstackable
     return s.emit_again(s.only(0), *s.x[1:], axis=_shift_axes([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
+@_rule("DFT")
 def _dft(s: BatchedNode) -> Var:
     x = s.only(0)
     if s.b.opset >= 20:  # the axis is an operand; by default it counts from the end
@@ -125,6 +159,7 @@ def _dft(s: BatchedNode) -> Var:
     return s.emit_again(x, *s.x[1:], axis=_shift_axes([s.int_attr("axis", 1)], s.rank(0))[0])
 
 
+@_rule("OneHot")
 def _one_hot(s: BatchedNode) -> Var:
     axis = s.int_attr("axis", -1)
     return s.emit_again(s.only(0), *s.x[1:], axis=axis if axis < 0 else axis + 1)
@@ -145,6 +180,7 @@ def size(s: BatchedNode) -> Var:
     return s.b.ReduceProd(s.b.Shape(s.x[0], start=1), keepdims=0)
 
 
+@_rule("Reshape")
 def _reshape(s: BatchedNode) -> Var:
     dims = s.node.outputs[0].shape
     if dims is not None and all(isinstance(d, int) and d for d in dims):  # a -1 would be unknown beside no direction
@@ -153,6 +189,7 @@ def _reshape(s: BatchedNode) -> Var:
     return s.b.Reshape(s.only(0), s.b.join(s.count, s.x[1]), allowzero=s.int_attr("allowzero", 0) or None)
 
 
+@_rule("Flatten")
 def _flatten(s: BatchedNode) -> Var:
     b, x, at = s.b, s.only(0), s.int_attr("axis", 1)
     at = at + s.rank(0) if at < 0 else at
@@ -161,6 +198,7 @@ def _flatten(s: BatchedNode) -> Var:
     return b.reshape(x, b.join(s.count, *sides))
 
 
+@_rule("Expand")
 def _expand(s: BatchedNode) -> Var:
     s.only(0)
     if s.x[1].shape != (s.out_rank,):
@@ -168,6 +206,7 @@ def _expand(s: BatchedNode) -> Var:
     return s.b.Expand(s.lift(0, s.out_rank), s.b.join(s.count, s.x[1]))
 
 
+@_rule("Gather")
 def _gather(s: BatchedNode) -> Var:
     axis = s.int_attr("axis", 0) % s.rank(0)
     if not s.stacked[1]:
@@ -176,25 +215,30 @@ def _gather(s: BatchedNode) -> Var:
     return _first(s.b.Gather(s.x[0], s.x[1], axis=axis), axis)
 
 
+@_rule("GatherElements")
 def _gather_elements(s: BatchedNode) -> Var:
     return s.emit_again(s.stack(0), s.stack(1), axis=_shift_axes([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
+@_rule("GatherND")
 def _gather_nd(s: BatchedNode) -> Var:
     return s.emit_again(s.stack(0), s.stack(1), batch_dims=s.int_attr("batch_dims", 0) + 1)
 
 
+@_rule("ScatterElements")
 def _scatter_elements(s: BatchedNode) -> Var:
     axis = _shift_axes([s.int_attr("axis", 0)], s.rank(0))[0]
     return s.emit_again(s.stack(0), s.stack(1), s.stack(2), axis=axis)
 
 
+@_rule("ScatterND")
 def _scatter_nd(s: BatchedNode) -> Var:
     if s.stacked[1]:
         raise Unstackable
     return _first(s.emit_again(_last(s.stack(0)), s.x[1], _last(s.stack(2))), s.rank(0))
 
 
+@_rule("ReverseSequence")
 def _reverse_sequence(s: BatchedNode) -> Var:
     return _first(s.emit_again(_last(s.only(0)), s.x[1]), s.rank(0))
 
@@ -215,56 +259,5 @@ def _length(x: Var) -> int:
     return x.shape[0]
 
 
-#: The first operand alone may be a stack. Operators that draw numbers draw for every direction.
-_ALIKE = "Bernoulli CastLike Clip Det Dropout RandomNormalLike RandomUniformLike".split()  # noqa: SIM905
-
-#: By the kind of operator.
-_BY_KIND: dict[Kind, Write] = {
-    Kind.ELEMENTWISE: _elementwise,
-    Kind.REDUCTION: _reduce,
-    Kind.ALONG_AXIS: _along_axis,
-    Kind.ROWS: rows,
-}
-#: Batching rules by operator, for operators that their kind does not describe.
-_BY_NAME: dict[str, Write] = {
-    **dict.fromkeys(_ALIKE, _alike),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
-    "Compress": _compress,
-    "Concat": _concat,
-    "Conv": conv,
-    "ConvTranspose": conv,
-    "CumProd": _cumulate,
-    "CumSum": _cumulate,
-    "DFT": _dft,
-    "Einsum": einsum,
-    "Expand": _expand,
-    "Flatten": _flatten,
-    "Gather": _gather,
-    "GatherElements": _gather_elements,
-    "GatherND": _gather_nd,
-    "Gemm": gemm,
-    "MatMul": matmul,
-    "OneHot": _one_hot,
-    "Pad": _pad,
-    "PRelu": _prelu,
-    "Reshape": _reshape,
-    "Resize": resize,
-    "ReverseSequence": _reverse_sequence,
-    "ScatterElements": _scatter_elements,
-    "ScatterND": _scatter_nd,
-    "Slice": _slice,
-    "Squeeze": _squeeze,
-    "Tile": _tile,
-    "Transpose": _transpose,
-    "Trilu": lambda s: s.emit_again(s.only(0), *s.x[1:]),
-    "Unsqueeze": _unsqueeze,
-}
 #: Operators that give sizes, which are the same in all directions.
 SIZES: dict[str, Write] = {"Shape": shape, "Size": size}
-
-
-def batching_rule(node: ir.Node) -> Write | None:
-    """The function that writes the stacked form of `node`. None: its operator has none."""
-    found = _BY_NAME.get(node.op_type) if not node.domain else None
-    kind = traits_of(node).kind
-    return found if found is not None or kind is None else _BY_KIND.get(kind)

@@ -7,9 +7,10 @@ declared at the end of this file: those that move elements, products, and those 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from typing import TypedDict, Unpack
+from typing import Generic, TypedDict, TypeVar, Unpack
 
 import onnx_ir as ir
 
@@ -109,6 +110,46 @@ def declare(*names: str, domain: str = "", **traits: Unpack[Trait]) -> None:
     """Declare traits of operators; traits that are not passed stay unchanged."""
     for name in names:
         _TRAITS[domain, name] = replace(_TRAITS.get((domain, name), _UNKNOWN), **traits)
+
+
+T = TypeVar("T")
+
+
+class ByOperator(Generic[T]):
+    """One function for each operator: that of its kind, unless one is registered for the operator itself.
+
+    ::
+
+        batching = ByOperator({Kind.ELEMENTWISE: broadcast})
+
+        @batching("Concat")
+        def concat(node): ...
+
+    Args:
+        kinds: the functions of operators of a kind.
+    """
+
+    def __init__(self, kinds: Mapping[Kind, T] | None = None) -> None:
+        self._kinds = dict(kinds or {})
+        self._overrides: dict[tuple[str, str], T] = {}
+
+    def __call__(self, *names: str, domain: str = "") -> Callable[[T], T]:
+        """Register the decorated function for operators that their kind does not describe."""
+
+        def register(function: T) -> T:
+            self._overrides.update(dict.fromkeys(((domain, name) for name in names), function))
+            return function
+
+        return register
+
+    def override(self, node: ir.Node) -> T | None:
+        """The function that is registered for the operator of `node` itself, or None."""
+        return self._overrides.get((normal_domain(node.domain), node.op_type))
+
+    def of(self, node: ir.Node) -> T | None:
+        """The function for `node`, or None."""
+        found, kind = self.override(node), traits_of(node).kind
+        return found if found is not None or kind is None else self._kinds.get(kind)
 
 
 # --- traits that are read below the rules ----------------------------------------------------------

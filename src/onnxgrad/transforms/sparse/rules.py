@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.ir.operators import Kind, traits_of
+from onnxgrad.ir.operators import ByOperator, Kind, traits_of
 from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Elementwise, Rule
 from onnxgrad.transforms.sparse.dependence import (
@@ -21,30 +21,25 @@ from onnxgrad.transforms.sparse.dependence import (
 from onnxgrad.transforms.sparse.products import einsum, gemm, matmul
 from onnxgrad.transforms.sparse.windows import convolution, pooled
 
-_BY_KIND: dict[Kind | None, Dependence] = {Kind.ELEMENTWISE: elementwise, Kind.REDUCTION: reduced}
-_BY_NAME: dict[str, Dependence] = {
-    **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), along_axis),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), normalized),
-    **dict.fromkeys(("CumSum", "CumProd"), cumulated),
-    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), pooled),
-    **dict.fromkeys(("Conv", "ConvTranspose"), convolution),
-    "Einsum": einsum,
-    "Gemm": gemm,
-    "MatMul": matmul,
-    "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd,
-}
+_dependence: ByOperator[Dependence] = ByOperator({Kind.ELEMENTWISE: elementwise, Kind.REDUCTION: reduced})
+_dependence("Softmax", "LogSoftmax", "LpNormalization")(along_axis)
+_dependence("LayerNormalization", "RMSNormalization")(normalized)
+_dependence("CumSum", "CumProd")(cumulated)
+_dependence("AveragePool", "LpPool", "MaxPool")(pooled)
+_dependence("Conv", "ConvTranspose")(convolution)
+_dependence("Einsum")(einsum)
+_dependence("Gemm")(gemm)
+_dependence("MatMul")(matmul)
+_dependence("ScatterElements")(scatter_elements)
+_dependence("ScatterND")(scatter_nd)
 
 
 def dependence_of(node: ir.Node, rule: Rule | None) -> Dependence | None:
     """The function for the dependences of `node`, whose derivative is `rule`; None if they are not known."""
-    traits = traits_of(node)
     if isinstance(rule, Elementwise):
         return elementwise
     if rule is not None and not registry.has(node.domain, node.op_type, rule):  # a user's, which may make more of it
         return None
-    if not node.domain and node.op_type in _BY_NAME:
-        return _BY_NAME[node.op_type]
-    if traits.moves is not None:
+    if _dependence.override(node) is None and traits_of(node).moves is not None:
         return moved_elements
-    return _BY_KIND.get(traits.kind)
+    return _dependence.of(node)

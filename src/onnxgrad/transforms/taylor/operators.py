@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.operators import ByOperator
 from onnxgrad.ir.shapes import expand_to
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import registry
@@ -72,6 +73,9 @@ def multilinear(op: Op, rule: Linear, xs: Sequence[Series | None], order: int) -
 
 # --- elementary functions --------------------------------------------------------------------------
 
+#: Recurrences that no class of rules implies; operators without one are differentiated once per order.
+_equation: ByOperator[Write] = ByOperator()
+
 
 def _full_series(op: Op, xs: Sequence[Series | None], i: int, order: int) -> Series:
     """The series of operand `i`, constant if it does not move."""
@@ -99,11 +103,13 @@ def _result(op: Op) -> Var:
     return y
 
 
+@_equation("Mul")
 def _mul(op: Op, xs: list[Series | None]) -> Series:
     n = _order(xs)
     return series.product(_full_series(op, xs, 0, n), _full_series(op, xs, 1, n))
 
 
+@_equation("Div")
 def _div(op: Op, xs: list[Series | None]) -> Series:
     n = _order(xs)
     if xs[1] is None:
@@ -112,12 +118,14 @@ def _div(op: Op, xs: list[Series | None]) -> Series:
     return series.quotient(_full_series(op, xs, 0, n), _full_series(op, xs, 1, n), _result(op))
 
 
+@_equation("Reciprocal")
 def _reciprocal(op: Op, xs: list[Series | None]) -> Series:
     x = _only(xs)
     one = op.full_like(_result(op), 1)
     return series.quotient([one, *[None] * (len(x) - 1)], x, _result(op))
 
 
+@_equation("Tanh")
 def _tanh(op: Op, xs: list[Series | None]) -> Series:
     y = _result(op)
 
@@ -129,6 +137,7 @@ def _tanh(op: Op, xs: list[Series | None]) -> Series:
     return series.along_slope(_only(xs), y, slope)
 
 
+@_equation("Sigmoid")
 def _sigmoid(op: Op, xs: list[Series | None]) -> Series:
     def slope(known: Series) -> Term:  # y - y²
         k = len(known) - 1
@@ -176,6 +185,7 @@ def _logistic(op: Op, x: Series) -> Series:
     return series.along_slope(x, first, slope)
 
 
+@_equation("Pow")
 def _pow(op: Op, xs: list[Series | None]) -> Series:
     x, exponent = op.inputs[:2]
     assert x is not None
@@ -190,6 +200,7 @@ def _pow(op: Op, xs: list[Series | None]) -> Series:
     return series.power(xs[0], r, _result(op))
 
 
+@_equation("Softmax")
 def _softmax(op: Op, xs: list[Series | None]) -> Series:
     """y′ = y·(x′ - Σ y·x′), the sum along the axis."""
     x, axis = _only(xs), np.array([op.attr("axis")], np.int64)
@@ -203,6 +214,7 @@ def _softmax(op: Op, xs: list[Series | None]) -> Series:
     return y
 
 
+@_equation("ReduceSumSquare")
 def _square_sum(op: Op, xs: list[Series | None]) -> Series:
     x = _only(xs)
     how = {"keepdims": op.attr("keepdims"), "noop_with_empty_axes": op.attr("noop_with_empty_axes") or None}
@@ -211,39 +223,28 @@ def _square_sum(op: Op, xs: list[Series | None]) -> Series:
     return [None if c is None else op.ReduceSum(c, *axes, **how) for c in squares]
 
 
-#: Recurrences that no class of rules implies; operators without one are differentiated once per order.
-_EQUATIONS: dict[str, Write] = {
-    "Atan": _given_slope(_inverse_square),
-    "Cos": lambda op, xs: series.rotation(_only(xs), op.Sin(op.inputs[0]), _result(op), -1)[1],
-    "Cosh": lambda op, xs: series.rotation(_only(xs), op.Sinh(op.inputs[0]), _result(op), 1)[1],
-    "Div": _div,
-    "Erf": _given_slope(_bell),
-    "Exp": lambda op, xs: series.exponential(_only(xs), _result(op)),
-    "Log": lambda op, xs: series.logarithm(_only(xs), _result(op)),
-    "Mul": _mul,
-    "Pow": _pow,
-    "Reciprocal": _reciprocal,
-    "ReduceSumSquare": _square_sum,
-    "Sigmoid": _sigmoid,
-    "Sin": lambda op, xs: series.rotation(_only(xs), _result(op), op.Cos(op.inputs[0]), -1)[0],
-    "Sinh": lambda op, xs: series.rotation(_only(xs), _result(op), op.Cosh(op.inputs[0]), 1)[0],
-    "Softmax": _softmax,
-    "Softplus": _given_slope(_logistic),
-    "Sqrt": lambda op, xs: series.root(_only(xs), _result(op)),
-    "Tanh": _tanh,
-}
+_equation("Atan")(_given_slope(_inverse_square))
+_equation("Cos")(lambda op, xs: series.rotation(_only(xs), op.Sin(op.inputs[0]), _result(op), -1)[1])
+_equation("Cosh")(lambda op, xs: series.rotation(_only(xs), op.Sinh(op.inputs[0]), _result(op), 1)[1])
+_equation("Erf")(_given_slope(_bell))
+_equation("Exp")(lambda op, xs: series.exponential(_only(xs), _result(op)))
+_equation("Log")(lambda op, xs: series.logarithm(_only(xs), _result(op)))
+_equation("Sin")(lambda op, xs: series.rotation(_only(xs), _result(op), op.Cos(op.inputs[0]), -1)[0])
+_equation("Sinh")(lambda op, xs: series.rotation(_only(xs), _result(op), op.Cosh(op.inputs[0]), 1)[0])
+_equation("Softplus")(_given_slope(_logistic))
+_equation("Sqrt")(lambda op, xs: series.root(_only(xs), _result(op)))
 
 
 def has_equation(node: ir.Node, rule: Rule) -> bool:
     """True if `node` has a recurrence, and the built-in rule rather than a user's."""
-    return not node.domain and node.op_type in _EQUATIONS and registry.has("", node.op_type, rule)
+    return _equation.of(node) is not None and registry.has("", node.op_type, rule)
 
 
 def by_equation(op: Op, rule: Rule, xs: list[Series | None]) -> Outcome | None:
     """The series of an elementary function; None if it has no recurrence."""
-    if not has_equation(op.node, rule):
+    write = _equation.of(op.node)
+    if write is None or not has_equation(op.node, rule):
         return None
-    write = _EQUATIONS[op.node.op_type]
     try:
         found = write(op, xs)
     except NotImplementedError:
