@@ -197,7 +197,7 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     weights = None if b is None else as_array(b)
     counted = a if weights is None else np.where(weights != 0, a, -numpy.inf)
     top = stop_gradient(np.max(counted, axis=axis, keepdims=True))
-    top = np.where(np.isfinite(top), top, np.zeros_like(top))
+    top = np.where(np.isfinite(top), top, numpy.zeros((), top.dtype))
     terms = np.exp(counted - top) if weights is None else weights * np.exp(counted - top)
     total = np.sum(terms, axis=axis, keepdims=keepdims)
     top = top if keepdims else np.reshape(top, total.shape)

@@ -39,7 +39,12 @@ def getitem(x: Array, key: Any) -> Array:
     if axis is not None:
         return take(x, arrays[0], axis=axis)
     if exporting.get():
-        refuse_tracked("an index of several arrays, or a mask,", arrays, "use take, or where(mask, x, 0)", floats=False)
+        refuse_tracked(
+            "an index of several arrays, or a mask,",
+            arrays,
+            "use take, take_along_axis, or where(mask, x, 0)",
+            floats=False,
+        )
     places = np.arange(x.size).reshape(x.shape)[tuple(plain(k) for k in keys)]
     return record(macro(gathered_flat), [x, Array(np.ascontiguousarray(places))], x._data.reshape(-1)[places])
 

@@ -223,7 +223,9 @@ class _Attachment:
                 info.algorithm.metadata_props.add(key=key, value=value)
         model = self.model.clone()  # in which nothing that was cut off uses a value
         training_info(model).append(info)
-        return Source(model, [info])
+        weighted = {term.row_weights for term in terms}
+        by = weighted.pop() if len(weighted) == 1 else None
+        return Source(model, [info], objective.recorded, objective.named, by)
 
     def _output(self, name: str | None) -> ir.Value:
         values = {v.name or "": v for v in self.graph.outputs}

@@ -23,8 +23,9 @@ class LossRecipe:
 
     loss: Any = setting(
         None,
-        f"{', '.join(LOSSES)}, or LOSS.onnx. Options: 'huber:delta=0.5'. Several losses are added: 'mse' and '0.1*l1'.",
-        python="Also a Loss(…), an ONNX model or a function.",
+        f"{', '.join(LOSSES)}, LOSS.onnx, or a formula: 'mean((scores - y)**2)'. Options: 'huber:delta=0.5'. Several "
+        "losses are added: 'mse' and '0.1*l1'.",
+        python="Also a Loss(…), an ONNX model, or a function of arrays or of PyTorch's tensors.",
         many=True,
     )
     prediction: str | None = setting(None, "The output that meets the labels. Default: the only float output.")
@@ -58,6 +59,10 @@ class OptimizerRecipe:
     clip_norm: float | None = setting(None, "The largest norm of all gradients together.")
     clip_value: float | None = setting(None, "The largest element of a gradient, which is clipped first.")
     ema: float | None = setting(None, "Save running averages of the weights, of which a step keeps this share: 0.999.")
+    swa: int | None = setting(
+        None, "Save the plain average of the weights after this step and later ones (SWA): 500. Instead of `ema`."
+    )
+    swa_every: int = setting(1, "Steps between weights that `swa` averages: those of an epoch, for instance.", least=1)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.training.loss.label_inputs import LABELS as LABELS
 from onnxgrad.wording import tensor_text, type_text
 
-#: Names of arrays that a loss compares with, and that the model does not read.
-LABELS = ("y", "t", "label", "labels", "target", "targets", "class", "classes")
+#: Names of arrays that feed a model.
 INPUTS = ("x", "input", "inputs", "data", "image", "images", "features", "tokens", "ids", "input_ids")
 
 

@@ -98,13 +98,19 @@ class Evaluation:
         read = {v.name for n in head for v in reads(n)}
         tail_inputs = {v.name for v in model.graph.inputs}
         labels = {n for n in step.batch if n not in given or (n not in read and n in tail_inputs)}
-        predictions = find_predictions(nodes, labels)
+        others = {name for recorded in source.recorded for name in recorded.reads}
+        predictions = [
+            p for p in find_predictions(nodes, labels) if p.label not in others or not isinstance(p.comparison, Binary)
+        ]
         return cls(source, model, loss.name or "", boundary, labels, predictions, state, options)
 
     def field(self, value: ir.Value) -> Field:
         """The dtype, shape and classes that data for the batch input `value` must have."""
         name = value.name or ""
         found = Field.of(value, label=name in self.labels)
+        for recorded in self.source.recorded:  # whose formula may resemble another loss
+            if name in recorded.reads:
+                return replace(found, classes=recorded.classes.get(name), indices=name in recorded.classes)
         for p in self.predictions:
             if p.label == name and isinstance(p.comparison, Classes):
                 return replace(found, classes=p.classes, ignored=p.ignored, indices=True)
@@ -261,8 +267,10 @@ class Evaluation:
                     stacklevel=2,
                 )
 
-    def _weight(self, batch: Mapping[str, np.ndarray], rows: int) -> int:
-        """The weight of a batch in the mean loss: its rows, or its labels that are not ignored."""
+    def _weight(self, batch: Mapping[str, np.ndarray], rows: int) -> float:
+        """The weight of a batch in the mean loss: its rows, their weights, or its labels that are not ignored."""
+        if self.source.row_weights is not None:
+            return float(batch[self.source.row_weights].sum())
         for p in self.predictions:
             if p.is_loss and p.ignored is not None:
                 return int((batch[p.label] != p.ignored).sum())

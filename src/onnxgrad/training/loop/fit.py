@@ -18,8 +18,10 @@ from onnxgrad.files import lock_folder
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
 from onnxgrad.training.loop.agreement import agreement
+from onnxgrad.training.loop.history import Curve
 from onnxgrad.training.loop.interruption import Interrupted, interruptible
 from onnxgrad.training.loop.listeners import watched
+from onnxgrad.training.loop.own_losses import check_on_first_batch
 from onnxgrad.training.loop.provenance import provenance
 from onnxgrad.training.loop.resume import resume, save
 from onnxgrad.training.loop.run import Run
@@ -110,7 +112,7 @@ def _check_monitors(run: Run) -> None:
     names = watched(run.callbacks)
     if not names or any(not type(c).__module__.startswith("onnxgrad.") for c in run.callbacks):
         return  # a callback of the caller's own may add to the record of an epoch
-    known = ["loss", "seconds", "steps_per_second", "rate_factor", *run.rates]
+    known = ["loss", *run.terms, "seconds", "steps_per_second", "rate_factor", *run.rates]
     if run.validation is not None:
         some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
         measured = run.trainer.evaluation(run.strategy.inference_state(), some, metrics=run.metrics)
@@ -135,8 +137,11 @@ def _take_epoch(run: Run) -> None:
     before, stopped = at.seconds, False
     for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch], run.strategy.part):
         _set_rate(run)
+        if not at.step:
+            check_on_first_batch(run, batch)
         run.strategy.announce_save(run.folder is not None and time.monotonic() - saved > run.checkpoint_seconds)
-        loss = float(run.machine.step(batch)[run.step.loss])
+        found = run.machine.step(batch)
+        loss, terms = float(found[run.step.loss]), {name: float(found[name]) for name in run.terms}
         at.step += 1
         if not math.isfinite(loss):
             raise TrainingError(
@@ -146,6 +151,9 @@ def _take_epoch(run: Run) -> None:
         at.row += size
         at.total += loss * size
         at.history.curve.add(loss)
+        for name, value in terms.items():
+            at.terms[name] = at.terms.get(name, 0.0) + value * size
+            at.history.terms.setdefault(name, Curve()).add(value)
         for callback in run.callbacks:
             callback.step(run, loss)
         now = time.monotonic()
@@ -206,6 +214,7 @@ def _end_epoch(run: Run, rows: int) -> None:
         "epoch": at.epoch + 1,
         "step": at.step,
         "loss": at.total / rows,
+        **{name: value / rows for name, value in at.terms.items()},
         "seconds": at.seconds,
         "steps_per_second": -(-rows // run.batch_size) / at.seconds if at.seconds else 0.0,
         **run.rates,

@@ -55,6 +55,7 @@ class History:
         epochs: a record per finished epoch.
         curve: the loss along the way.
         about: settings, and what came of the run.
+        terms: the same of each term of the loss, if there are several.
         evaluations: a record of each time that validation data were measured, where that was not after every epoch.
     """
 
@@ -62,6 +63,7 @@ class History:
     curve: Curve = field(default_factory=Curve)
     about: dict[str, Any] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    terms: dict[str, Curve] = field(default_factory=dict)
 
     def measured(self, entry: str) -> list[tuple[int, float]]:
         """``(step, value)`` of each time that `entry`, such as ``validation_loss``, was measured."""
@@ -72,33 +74,45 @@ class History:
     def to_json(self) -> dict[str, Any]:
         """The history as plain data, with the state of the curve, so that `of_json` continues it."""
         between = {"evaluations": self.evaluations} if self.evaluations else {}
-        return {"epochs": self.epochs, "curve": asdict(self.curve), **between, **self.about}
+        terms = {"terms": {name: asdict(curve) for name, curve in self.terms.items()}} if self.terms else {}
+        return {"epochs": self.epochs, "curve": asdict(self.curve), **terms, **between, **self.about}
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> History:
         """The history from the output of `to_json`. Raises KeyError, TypeError or ValueError for other data."""
-        about = {k: v for k, v in data.items() if k not in ("epochs", "curve", "evaluations")}
-        curve = Curve(**data["curve"])
-        numbers = [curve.limit, curve.width, curve.total, curve.count, *curve.means]
-        if not all(map(_is_number, numbers)) or curve.width < 1 or not isinstance(curve.means, list):
-            raise TypeError("the curve consists of numbers")
+        about = {k: v for k, v in data.items() if k not in ("epochs", "curve", "evaluations", "terms")}
+        curve = _curve_of(data["curve"])
+        terms = {str(name): _curve_of(of) for name, of in data.get("terms", {}).items()}
         evaluations = list(data.get("evaluations", ()))
         epochs = list(data["epochs"])
         if not all(map(_is_record, epochs + evaluations)) or not all(_is_number(record["loss"]) for record in epochs):
             raise TypeError("the record of an epoch holds numbers by name, its step and loss among them")
         if not all(isinstance(about[key], dict) for key in _TABLES & about.keys()):
             raise TypeError("settings and scores are entries by name")
-        return cls(epochs, curve, about, evaluations)
+        return cls(epochs, curve, about, evaluations, terms)
 
     def write(self, path: Path) -> None:
         """Write the metrics file, all or nothing."""
         document = self.about | ({"evaluations": self.evaluations} if self.evaluations else {})
         document |= {
             "epochs": self.epochs,
-            "training_loss": {"step": self.curve.steps, "loss": self.curve.means},
+            "training_loss": {
+                "step": self.curve.steps,
+                "loss": self.curve.means,
+                **{name: curve.means for name, curve in self.terms.items()},
+            },
         }
         with replacing(path) as file:
             file.write_text(json.dumps(plain(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _curve_of(data: Mapping[str, Any]) -> Curve:
+    """The curve that `asdict` wrote. Raises TypeError for other data."""
+    curve = Curve(**data)
+    numbers = [curve.limit, curve.width, curve.total, curve.count, *curve.means]
+    if not all(map(_is_number, numbers)) or curve.width < 1 or not isinstance(curve.means, list):
+        raise TypeError("the curve consists of numbers")
+    return curve
 
 
 def _is_number(value: Any) -> bool:

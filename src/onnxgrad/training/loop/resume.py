@@ -29,6 +29,7 @@ def save(run: Run) -> None:
         "epoch": at.epoch,
         "row": at.row,
         "total": at.total,
+        "terms": at.terms,
         "seconds": at.seconds,
         "drawing": run.drawing,
         "settings": run.settings,
@@ -192,7 +193,7 @@ def _go_on(run: Run, found: Checkpoint, moved: bool) -> None:
     at.history.about |= about
     at.epoch, at.row = found.run["epoch"], found.run["row"]
     at.total, at.seconds = found.run["total"], found.run["seconds"]
-    at.finished = found.run["finished"]
+    at.finished, at.terms = found.run["finished"], dict(found.run.get("terms", {}))
 
 
 def _resume_callbacks(run: Run, kept: Sequence[Sequence[Any]], accept_changes: bool) -> None:

@@ -31,6 +31,7 @@ class Position:
         epoch: epochs finished.
         row: rows of the present epoch that were seen.
         total: sum of the losses of these rows.
+        terms: the same of each term of the loss, if there are several.
         seconds: what they took.
         finished: why the run ends before its last epoch.
         history: what was measured.
@@ -40,13 +41,14 @@ class Position:
     epoch: int = 0
     row: int = 0
     total: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     finished: str = ""
     history: History = field(default_factory=History)
 
     def begin_epoch(self) -> None:
         """At the first row of the present epoch."""
-        self.row, self.total, self.seconds = 0, 0.0, 0.0
+        self.row, self.total, self.seconds, self.terms = 0, 0.0, 0.0, {}
 
 
 def _refuse_second_schedule(step: Step) -> None:
@@ -156,6 +158,11 @@ class Run:
     def target(self) -> str:
         """The target of the machine, "portable" or "native" (see `onnxgrad.runtime.Options`)."""
         return self.trainer.options.target
+
+    @property
+    def terms(self) -> Sequence[str]:
+        """The results of the step that are terms of the loss, if there are several."""
+        return () if self.step.source is None else [n for n in self.step.source.terms if n in self.step.results]
 
     @property
     def epoch(self) -> int:

@@ -14,8 +14,13 @@ from onnxgrad.settings import takes
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
-from onnxgrad.training.data.columns import Column
+from onnxgrad.training.data.columns import Column, Columns
+from onnxgrad.training.data.streams import is_stream
+from onnxgrad.training.detection.recipe import DETECTION
+from onnxgrad.training.detection.task import open_task
 from onnxgrad.training.graph.class_labels import class_names
+from onnxgrad.training.language.recipe import TaskRecipe
+from onnxgrad.training.loop.own_losses import has_own, with_examples
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.trained import AnyData
 from onnxgrad.training.loop.trainer import Trainer
@@ -60,6 +65,8 @@ def train(
         recipe = Recipe.of("train", settings, (*TRAINER, *FIT), ["model", "data", "y", "output"])
     elif settings:
         raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
+    if recipe.task.name == DETECTION:
+        model, data, recipe, _ = with_detector(model, data, recipe)
     trainer = trainer_for(model, data, recipe)
     trainer.fit(data, recipe=recipe)
     if output is not None:
@@ -67,15 +74,42 @@ def train(
     return trainer
 
 
+def with_detector(model: Any, data: Any, recipe: Recipe) -> tuple[ir.Model, Columns, Recipe, list[str]]:
+    """The detector that the task learns, its columns, the recipe with its loss in place of the task, and notes.
+
+    Args:
+        model: a detector.
+        data: pictures with boxes: a path, or opened data.
+        recipe: of the task detection.
+
+    Raises:
+        BadInput: as `open_task`, or a loss is given.
+    """
+    if recipe.loss.loss is not None:
+        raise BadInput("the task detection chooses the loss by the head of the model; drop loss")
+    task, columns, held_out = open_task(model, data, recipe.data.validation, recipe.detection, recipe.data)
+    loss = replace(recipe.loss, loss=[task.loss])
+    changed = replace(recipe, loss=loss, task=TaskRecipe(), data=replace(recipe.data, validation=held_out))
+    return task.model, Columns(columns, str(data)), changed, task.notes
+
+
 def trainer_for(model: Any, data: AnyData, recipe: Recipe) -> Trainer:
     """The trainer that `train` runs over `data`; class weights that a loss asks for are counted in them."""
     loss = recipe.loss
     if _asks_for_balance(loss.loss):
-        named = {loss.labels or "labels": data[-1]} if isinstance(data, tuple) else data
-        columns = open_data(named, inputs=recipe.data.inputs)
+        columns = _columns(data, recipe)
         weighted = balance_loss(loss.loss, as_given(model), columns, loss.labels)
         recipe = replace(recipe, loss=replace(loss, loss=weighted))
+    if has_own(loss.loss) and not is_stream(data):
+        shown = with_examples(loss.loss, as_given(model), _columns(data, recipe), loss.labels)
+        recipe = replace(recipe, loss=replace(recipe.loss, loss=shown))
     return Trainer(model, recipe=recipe, batch_size=None if recipe.step.memory is None else recipe.loop.batch_size)
+
+
+def _columns(data: AnyData, recipe: Recipe) -> Mapping[str, Column]:
+    """The columns of `data`, at least the labels of data by position."""
+    named = {recipe.loss.labels or "labels": data[-1]} if isinstance(data, tuple) else data
+    return open_data(named, inputs=recipe.data.inputs)
 
 
 def _asks_for_balance(loss: Any) -> bool:

@@ -53,10 +53,12 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     narrow = precision_for(recipe.step.precision, options)
     if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
         raise BadInput("a compiled step is not changed; pass attention_rows and precision to compile_step")
+    terms = training.terms if isinstance(training, Source) else ()
     if not isinstance(training, Step):
         step = compile_step(
-            training, entry=entry, precision=narrow, attention_rows=attention_rows, without=options.without
-        )
+            training, entry=entry, outputs=terms, precision=narrow, attention_rows=attention_rows,
+            without=options.without,
+        )  # fmt: skip
     else:
         step = training
     if not step.loss:
@@ -68,7 +70,9 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     if attention_rows is None and settled.target == "native" and wants_kernel(step.model.graph):
         rows = "kernel"
         if not isinstance(training, Step):
-            step = compile_step(training, entry=entry, precision=narrow, attention_rows=rows, without=options.without)
+            step = compile_step(
+                training, entry=entry, outputs=terms, precision=narrow, attention_rows=rows, without=options.without
+            )
     machine: Callable[[Strategy, Options], AnyMachine]
     if parts == 1:
         if memory is not None:
@@ -83,7 +87,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
             if synchronized and given is not None:
                 raise BadInput(f"sync_batch_norm does not go with {what}")
         split = split_step(
-            training, attention_rows=rows, precision=narrow, arrange=strategy.arrangement(),
+            training, outputs=terms, attention_rows=rows, precision=narrow, arrange=strategy.arrangement(),
             synchronized=synchronized, without=options.without,
         )  # fmt: skip
         if memory is not None:

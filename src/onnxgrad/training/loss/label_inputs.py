@@ -16,6 +16,11 @@ Dims = tuple[int | ir.SymbolicDim, ...]
 Labels = dict[str, tuple[ir.DataType, Dims | None]]
 INT64 = ir.DataType.INT64
 
+#: Names of arrays that a loss compares with, and that the model does not read.
+LABELS = ("y", "t", "label", "labels", "target", "targets", "class", "classes")
+#: Names of the prediction in formulas.
+PREDICTIONS = ("scores", "score", "prediction", "predictions", "pred", "y_pred", "logits", "output")
+
 
 def as_prediction(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     """Labels of the type and shape of the prediction."""

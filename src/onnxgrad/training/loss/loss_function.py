@@ -59,9 +59,32 @@ class LossFunction:
             return total(b, counted(b, labels[0], y, options["ignore_index"], weight))
         if self.mean == "elements":
             return b.cast_like(b.Size(y), y)
-        if self.mean == "rows":
+        if self.mean == "rows" and not options.get("batch"):
             return b.cast_like(b.size_of(labels[0], 0), y)
         return None
+
+    def by_rows(
+        self, b: Builder, y: Var, labels: list[Var], options: Mapping[str, Any], row_weights: Var
+    ) -> tuple[Var, Var]:
+        """The loss with a weight for each row, and the denominator of its mean: Σ w·l / Σ w·(what counts in the row).
+
+        Raises:
+            BadInput: examples are compared with each other, or have no mean of single labels.
+        """
+        if self.mean not in ("elements", "labels", "weights"):
+            raise BadInput("row_weights are for losses of single rows; this loss compares several, or sequences")
+        each = self.write(b, y, *labels, **{**options, "reduction": "none"})
+        if self.mean == "elements":
+            counts = b.full_like(each, 1.0)
+        else:
+            weight = options["weight"] if self.mean == "weights" else None
+            counts = counted(b, labels[0], y, options["ignore_index"], weight)
+        shape = b.join(b.Shape(labels[0], end=1), [-1])
+        weights = b.Unsqueeze(row_weights, [1])
+        summed, count = (total(b, weights * b.cast_like(b.Reshape(x, shape), weights)) for x in (each, counts))
+        if options["reduction"] == "sum":
+            return summed, b.const(1.0, y.dtype)
+        return summed / b.Max(count, 1e-12), count
 
     def by_blocks(self, b: Builder, blocks: ScoreBlocks, y: Var, labels: Var, options: Mapping[str, Any],
                   others: Sequence[OfRows] = ()) -> list[Var]:  # fmt: skip

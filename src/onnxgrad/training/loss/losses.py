@@ -18,6 +18,7 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.match import permutation, producer
 from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.ctc import ctc_rows
+from onnxgrad.training.loss.dense import DENSE
 from onnxgrad.training.loss.loss_function import LossFunction, as_scores, counted, total, weight_of
 from onnxgrad.training.loss.score_blocks import OfRows
 from onnxgrad.training.option_strings import completed, looked_up, one_of
@@ -36,6 +37,8 @@ def _loss(name: str, labels: Any = label_inputs.as_prediction, contains: Any = (
 
 
 def _reduce(b: Builder, x: Var, reduction: str) -> Var:
+    if reduction == "none":
+        return x
     return (b.ReduceMean if reduction == "mean" else b.ReduceSum)(x, keepdims=0)
 
 
@@ -103,6 +106,8 @@ def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smo
     even = -b.ReduceMean(log_p, [1], keepdims=0)
     if ignore_index is not None:
         even = b.Where(b.Equal(labels, b.const(ignore_index, labels.dtype)), 0.0, even)
+    if reduction == "none":
+        return b.Mul(sharp, 1 - label_smoothing) + b.Mul(even, label_smoothing)
     if reduction == "sum":
         even = total(b, even)
     elif weights is None and ignore_index is None:
@@ -128,7 +133,7 @@ def focal(b, y, labels, reduction, axis, gamma, ignore_index, weight):  # type: 
     rows = _power(b, b.Sub(1.0, b.Exp(-nll)), gamma) * nll
     if weight is not None:
         rows = rows * counted(b, labels, y, ignore_index, weight)
-    if reduction == "sum" or ignore_index is None:
+    if reduction != "mean" or ignore_index is None:
         return _reduce(b, rows, reduction)
     return total(b, rows) / b.Max(total(b, counted(b, labels, y, ignore_index, None)), 1.0)
 
@@ -324,6 +329,9 @@ def orpo(b, y, labels, reduction, axis, ignore_index, beta):  # type: ignore[no-
     odds = means - b.Log(b.Max(1.0 - b.Exp(means), 1e-7))
     chosen = b.ReduceSum(b.Mul(b.Reshape(means, [-1, 2]), b.const([1, 0], means.dtype)), [1], keepdims=0)
     return _reduce(b, b.Mul(b.Softplus(-_of_pairs(b, odds)), beta) - chosen, reduction)
+
+
+LOSSES |= DENSE
 
 
 def loss_named(name: str, options: Mapping[str, Any]) -> tuple[LossFunction, dict[str, Any]]:

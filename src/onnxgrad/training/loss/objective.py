@@ -1,14 +1,15 @@
 """The objective: one loss, or a weighted sum of several, each of a prediction and its labels.
 
 A term is a loss of this package by name, or any graph that computes a scalar: an ONNX model, a FunctionProto, an
-onnxscript function. Labels are inputs of the algorithm, or outputs of a teacher, a model that becomes a part
-of it.
+onnxscript function, or the recording of a function (see `recorded`). Labels are inputs of the algorithm, or outputs of
+a teacher, a model that becomes a part of it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.label_inputs import Labels, classes
 from onnxgrad.training.loss.logits import Ending
 from onnxgrad.training.loss.loss_function import LossFunction, prediction
+from onnxgrad.training.loss.recorded import Recorded, arranged, is_function, of_graph, operand_of, record
 from onnxgrad.training.loss.score_blocks import MANY, ScoreBlocks
 from onnxgrad.training.loss.step_metrics import row_functions, write_step_metrics
 from onnxgrad.wording import tensor_text, type_text
@@ -57,14 +59,47 @@ class Objective:
         #: of each term: the class axis of the model's output, and the permutation that moves its rows to the front
         self._given: list[tuple[Any, list[int] | None]] = []
         self.losses = [self._function(t) for t in terms]
-        self.graphs = {
-            k: Inlined(t.loss, f"the loss {t.name!r}") for k, t in enumerate(terms) if self.losses[k] is None
-        }
         self.inputs = list(builder.graph.inputs)
         self.measures: dict[str, Var] = {}
         self.notes: dict[str, None] = {}
         self._values = {v.name or "": v for v in builder.graph.inputs}
         self._values |= {v.name: v for node in builder.graph for v in node.outputs if v.name}
+        #: losses that are graphs, with the values of the model that they read (None: data), and the names of these
+        self.graphs: dict[int, Inlined] = {}
+        self._reads: dict[int, list[ir.Value | None]] = {}
+        self._feeds: dict[int, list[str]] = {}
+        self.recorded: list[Recorded] = []
+        #: the names of the results of the terms, where there are several
+        self.named: list[str] = []
+        for k in [k for k, kind in enumerate(self.losses) if kind is None]:
+            self._open_graph(k)
+
+    def _open_graph(self, k: int) -> None:
+        """Open term `k`, a graph, or record it."""
+        term, what = self.terms[k], f"the loss {self.terms[k].name!r}"
+        if is_function(term.loss):
+            loss, names, fed = arranged(term.loss, self._values, term.labels)
+            values = [self._values.get(n, None if i else self.output(term.output)) if f is None else None
+                      for i, (n, f) in enumerate(zip(names, fed))]  # fmt: skip
+            operands = [None if v is None else operand_of(v) for v in values]
+            examples = {n: np.asarray(term.examples[f]) for n, f in zip(names, fed) if f in term.examples}
+            found: Recorded | None = record(loss, names, operands, examples)
+            assert found is not None
+            self.graphs[k] = Inlined(found.model, what)
+            feeds = [f or "" for f in fed]
+        else:
+            self.graphs[k] = graph = Inlined(term.loss, what)
+            feeds = list(graph.inputs)
+            values = [self._values.get(name) for name in feeds]
+            if feeds and values[0] is None:
+                values[0] = self.output(term.output)
+            found = None if graph.model is None else of_graph(term.name, graph.model)
+        self._reads[k], self._feeds[k] = values, feeds
+        if found is not None:
+            reads = [f if v is None else v.name or "" for f, v in zip(feeds, values)]
+            own = frozenset(v.name or "" for v in values if v is not None)
+            counts = {f: found.classes[n] for n, f in zip(names, feeds) if n in found.classes} if found.classes else {}
+            self.recorded.append(replace(found, reads=tuple(reads), values=own, classes=counts))
 
     def _function(self, term: Loss) -> tuple[LossFunction, dict[str, Any]] | None:
         """The loss of that name, and its options; None for a graph."""
@@ -93,7 +128,7 @@ class Objective:
             if kind is not None:
                 found |= dict.fromkeys(self._ending(k).leaves)
             else:
-                found |= dict.fromkeys(v for v in self._read(k) if v is not None)
+                found |= dict.fromkeys(v for v in self._reads[k] if v is not None)
         return list(found)
 
     def _ending(self, k: int) -> Ending:
@@ -112,14 +147,6 @@ class Objective:
             logits = f"the logits {' and '.join(names)} of" if names else "the logits behind"
             self.notes[f"{term.name} is taken of {logits} the probabilities {value.name!r}"] = None
         return found
-
-    def _read(self, k: int) -> list[ir.Value | None]:
-        """The values of the model that a loss graph reads, by input; None for inputs fed by data."""
-        names = self.graphs[k].inputs
-        values = [self._values.get(name) for name in names]
-        if names and values[0] is None:
-            values[0] = self.output(self.terms[k].output)
-        return values
 
     def write(self, copies: Mapping[ir.Value, ir.Value], metrics: Sequence[str] = (), count: bool = False) -> Var:
         """Append all terms. Returns the scalar to minimize; further values are in `measures`.
@@ -142,14 +169,22 @@ class Objective:
             else:
                 operands = self._operands(k, copies)
                 y, labels = operands
-                if (blocks := self._blocks(k, y)) is not None:
+                weighted: Var | None = None
+                if term.row_weights is not None:
+                    rows = labels[0].dims[:1]
+                    column = self.label(term.row_weights, y.dtype or ir.DataType.FLOAT, rows)
+                    value, weighted = kind[0].by_rows(b, y, labels, kind[1], column)
+                elif (blocks := self._blocks(k, y)) is not None:
                     others = row_functions(metrics) if k == 0 else {}
                     value, *found = kind[0].by_blocks(b, blocks, y, labels[0], kind[1], list(others.values()))
                     rights = dict(zip(others, found))
                 else:
                     value = kind[0].write(b, y, *labels, **kind[1])
-                how_much = kind[0].count(b, y, labels, kind[1]) if count else None
-                counts.append((self._counted(*kind), how_much))
+                how_much = weighted or kind[0].count(b, y, labels, kind[1]) if count else None
+                described = self._counted(*kind)
+                if weighted is not None and described != SUMMED:
+                    described += f" by {term.row_weights}"
+                counts.append((described, how_much))
             if k == 0 and metrics:
                 self.measures |= write_step_metrics(b, metrics, kind, operands, rights)
             if count and how_much is None:
@@ -161,6 +196,7 @@ class Objective:
             if len(self.terms) > 1:
                 value = self._named(value, f"loss_{term.name}")
                 self.measures[value.name] = value
+                self.named.append(value.name)
             total = value if total is None else total + b.cast_like(value, total)
         assert total is not None
         if count:
@@ -284,9 +320,9 @@ class Objective:
         loss, b = self.graphs[k], self.b
         operands = []
         first = None
-        for name, value in zip(loss.inputs, self._read(k)):
+        for formal, name, value in zip(loss.inputs, self._feeds[k], self._reads[k]):
             if value is None:
-                declared = loss.typed.get(name)
+                declared = loss.typed.get(formal)
                 if declared is not None and declared.dtype is not None:
                     found = self.label(name, declared.dtype, None if declared.shape is None else tuple(declared.shape))
                 else:

@@ -7,6 +7,7 @@ step is compiled: its state then starts from the outputs of the graphs, which ma
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -45,7 +46,7 @@ def run_initializations(source: Source, seed: int | None = None) -> Source:
                 assert held.const_value is not None
                 _check_fits(where, array, held.const_value)
                 held.const_value = ir.tensor(array, name=binding.key)
-    return Source(model, infos)
+    return replace(source, model=model, infos=infos)
 
 
 def _evaluate(model: ir.Model, graph: onnx.GraphProto, index: int, draws: np.random.Generator) -> dict[str, np.ndarray]:

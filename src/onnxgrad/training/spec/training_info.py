@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -29,10 +30,21 @@ Bindings = dict[str, str]
 
 @dataclass
 class Source:
-    """An inference model and its training entries; neither is ever changed."""
+    """An inference model and its training entries; neither is ever changed.
+
+    Attributes:
+        model: the inference model.
+        infos: its entries.
+        recorded: losses that are functions or graphs, to be compared with their recording on the first batch.
+        terms: the names of the terms of the loss, if there are several.
+        row_weights: the input with the weights of rows by which the mean of the loss is taken.
+    """
 
     model: ir.Model
     infos: list[onnx.TrainingInfoProto]
+    recorded: Sequence[Any] = ()
+    terms: Sequence[str] = ()
+    row_weights: str | None = None
 
     def inference(self) -> ir.Model:
         """A copy of the inference model, weights shared, without traces of training."""

@@ -1,0 +1,6 @@
+"""placeholder"""
+from typing import Any
+
+
+def is_stream(data: Any) -> bool:
+    return False

@@ -1,0 +1,330 @@
+"""Losses that are functions: recorded as graphs, and compared with the function on the first batch.
+
+A function of arrays (`onnxgrad.eager.numpy`), a formula (see `expression`), or a function or module of PyTorch. Its
+first parameter takes the prediction; a parameter with the name of a value of the model takes that value; the others
+become inputs for data. Parameters with defaults keep these.
+
+The types of data inputs follow from example rows, if there are any. Otherwise they are tried: the type of the
+prediction, then class numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, OnnxGradError
+from onnxgrad.ir import identifier
+from onnxgrad.model_io import to_proto
+from onnxgrad.runtime import Session
+from onnxgrad.training.graph.inline_graphs import is_graph
+from onnxgrad.training.loss.class_axis import class_axis
+from onnxgrad.training.loss.expression import Expression, is_expression
+from onnxgrad.training.loss.label_inputs import LABELS, PREDICTIONS
+from onnxgrad.training.loss.torch_loss import export_torch, is_module, is_of_torch, is_pytorchs_own, of_tensors
+from onnxgrad.transforms.first_order import value_and_grad
+
+#: The sizes of dynamic axes while a function is recorded; each name has its own.
+_SIZES = (3, 5, 7, 11, 13)
+#: Names of the parameters of PyTorch's losses, which also occur in models.
+_OF_TORCH = {"input": "prediction", "target": "labels"}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The dtype and shape of a parameter; sizes that are names are dynamic."""
+
+    dtype: np.dtype
+    shape: tuple[int | str, ...]
+
+    def example(self, sizes: Mapping[str, int]) -> np.ndarray:
+        """An array with these sizes of dynamic axes: numbers between 0 and 1, or the class 0."""
+        shape = [sizes[d] if isinstance(d, str) else d for d in self.shape]
+        if self.dtype.kind in "iub":
+            return np.zeros(shape, self.dtype)
+        return np.random.default_rng(0).uniform(0.1, 0.9, shape).astype(self.dtype)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The graph of a loss, and the function that it was recorded from.
+
+    Attributes:
+        name: of the loss in messages.
+        model: the graph.
+        function: from arrays of float64 by position to a number.
+        reads: what the inputs of the graph are: values of the model, or inputs for data.
+        values: which of them are values of the model.
+        classes: the numbers of classes of inputs for data that hold class numbers.
+    """
+
+    name: str
+    model: onnx.ModelProto
+    function: Callable[..., float]
+    reads: tuple[str, ...] = ()
+    values: frozenset[str] = frozenset()
+    classes: Mapping[str, int | None] = field(default_factory=dict)
+
+    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Compare value and derivative with the function, by central differences along a random direction.
+
+        Args:
+            arrays: by the names of `reads`, of one batch.
+
+        Raises:
+            BadInput: the graph has another value or another derivative than the function.
+        """
+        random = np.random.default_rng(0)
+        inputs = [v.name for v in self.model.graph.input]
+        points = [np.asarray(arrays[n]) for n in self.reads]
+        moved = [i for i, n in enumerate(self.reads) if n in self.values and points[i].dtype.kind == "f"]
+        if not inputs or not moved or not all(np.isfinite(p).all() for p in points if p.dtype.kind == "f"):
+            return
+        for i in moved:  # away from points where the derivative jumps
+            points[i] = (points[i] + 1e-3 * random.uniform(0.5, 1, points[i].shape)).astype(points[i].dtype)
+        try:
+            derived = value_and_grad(self.model, wrt=[inputs[i] for i in moved], of=self.model.graph.output[0].name)
+        except OnnxGradError:  # of a value without a derivative, which other terms may have
+            return
+        session = Session(derived)
+        loss, *gradients = session.run({n: p for n, p in zip(inputs, points) if n in session.inputs}).values()
+        wide = [p.astype(np.float64) if p.dtype.kind == "f" else p for p in points]
+        expected = self.function(*wide)
+        if not np.isclose(float(loss), expected, rtol=1e-2, atol=1e-4):
+            raise BadInput(
+                f"the loss {self.name!r} is {expected:.6g} of the first batch, and its recorded graph gives "
+                f"{float(loss):.6g}\n  hint: Python's branches are recorded as they ran once; use where(…) to choose "
+                "by values"
+            )
+        worst: tuple[float, float, float] | None = None
+        for eps in (1e-5, 1e-7):
+            directions = [random.standard_normal(points[i].shape) for i in moved]
+            ends = []
+            for sign in (1, -1):
+                at = list(wide)
+                for i, u in zip(moved, directions):
+                    at[i] = wide[i] + sign * eps * u
+                ends.append(self.function(*at))
+            difference = (ends[0] - ends[1]) / (2 * eps)
+            products = [np.sum(np.asarray(g, np.float64) * u) for g, u in zip(gradients, directions)]
+            scale = float(np.sqrt(sum(np.sum(np.square(np.asarray(g, np.float64))) for g in gradients)))
+            slope = float(sum(products))
+            if abs(slope - difference) <= 2e-2 * max(scale, abs(difference)) + 1e-4:
+                return
+            worst = worst or (slope, difference, scale)
+        assert worst is not None
+        raise BadInput(
+            f"the derivative of the loss {self.name!r} along a random direction is {worst[0]:.4g} on the first batch, "
+            f"and by finite differences {worst[1]:.4g}\n  hint: rounding, argmax and comparisons have no derivative"
+        )
+
+
+def is_function(loss: Any) -> bool:
+    """True for a function, a module of PyTorch, or the text of a formula."""
+    return is_expression(loss) if isinstance(loss, str) else callable(loss) and not is_graph(loss)
+
+
+def parameters(loss: Any) -> list[str]:
+    """The names of the parameters without defaults. Raises BadInput if they are not known by name."""
+    if isinstance(loss, Expression):
+        return list(loss.names)
+    target = loss.forward if is_module(loss) else loss
+    try:
+        found = [p for p in inspect.signature(target).parameters.values() if p.default is p.empty]
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"the parameters of the loss {name_of(loss)!r} are not known: {error}") from error
+    if not found or any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in found):
+        raise BadInput(
+            f"the loss {name_of(loss)!r} is a function of arrays by position, as in lambda scores, labels: …"
+        )
+    names = [p.name for p in found]
+    return [_OF_TORCH.get(n, n) for n in names] if is_pytorchs_own(loss) else names
+
+
+def name_of(loss: Any) -> str:
+    """The name of a function in messages and curves."""
+    if isinstance(loss, (str, Expression)):
+        return "formula"
+    own = getattr(loss, "__name__", "") or type(loss).__name__
+    return "function" if own == "<lambda>" else identifier(own)
+
+
+def arranged(loss: Any, known: Mapping[str, Any], labels: str | None) -> tuple[Any, list[str], list[str | None]]:
+    """The function of `loss`, its parameters with the prediction first, and the inputs for data that feed them.
+
+    The input is None for a parameter that takes the prediction, or the value of the model with its name.
+
+    Args:
+        loss: a function or the text of a formula.
+        known: values of the model by name.
+        labels: the name of the label input, for the only parameter that is fed with data.
+
+    Raises:
+        BadInput: a formula does not show which of its names is the prediction.
+    """
+    loss = Expression(loss) if isinstance(loss, str) else loss
+    names = parameters(loss)
+    fed = [n for n in names if n not in known]
+    first = None if names[0] in known else names[0]
+    if isinstance(loss, Expression):
+        meant = [n for n in names if n not in known and n.lower() in PREDICTIONS]
+        others = [n for n in names if n.lower() not in LABELS]
+        if not meant and not any(n in known for n in names) and len(others) == 1:
+            meant = others
+        if len(meant) != 1 and not any(n in known for n in names):
+            raise BadInput(
+                f"the loss {loss.text!r} names no value of the model, so its prediction is not known\n"
+                "  hint: use the name of an output for it, or call it scores, and the labels y or labels"
+            )
+        first = meant[0] if len(meant) == 1 else None
+        fed += [n for n in names if n in known and first is not None and n.lower() in LABELS]
+        names = [*([first] if first else []), *(n for n in names if n != first)]
+    fed = [n for n in fed if n != first]
+    called = {n: "labels" for n in fed if n in known}
+    if labels is not None and len(fed) == 1:
+        called = {fed[0]: labels}
+    return loss, names, [None if n == first or n not in fed else called.get(n, n) for n in names]
+
+
+def record(
+    loss: Any, names: Sequence[str], operands: Sequence[Operand | None], examples: Mapping[str, np.ndarray]
+) -> Recorded:
+    """Record `loss` as a graph.
+
+    Args:
+        loss: the function.
+        names: of its parameters.
+        operands: the values that they take; None for inputs for data, which the first operand describes.
+        examples: rows of inputs for data.
+
+    Raises:
+        BadInput: the function has no graph.
+    """
+    first = next((o for o in operands if o is not None), None)
+    if first is None:
+        raise BadInput(f"the loss {name_of(loss)!r} reads no value of the model")
+    open_ = [n for n, o in zip(names, operands) if o is None]
+    tried = [{n: _described(examples[n], first) for n in open_}] if all(n in examples for n in open_) else []
+    tried = tried or [dict.fromkeys(open_, o) for o in (first, *_class_numbers(first))]
+    problem: Exception | None = None
+    for given in tried:
+        chosen = [given[n] if o is None else o for n, o in zip(names, operands)]
+        try:
+            if is_of_torch(loss):
+                sizes = _sizes(chosen)
+                dynamic = [{a: d for a, d in enumerate(o.shape) if isinstance(d, str)} for o in chosen]
+                model = export_torch(loss, name_of(loss), [o.example(sizes) for o in chosen], dynamic)
+            else:
+                model = _record_eager(loss, names, chosen)
+            counts = {n: _count(o, first) for n, o in given.items() if o.dtype.kind == "i"}
+            return Recorded(name_of(loss), model, _in_float64(loss, names), classes=counts)
+        except Exception as error:  # the function is the caller's, and may raise anything
+            problem = problem or error
+    assert problem is not None
+    if isinstance(problem, BadInput):
+        raise BadInput(f"the loss {name_of(loss)!r}: {problem}") from problem
+    reason = " ".join(str(problem).split())[:300] or type(problem).__name__
+    raise BadInput(
+        f"the loss {name_of(loss)!r} cannot be recorded: {type(problem).__name__}: {reason}\n"
+        "  hint: it is a function of arrays, over onnxgrad.eager.numpy or PyTorch, with a scalar result; "
+        "Loss(function, examples={'labels': array}) shows rows of labels of another form"
+    ) from problem
+
+
+def _described(array: np.ndarray, like: Operand) -> Operand:
+    """The operand for rows like `array`: axes as those of `like`, where their number is the same."""
+    same = array.ndim == len(like.shape)
+    dims: list[int | str] = list(like.shape[: array.ndim] if array.ndim <= len(like.shape) else like.shape[:1])
+    sizes = [d if isinstance(d, str) else n for d, n in zip([*dims, *array.shape[len(dims) :]], array.shape)]
+    if sizes and not isinstance(like.shape[0], str):
+        sizes[0] = like.shape[0]
+    whole = array.dtype.kind in "iub" and not same
+    return Operand(np.dtype(np.int64) if whole else like.dtype, tuple(sizes))
+
+
+def _class_numbers(like: Operand) -> list[Operand]:
+    """Operands of class numbers for scores `like`: without the axis of the classes, which is found out."""
+    if len(like.shape) < 2:
+        return []
+    value = ir.Value(name="scores", type=ir.TensorType(ir.DataType.from_numpy(like.dtype)), shape=ir.Shape(like.shape))
+    axes = dict.fromkeys((class_axis(value) % len(like.shape), len(like.shape) - 1))
+    return [Operand(np.dtype(np.int64), (*like.shape[:a], *like.shape[a + 1 :])) for a in axes]
+
+
+def _count(labels: Operand, scores: Operand) -> int | None:
+    """The number of classes of `scores`, if `labels` lack one axis of them that has a fixed size."""
+    missing = [
+        d for a, d in enumerate(scores.shape) if (*scores.shape[:a], *scores.shape[a + 1 :]) == labels.shape and a
+    ]
+    return missing[0] if len(missing) == 1 and isinstance(missing[0], int) else None
+
+
+def operand_of(value: ir.Value) -> Operand:
+    """The dtype and shape of a value of the model. Raises BadInput if they are not known."""
+    if value.dtype is None or value.shape is None:
+        raise BadInput(f"the shape of {value.name!r}, which a loss reads, is not known; declare it in the model")
+    dims = [d if isinstance(d, int) else d.value or f"{value.name}_{axis}" for axis, d in enumerate(value.shape)]
+    return Operand(value.dtype.numpy(), tuple(dims))
+
+
+def _sizes(operands: Sequence[Operand]) -> dict[str, int]:
+    names = dict.fromkeys(d for o in operands for d in o.shape if isinstance(d, str))
+    return {n: _SIZES[i % len(_SIZES)] for i, n in enumerate(names)}
+
+
+# --- functions of arrays ---------------------------------------------------------------------------
+
+
+def _record_eager(loss: Any, names: Sequence[str], operands: Sequence[Operand]) -> onnx.ModelProto:
+    import onnxgrad.eager.numpy as xp
+    from onnxgrad.eager import export
+
+    def call(*arrays: Any) -> Any:
+        result = xp.asarray(loss(**dict(zip(names, arrays))) if isinstance(loss, Expression) else loss(*arrays))
+        return result.astype(operands[0].dtype) if result.dtype.kind == "f" else result
+
+    call.__name__ = name_of(loss)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    formals = [f"in_{i}" for i in range(len(names))]
+    call.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in formals])  # type: ignore[attr-defined]
+    sizes = _sizes(operands)
+    dynamic = {n: {a: d for a, d in enumerate(o.shape) if isinstance(d, str)} for n, o in zip(formals, operands)}
+    return export(call, *(o.example(sizes) for o in operands), dynamic={n: axes for n, axes in dynamic.items() if axes})
+
+
+def _in_float64(loss: Any, names: Sequence[str]) -> Callable[..., float]:
+    if is_of_torch(loss):
+        return of_tensors(loss)
+
+    def of_arrays(*arrays: np.ndarray) -> float:
+        import onnxgrad.eager.numpy as xp
+
+        given = [xp.asarray(a) for a in arrays]
+        found = loss(**dict(zip(names, given))) if isinstance(loss, Expression) else loss(*given)
+        return float(np.asarray(found))
+
+    return of_arrays
+
+
+# --- graphs ----------------------------------------------------------------------------------------
+
+
+def of_graph(name: str, model: ir.Model) -> Recorded | None:
+    """A loss that is a graph, compared with itself in float64; None for one that narrows its numbers on the way."""
+    if any(node.op_type in ("Cast", "CastLike", "DequantizeLinear") for node in model.graph.all_nodes()):
+        return None
+    proto = to_proto(model)
+
+    def of_arrays(*arrays: np.ndarray) -> float:
+        from onnx.reference import ReferenceEvaluator
+
+        feeds = dict(zip((v.name for v in proto.graph.input), arrays))
+        return float(np.asarray(ReferenceEvaluator(proto).run(None, feeds)[0]))
+
+    return Recorded(name, proto, of_arrays)
