@@ -19,8 +19,8 @@ from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.models import EagerModel
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.cleanup import finish
-from onnxgrad.transforms import vmap as vmap_model
+from onnxgrad.ir.cleanup import end_derivation
+from onnxgrad.transforms.vmap import vmap as vmap_model
 
 #: How many shapes of arguments a compiled function is kept for.
 MOST_SHAPES = 64
@@ -42,7 +42,7 @@ def graph_model(
         end = b.append(ir.Node("", "Identity", [result.value]))[0].value
         end.type, end.shape = result.value.type, result.value.shape
         b.graph.outputs.append(end)
-    finish(b.graph, names=b.names)
+    end_derivation(b)
     return model_of(b.graph)
 
 

@@ -25,7 +25,7 @@ from onnxgrad.eager.core.primitives import Macro, StandardOp
 from onnxgrad.eager.core.tape import Node, exporting, history, leaf
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
-from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.cleanup import end_derivation
 from onnxgrad.model_io import to_proto
 
 Dynamic = Mapping[str, Mapping[int, str]]
@@ -268,7 +268,7 @@ def _model(r: _Recording, table: _Sizes, dims: Mapping[tuple[str, int], str]) ->
         end.type = end.type or ir.TensorType(ir.DataType.from_numpy(y.dtype))
         end.shape = end.shape if end.shape is not None else ir.Shape([None] * y.ndim)
         b.graph.outputs.append(end)
-    finish(b.graph, names=b.names)
+    end_derivation(b)
     return model_of(b.graph)
 
 

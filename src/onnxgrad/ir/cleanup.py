@@ -1,4 +1,4 @@
-"""The last pass over a derived graph: eliminate dead code, and rewrite nodes that ONNX Runtime misreads.
+"""The end of every derivation: fold constants, rewrite nodes that ONNX Runtime misreads, eliminate dead code.
 
 A Pad that names its axes, next to a Transpose, is misread by ONNX Runtime's transpose optimizer (found in
 1.31): it permutes the pads as if there were one pair for each axis, so that the model fails to run or, where the
@@ -21,10 +21,17 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.fold import fold_constants
 from onnxgrad.ir.graph import prune, scopes
 from onnxgrad.ir.infer.inference import Inference, forget_values
 from onnxgrad.ir.match import constant, is_standard, rank
 from onnxgrad.ir.names import Names
+
+
+def end_derivation(b: Builder, keep: Iterable[ir.Value] = ()) -> None:
+    """Clean up the graph of `b`, in place: fold the constants that `b` wrote, then `finish`."""
+    fold_constants(b.graph, b.written())
+    finish(b.graph, keep, b.names)
 
 
 def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None = None) -> None:

@@ -56,6 +56,7 @@ class Trait(TypedDict, total=False):
     interval: tuple[float, float] | None
     sized_by: tuple[int, ...]
     grows: bool
+    discards: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Traits:
         interval: the smallest and largest number that it can give.
         sized_by: the operands whose elements determine the number of elements of the result.
         grows: it can make a large tensor of few elements.
+        discards: the operands of which it may leave out any element, so that a rule before it must be safe there.
     """
 
     kind: Kind | None = None
@@ -81,6 +83,7 @@ class Traits:
     interval: tuple[float, float] | None = None
     sized_by: tuple[int, ...] = ()
     grows: bool = False
+    discards: tuple[int, ...] = ()
 
     @property
     def is_elementwise(self) -> bool:

@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, printable, warn_caller
-from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir import Builder
+from onnxgrad.ir.cleanup import end_derivation
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.ir.fold import infer_and_fold
-from onnxgrad.ir.names import Names
 from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT, check_calls
 from onnxgrad.model_io.checks.nodes import check_nodes
 from onnxgrad.model_io.inline import inline_functions
@@ -72,10 +72,10 @@ class Opened:
     training: frozenset[str] = field(default_factory=frozenset)
     constants: frozenset[str] = field(default_factory=frozenset)
 
-    def finish(self, names: Names) -> None:
-        """Clean up the derived graph; initializers that training information refers to stay."""
-        graph = self.model.graph
-        finish(graph, [v for n, v in graph.initializers.items() if n in self.training], names)
+    def finish(self, builder: Builder) -> None:
+        """Clean up the graph that `builder` derived; initializers that training information refers to stay."""
+        held = self.model.graph.initializers
+        end_derivation(builder, [v for n, v in held.items() if n in self.training])
 
     def close(self) -> onnx.ModelProto | ir.Model:
         """The model in the kind of the caller's argument (ModelProto for a path)."""

@@ -136,7 +136,7 @@ def cast(op: Op, g: Var, x: Var) -> Result:
     return op.cast_like(g, x)
 
 
-@elementwise("Where", wrt=(1, 2), total=True, piecewise_linear=True)
+@elementwise("Where", wrt=(1, 2), total=True, piecewise_linear=True, discards=(1, 2))
 def where(op: Op, g: Var, condition: Var) -> Result:
     """y = x₁ where c, else x₂: (g where c else 0, 0 where c else g)"""
     return None, op.Where(condition, g, 0.0), op.Where(condition, 0.0, g)

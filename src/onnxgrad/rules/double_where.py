@@ -1,4 +1,4 @@
-"""Safe derivatives behind a Where that may discard the result of an operator.
+"""Safe derivatives behind an operator, such as Where, that may discard the result of another.
 
 Where(x > 0, log x, 0) has the derivative 0 at x = 0, and the Where gives log the cotangent 0 there; but 0/x is NaN. So
 if a Where reads a result, the rule of a singular operator replaces 0·∞ and 0·NaN by 0. Otherwise the rules omit these
@@ -16,32 +16,31 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents, scopes
 from onnxgrad.ir.match import is_op, pattern
 from onnxgrad.ir.notes import SETTLED, notes
+from onnxgrad.ir.operators import traits_of
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import registry
-from onnxgrad.rules.rule import Elementwise
+from onnxgrad.rules.rule import Elementwise, Linear
 
 _FAR = 6  # operators; a Where that is farther away is not looked for
 
 
 def may_be_discarded(op: Op, value: Any) -> bool:
-    """True if a Where picks from `value`, perhaps after elementwise operators or a cast."""
+    """True if an operator discards elements of `value`, perhaps after elementwise operators (see `Traits.discards`)."""
     near, seen = [value], {value}
     for _ in range(_FAR + 1):
-        found = []
+        results = []
         for use in (use for v in near for use in v.uses()):
-            node = use.node
-            if node.op_type == "Where":
-                if use.idx > 0:
+            node, traits = use.node, traits_of(use.node)
+            if traits.discards:
+                if use.idx in traits.discards:
                     return True
                 continue
             rule = registry.get(node.domain, node.op_type, op.opset)
-            passed = rule is not None and (
-                isinstance(rule, Elementwise) or node.op_type in ("Cast", "CastLike", "Identity")
-            )
-            if passed and node.outputs[0] not in seen:
+            passes = isinstance(rule, Elementwise) or (isinstance(rule, Linear) and traits.is_elementwise)
+            if passes and node.outputs[0] not in seen:
                 seen.add(node.outputs[0])
-                found.append(node.outputs[0])
-        near = found
+                results.append(node.outputs[0])
+        near = results
     return False
 
 

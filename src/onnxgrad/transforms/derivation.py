@@ -15,7 +15,6 @@ from onnxgrad.engine import function_calls as _calls  # noqa: F401  (it register
 from onnxgrad.engine.activity import prepare
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
-from onnxgrad.ir.fold import fold_constants
 from onnxgrad.ir.graph import ancestors, named_values
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.model_io import AnyModel, Opened, Signature
@@ -193,8 +192,7 @@ class Derivation:
 
     def close(self) -> Any:
         """Clean up; the derived model in the caller's kind."""
-        fold_constants(self.graph, self.builder.written())
-        self.opened.finish(self.builder.names)
+        self.opened.finish(self.builder)
         self.signature.store(self.opened.model)
         self.builder.forget()
         self.nodes = []

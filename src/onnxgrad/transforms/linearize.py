@@ -17,7 +17,6 @@ from onnxgrad.control_flow.unread_results import drop_unread
 from onnxgrad.engine.partial_eval import residuals, seedless_values
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import dependents, named_values, prune, subgraphs
 from onnxgrad.ir.match import is_op
@@ -97,7 +96,7 @@ def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     dropped = list(d.wrt.values())
     factors = take_settled_factors(d.graph, dropped)
     d.pull_cotangents()
-    finish(d.graph)
+    d.opened.finish(d.builder)
     for name, value in d.wrt.items():
         if not value.is_graph_input():
             raise BadInput(f"`wrt` {name!r} is no input of the model, which a transpose takes the place of")
@@ -115,7 +114,7 @@ def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
 def _cut(d: Derivation, seeds: list[Var]) -> Split:
     """The two halves of the derived graph of `d`."""
     graph, made = d.graph, d.signature
-    d.opened.finish(d.builder.names)
+    d.opened.finish(d.builder)
     results = {*made.gradients.values(), *made.output_tangents.values()}
     starts = {s.value for s in seeds}
     moving = dependents(graph, starts)

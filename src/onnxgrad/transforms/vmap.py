@@ -89,7 +89,7 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
     graph.sort()
     for name, value in ends.items():
         graph.outputs.append(_output(b, name, found[value], value) if value in found else value)
-    opened.finish(b.names)
+    opened.finish(b)
     return opened.close()
 
 

@@ -29,7 +29,7 @@ from onnxgrad.engine.partial_eval import residuals
 from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.cleanup import end_derivation
 from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.ir.outline import restrict
@@ -199,7 +199,7 @@ class DerivativePlan:
         read = sorted(residuals(ends, held.__contains__), key=lambda v: (held[v][0], held[v][1] or 0))
         self.places = [held[v] for v in read]
         restrict(graph, [*read, *(s.value for s in seeds)], list(graph.outputs), b.names)
-        finish(graph, names=b.names)
+        end_derivation(b)
         self._refuse_random(graph)
         self.run: Arithmetic | Executable | None = None
         if graph.outputs:
