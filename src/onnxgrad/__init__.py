@@ -11,9 +11,11 @@ if sys.argv[:1] == ["-m"] and ("-m", "onnxgrad") in zip(sys.orig_argv, sys.orig_
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onnxgrad import _startup
+from onnxgrad import _startup, lazy_sympy
 
 _startup.begin()  # before anything that takes its time
+if "sympy" not in sys.modules:
+    sys.meta_path.insert(0, lazy_sympy.Finder())
 
 from onnxgrad.errors import (
     BadInput,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
     from onnxgrad.function import Function
     from onnxgrad.linear_operator import linear_operator
+    from onnxgrad.model_io.publish import push_to_hub
     from onnxgrad.model_io.signature import Signature, signature
     from onnxgrad.rules.registry import straight_through, without_lowerings
     from onnxgrad.runtime import Options, Session, StepRunner
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
         generate,
         load_adapter,
         predict,
+        prune,
         quantize,
         train,
     )
@@ -119,6 +123,8 @@ __all__ = [
     "load_rule",
     "per_example_grad",
     "predict",
+    "push_to_hub",
+    "prune",
     "quantize",
     "rematerialize",
     "signature",
@@ -145,18 +151,23 @@ _LATER = {
         "function": ("Function",),
         "linear_operator": ("linear_operator",),
         "model_io": ("Signature", "signature"),
+        "model_io.publish": ("push_to_hub",),
         "rules.registry": ("straight_through", "without_lowerings"),
         "runtime": ("Options", "Session", "StepRunner"),
         "training": (
             *("Group", "IA3", "LoHa", "LoKr", "LoRA", "Loss", "Optimizer", "Schedule", "VeRA", "load_adapter"),
             *("Trainer", "attach", "compile_step", "evaluate", "export_step", "generate", "predict"),
-            *("quantize", "train"),
+            *("prune", "quantize", "train"),
         ),
-        "transforms": (
-            *("Split", "gauss_newton_vp", "hessian", "hvp", "jacobian", "jet", "laplacian"),
-            *("linearize", "per_example_grad", "rematerialize", "sparse_hessian", "sparse_jacobian"),
-            *("split_vjp", "transpose", "vmap"),
-        ),
+        "transforms.jacobians": ("hessian", "jacobian"),
+        "transforms.linearize": ("Split", "linearize", "split_vjp", "transpose"),
+        "transforms.per_example": ("per_example_grad",),
+        "transforms.rematerialize": ("rematerialize",),
+        "transforms.second_order": ("gauss_newton_vp", "hvp"),
+        "transforms.sparse.matrices": ("sparse_hessian", "sparse_jacobian"),
+        "transforms.taylor.jets": ("jet",),
+        "transforms.taylor.laplacians": ("laplacian",),
+        "transforms.vmap": ("vmap",),
         "transforms.attribution": ("grad_cam", "integrated_gradients", "smooth_grad"),
         "transplants.transplant": ("transplant",),
         "transforms.first_order": ("grad", "jvp", "value_and_grad", "vjp"),

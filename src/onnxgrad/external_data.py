@@ -27,6 +27,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
 
 _FILES = "onnxgrad.files"
+#: The file in the cache of a model that was fetched.
+FETCHED = "onnxgrad.fetched"
 _REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 
 
@@ -55,6 +57,12 @@ def settle_external(proto: onnx.ModelProto, path: Path) -> Folder:
     return folder
 
 
+def external_locations(proto: onnx.ModelProto) -> list[str]:
+    """The files that `proto` keeps tensors in, as it names them."""
+    held = (t for t, _ in _tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL)
+    return list(dict.fromkeys(onnx.external_data_helper.ExternalDataInfo(t).location for t in held))
+
+
 def check_external(path: Path) -> None:
     """Check the external data of the model in the file at `path`; files that are no models are skipped.
 
@@ -77,7 +85,7 @@ def check_external(path: Path) -> None:
 
 def files_of(model: ir.Model, path: str | os.PathLike) -> list[Path]:
     """The file that `model` was loaded from, and those of its external data."""
-    return [Path(path), *model.meta.get(_FILES, ())]
+    return [model.meta.get(FETCHED, Path(path)), *model.meta.get(_FILES, ())]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -160,6 +161,26 @@ def test_distributed(example):
     done = mpiexec(2, str(EXAMPLES / "distributed.py"))
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"2 rank\(s\): loss 0\.\d+, accuracy 9\d\.\d% on unseen digits\n", done.stdout)
+
+
+def test_search_optuna(example):
+    optuna = pytest.importorskip("optuna", reason="no optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = example("search_optuna").main(trials=12)
+    states = [t.state.name for t in study.trials]
+    assert set(states) == {"COMPLETE", "PRUNED"}
+    assert study.best_value < 0.35
+
+
+@pytest.mark.complete
+def test_search_ray(tmp_path):
+    pytest.importorskip("ray.tune", reason="no ray")
+    quiet = {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, **quiet, "HOME": str(tmp_path), "RAY_TMPDIR": "/tmp"}
+    command = [sys.executable, str(EXAMPLES / "search_ray.py"), "3"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"best loss (\S+) with", done.stdout)[1]) < 1.0
 
 
 def test_logistic(example):

@@ -16,13 +16,14 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.external_data import settle_external
+from onnxgrad.external_data import FETCHED, external_locations, settle_external
 from onnxgrad.files import open_ordinary
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.names import described
 from onnxgrad.model_io.aside import put_back, set_aside
 from onnxgrad.model_io.checks.declared_sizes import check_message
 from onnxgrad.model_io.checks.notes_in_files import check_notes
+from onnxgrad.model_io.hub import HubFile
 from onnxgrad.model_io.map_outputs import without_maps
 from onnxgrad.model_io.zeros import declare_sparse
 
@@ -35,21 +36,27 @@ def load_model(path: str | os.PathLike, aside: bool = False) -> ir.Model:
     """The model in a file; weights in external data stay on disk until they are needed.
 
     Args:
-        path: of the file.
+        path: of the file, or ``hf://org/repo/model.onnx`` on the Hugging Face Hub.
         aside: whether large weights of its own wait on disk as well, in a copy (see `set_aside`).
 
     Raises:
         BadInput: there is no such file, or it is not a whole ONNX model.
     """
-    path = Path(path)
+    remote = HubFile.of(path)
+    path = Path(path) if remote is None else remote.fetch()
     proto = parse(path)
     _check(proto, str(path))
+    if remote is not None:
+        for location in external_locations(proto):
+            remote.beside(location).fetch()
     external = settle_external(proto, path)
     held: Mapping[str, ir.TensorProtocol] = {}
     if aside:
         proto, held = set_aside(proto)
     model = _read(proto, str(path))
     external.hold(model)
+    if remote is not None:
+        model.meta[FETCHED] = path
     put_back(model, held)
     return model
 

@@ -9,15 +9,16 @@ from onnxgrad.training.build.initializers import initialize
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.export.files import export_step
 from onnxgrad.training.export.web_report import web_report
-from onnxgrad.training.loop.callbacks import AtEnd, Callback, EarlyStopping, KeepBest, Log, Metrics, Plateau
+from onnxgrad.training.loop.callbacks import AtEnd, Callback, EarlyStopping, KeepBest, Log, Metrics, Plateau, Pruning
 from onnxgrad.training.loop.checkpoint_parts import consolidate
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.interruption import Interrupted
 from onnxgrad.training.loop.progress import reporter
+from onnxgrad.training.loop.prune import prune
 from onnxgrad.training.loop.quantize import quantize
 from onnxgrad.training.loop.samples import Samples
-from onnxgrad.training.loop.trackers import MLflow, TensorBoard
+from onnxgrad.training.loop.trackers import MLflow, TensorBoard, Tracker, WandB
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.config import Loss
@@ -58,6 +59,7 @@ __all__ = [
     "OptimizerFunctions",
     "Plateau",
     "Problem",
+    "Pruning",
     "ReferenceTraining",
     "Samples",
     "Schedule",
@@ -65,8 +67,10 @@ __all__ = [
     "StateTensor",
     "Step",
     "TensorBoard",
+    "Tracker",
     "Trainer",
     "VeRA",
+    "WandB",
     "attach",
     "carry_training_info",
     "combine_adapters",
@@ -84,6 +88,7 @@ __all__ = [
     "optimizer_function",
     "optimizer_functions",
     "predict",
+    "prune",
     "quantize",
     "renamed",
     "reporter",

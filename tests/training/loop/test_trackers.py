@@ -1,7 +1,9 @@
 """Reports and trackers: what they leave is whole, needs nothing else, and says what was measured."""
 
+import json
 import re
 import sys
+import time
 import types
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -14,7 +16,7 @@ from onnxgrad.training import Trainer
 from onnxgrad.training.loop.callbacks import AtEnd
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.html_report import Picture, write_report
-from onnxgrad.training.loop.trackers import MLflow, TensorBoard
+from onnxgrad.training.loop.trackers import MLflow, TensorBoard, Tracker, WandB
 from tests.training.models import blobs, trainable
 
 ONE = Options(threads=1)
@@ -107,7 +109,78 @@ def test_mlflow_is_told(monkeypatch):
     assert said[4][2] == {"step": 6}
 
 
-@pytest.mark.parametrize(("make", "package"), [(MLflow, "mlflow"), (lambda: TensorBoard("x"), "tensorboardX")])
+def test_mlflow_reads_back_what_was_logged(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="no mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(tmp_path.as_uri())
+    history = fit(MLflow("mine"))
+    (run,) = mlflow.MlflowClient().search_runs([mlflow.get_experiment_by_name("mine").experiment_id])
+    assert run.data.params["batch_size"] == "32"
+    assert run.data.metrics["validation_loss"] == pytest.approx(history.epochs[-1]["validation_loss"])
+    assert mlflow.active_run() is None
+
+
+def log_records(data):
+    """The records of a file in the log format of LevelDB, behind a header of 7 bytes."""
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+def test_weights_and_biases_without_a_network(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="no wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    history = fit(WandB("mine", every=2, mode="offline", dir=str(tmp_path)))
+    assert wandb.run is None
+    (file,) = tmp_path.rglob("*.wandb")
+    found, end = {}, time.monotonic() + 30
+    while ("epoch/validation_loss", 6) not in found and time.monotonic() < end:  # another process writes it
+        for data in log_records(file.read_bytes()):
+            items = wandb_internal_pb2.Record.FromString(data).history.item
+            values = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+            found.update({(k, values["_step"]): v for k, v in values.items()})
+    for record in history.epochs:
+        assert found["epoch/validation_loss", record["step"]] == pytest.approx(record["validation_loss"])
+    assert ("step/loss", 2) in found
+
+
+def test_a_tracker_of_your_own():
+    class Lines(Tracker):
+        every = 3
+
+        def __init__(self):
+            self.lines = []
+
+        def open(self, step, about):
+            self.lines.append(("open", step, about["settings"]["batch_size"]))
+
+        def log(self, kind, values, step):
+            self.lines.append((kind, step, sorted(values)[:2]))
+
+        def close(self):
+            self.lines.append(("close",))
+
+    tracker = Lines()
+    fit(tracker)
+    assert tracker.lines[0] == ("open", 0, "32")
+    assert [line[:2] for line in tracker.lines[1:-1]] == [("step", 3), ("epoch", 3), ("step", 6), ("epoch", 6)]
+    assert tracker.lines[1][2] == ["learning_rate", "loss"]
+    assert tracker.lines[-1] == ("close",)
+
+
+@pytest.mark.parametrize(
+    ("make", "package"), [(MLflow, "mlflow"), (lambda: TensorBoard("x"), "tensorboardX"), (WandB, "wandb")]
+)
 def test_a_package_that_is_missing(monkeypatch, make, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(BadInput, match=f"need.* {package}: pip install"):

@@ -361,9 +361,36 @@ def test_averages_are_those_of_torch():
     assert np.abs(state["w1"] - state["w1_average"]).max() > 1e-3
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("every", [1, 4])
+def test_plain_averages_are_those_of_torch(every):
+    pytest.importorskip("torch")
+    start, average = 9, []
+
+    def after(torch, p, optimizer, t):  # what step t has left, the first is step 1
+        now = torch.nn.ParameterDict({n: v.detach().clone() for n, v in p.items()})
+        if t == start:
+            average.append(torch.optim.swa_utils.AveragedModel(now))
+        if t >= start and (t - start) % every == 0:
+            average[0].update_parameters(now)
+
+    of_torch(lambda o, p: o.SGD(p.values(), lr=0.1), steps=31, every=after)
+    state, _ = trained("sgd", steps=30, learning_rate=0.1, swa=start, swa_every=every)
+    found = {n: v.detach().numpy() for n, v in average[0].module.items()}
+    close({n: state[f"{n}_average"] for n in found}, found)
+    assert np.abs(state["w1"] - state["w1_average"]).max() > 1e-3
+
+
+def test_before_the_first_weight_counts_the_average_is_a_copy():
+    state, _ = trained("sgd", steps=5, learning_rate=0.1, swa=6)
+    np.testing.assert_array_equal(state["w1"], state["w1_average"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"swa": 0}, "swa must be at least 1"),
+        ({"swa": 3, "ema": 0.9}, "ema and swa exclude each other"),
         ({"optimizer": "adamm"}, "there is no optimizer 'adamm'; there are: sgd, momentum"),
         ({"optimizer": "muon", "adjust": "big"}, "adjust must be 'original' or"),
         ({"optimizer": "lion", "betas": (0.9,)}, "betas must be two numbers"),

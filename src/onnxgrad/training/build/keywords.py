@@ -24,6 +24,8 @@ class AlgorithmKeywords(TypedDict, total=False):
     clip_norm: float | None
     clip_value: float | None
     ema: float | None
+    swa: int | None
+    swa_every: int
     trainable: Sequence[str] | None
     freeze: Sequence[str]
     untie: bool

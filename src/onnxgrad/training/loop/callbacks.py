@@ -128,6 +128,30 @@ class EarlyStopping(_Monitoring):
             run.finish(f"{self.monitor.of} has not become better for {self.patience} {what}")
 
 
+class Pruning(_Monitoring):
+    """Report `monitor` to a search for settings, and stop when the search gives this run up.
+
+    Args:
+        report: is called with the value and the number of the epoch (the step, where validation data are measured
+            between epochs); a true result ends the run.
+        monitor: an entry of the records of epochs.
+
+    Attributes:
+        pruned: True if the run was given up.
+    """
+
+    def __init__(self, report: Callable[[float, int], Any], monitor: str = "validation_loss") -> None:
+        super().__init__(monitor, 0.0)
+        self.report, self.pruned = report, False
+
+    def watch(self, run: Run, record: dict[str, Any]) -> None:
+        """Report the value."""
+        self.monitor(record)
+        if self.report(float(record[self.monitor.of]), record["epoch" if "seconds" in record else "step"]):
+            self.pruned = True
+            run.finish(f"the search gave it up at {self.monitor.of} {record[self.monitor.of]:.6g}")
+
+
 class KeepBest(_Monitoring):
     """At the end, put back the weights of the epoch in which `monitor` was best.
 

@@ -80,6 +80,7 @@ class FitKeywords(PreparationKeywords, total=False):
     log: File | None
     tensorboard: File | None
     mlflow: str | None
+    wandb: str | None
     sample_prompts: Sequence[str]
     callbacks: Sequence[Callback]
     progress: bool | None

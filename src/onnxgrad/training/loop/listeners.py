@@ -13,7 +13,7 @@ from onnxgrad.training.loop.progress import plot as draw
 from onnxgrad.training.loop.recipe import LogRecipe, WatchRecipe
 from onnxgrad.training.loop.report_pictures import WritesReport
 from onnxgrad.training.loop.samples import Samples
-from onnxgrad.training.loop.trackers import MLflow, TensorBoard
+from onnxgrad.training.loop.trackers import MLflow, TensorBoard, WandB
 from onnxgrad.training.optim.schedules import SCHEDULES, RateSchedule, Schedule
 from onnxgrad.training.option_strings import completed, looked_up, spelled
 
@@ -43,6 +43,8 @@ def loggers(asked: LogRecipe) -> list[Callback]:
         found.append(TensorBoard(Path(asked.tensorboard)))
     if asked.mlflow is not None:
         found.append(MLflow(asked.mlflow))
+    if asked.wandb is not None:
+        found.append(WandB(asked.wandb))
     if asked.sample_prompts:
         found.append(Samples(asked.sample_prompts))
     return found

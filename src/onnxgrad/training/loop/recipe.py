@@ -25,6 +25,7 @@ from onnxgrad.training.build.recipe import (
 )
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File, LoopRecipe
@@ -237,7 +238,7 @@ class LogRecipe:
 
 
 #: Recipes of `Trainer`, and of its `fit`.
-TRAINER = (*ALGORITHM, TaskRecipe, StepRecipe, RuntimeRecipe, ProcessRecipe)
+TRAINER = (*ALGORITHM, TaskRecipe, DetectionRecipe, StepRecipe, RuntimeRecipe, ProcessRecipe)
 FIT = (DataRecipe, LoopRecipe, WatchRecipe, LogRecipe)
 
 
@@ -247,7 +248,8 @@ class Recipe:
 
     Attributes:
         loss, optimizer, weights, adapter: of the algorithm, for a model that carries none.
-        task: of a language model.
+        task: of a language model, or a detector.
+        detection: of a detector.
         settings: further settings of the optimizer, as ``{"betas": (0.9, 0.95)}``.
         step, runtime, processes: how a step is computed.
         data, loop, watch, log: how the step is run over data.
@@ -258,6 +260,7 @@ class Recipe:
     weights: WeightsRecipe = WeightsRecipe()
     adapter: AdapterRecipe = AdapterRecipe()
     task: TaskRecipe = TaskRecipe()
+    detection: DetectionRecipe = DetectionRecipe()
     step: StepRecipe = StepRecipe()
     runtime: RuntimeRecipe = RuntimeRecipe()
     processes: ProcessRecipe = ProcessRecipe()

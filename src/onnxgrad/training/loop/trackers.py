@@ -1,4 +1,8 @@
-"""Experiment trackers, as callbacks: TensorBoard event files, MLflow runs. Each needs a package of its own."""
+"""Experiment trackers, as callbacks: TensorBoard, MLflow, Weights & Biases. Each needs a package of its own.
+
+A tracker has three methods: `Tracker.open` begins its record, `Tracker.log` writes measurements at a step, and
+`Tracker.close` ends the record.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,55 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in record.items() if isinstance(v, float) and math.isfinite(v)}
 
 
-class TensorBoard(Callback):
+class Tracker(Callback):
+    """A record of a run in another tool: derive from it, and override `open`, `log` and `close`.
+
+    Attributes:
+        every: steps between points of the loss and the learning rates; 0: measurements of epochs alone.
+    """
+
+    is_told_once = True
+    every = 0
+
+    def open(self, step: int, about: Mapping[str, Mapping[str, str]]) -> None:
+        """Begin or continue a record.
+
+        Args:
+            step: steps taken so far: not 0 for a run that is resumed, whose later entries are repeated.
+            about: ``settings`` and ``provenance`` of the run, as text by name.
+        """
+
+    def log(self, kind: str, values: Mapping[str, float], step: int) -> None:
+        """Write measurements `values` at `step`; `kind` is ``step`` or ``epoch``."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the record; also called if the run failed, or if it was not opened."""
+
+    def start(self, run: Run) -> None:
+        """Open the record."""
+        known = {title: run.history.about.get(title, {}) for title in ("settings", "provenance")}
+        self.open(run.step_count, {t: {k: printable(str(v)) for k, v in d.items()} for t, d in known.items()})
+
+    def step(self, run: Run, loss: float) -> None:
+        """Log the loss and the learning rates."""
+        if self.every and run.step_count % self.every == 0:
+            self.log("step", {"loss": loss, **run.rates}, run.step_count)
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        """Log the measurements."""
+        self.log("epoch", _numbers(record), record["step"])
+
+    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
+        """Log the measurements."""
+        self.epoch(run, record)
+
+    def stop(self) -> None:
+        """Close the record."""
+        self.close()
+
+
+class TensorBoard(Tracker):
     """Writes event files: loss and learning rates every `every` steps, records of epochs, settings and provenance.
 
     Args:
@@ -28,8 +80,6 @@ class TensorBoard(Callback):
         BadInput: the package tensorboardX is missing, or the folder cannot be written.
     """
 
-    is_told_once = True
-
     def __init__(self, folder: str | Path, every: int = 10) -> None:
         try:
             from tensorboardX import SummaryWriter
@@ -38,40 +88,30 @@ class TensorBoard(Callback):
         self.folder, self.every, self._make = Path(folder), every, SummaryWriter
         self._writer: Any = None
 
-    def start(self, run: Run) -> None:
+    def open(self, step: int, about: Mapping[str, Mapping[str, str]]) -> None:
         """Open a file; entries that a resumed run repeats are removed."""
         try:
-            self._writer = self._make(str(self.folder), purge_step=run.step_count or None)
+            self._writer = self._make(str(self.folder), purge_step=step or None)
         except OSError as error:
             raise BadInput(f"cannot write to {str(self.folder)!r}: {error.strerror or error}") from error
-        for title in ("settings", "provenance"):
-            table = "\n".join(f"| {k} | {printable(str(v))} |" for k, v in run.history.about.get(title, {}).items())
-            self._writer.add_text(title, f"| | |\n|---|---|\n{table}", run.step_count)
+        for title, values in about.items():
+            table = "\n".join(f"| {k} | {v} |" for k, v in values.items())
+            self._writer.add_text(title, f"| | |\n|---|---|\n{table}", step)
 
-    def step(self, run: Run, loss: float) -> None:
-        """Write a point."""
-        if run.step_count % self.every == 0:
-            self._writer.add_scalar("step/loss", loss, run.step_count)
-            for name, rate in run.rates.items():
-                self._writer.add_scalar(f"step/{name}", rate, run.step_count)
+    def log(self, kind: str, values: Mapping[str, float], step: int) -> None:
+        """Write a point of each value."""
+        for name, value in values.items():
+            self._writer.add_scalar(f"{kind}/{name}", value, step)
+        if kind == "epoch":
+            self._writer.flush()
 
-    def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """Write a point of everything."""
-        for name, value in _numbers(record).items():
-            self._writer.add_scalar(f"epoch/{name}", value, record["step"])
-        self._writer.flush()
-
-    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
-        """Write a point of everything."""
-        self.epoch(run, record)
-
-    def stop(self) -> None:
+    def close(self) -> None:
         """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
 
-class MLflow(Callback):
+class MLflow(Tracker):
     """Logs settings and the records of epochs to the MLflow run that is active, or to a new one.
 
     Args:
@@ -81,8 +121,6 @@ class MLflow(Callback):
         BadInput: the package mlflow is missing.
     """
 
-    is_told_once = True
-
     def __init__(self, experiment: str | None = None) -> None:
         try:
             import mlflow
@@ -90,26 +128,61 @@ class MLflow(Callback):
             raise BadInput("logging to MLflow needs mlflow: pip install 'onnxgrad[mlflow]'") from error
         self._mlflow, self.experiment, self._own = mlflow, experiment, False
 
-    def start(self, run: Run) -> None:
+    def open(self, step: int, about: Mapping[str, Mapping[str, str]]) -> None:
         """Begin a run, unless one is active."""
         if self._mlflow.active_run() is None:
             if self.experiment is not None:
                 self._mlflow.set_experiment(self.experiment)
             self._mlflow.start_run()
             self._own = True
-        if run.step_count == 0:
-            self._mlflow.log_params({k: printable(str(v)) for k, v in run.history.about["settings"].items()})
+        if step == 0:
+            self._mlflow.log_params(dict(about["settings"]))
 
-    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+    def log(self, kind: str, values: Mapping[str, float], step: int) -> None:
         """Log the measurements."""
-        self._mlflow.log_metrics(_numbers(record), step=record["step"])
+        self._mlflow.log_metrics(dict(values), step=step)
 
-    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
-        """Log the measurements."""
-        self.epoch(run, record)
-
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the tracker's run, if it was started here."""
         if self._own:
             self._mlflow.end_run()
             self._own = False
+
+
+class WandB(Tracker):
+    """Logs settings and the records of epochs to the Weights & Biases run that is active, or to a new one.
+
+    The environment variable ``WANDB_MODE=offline`` keeps the run in the folder ``wandb``; ``wandb sync`` uploads it.
+
+    Args:
+        project: its name; default: that of the settings of wandb.
+        every: steps between points of the loss and the learning rates.
+        init: further arguments of ``wandb.init``, such as ``dir`` and ``mode``.
+
+    Raises:
+        BadInput: the package wandb is missing.
+    """
+
+    def __init__(self, project: str | None = None, every: int = 10, **init: Any) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise BadInput("logging to Weights & Biases needs wandb: pip install 'onnxgrad[wandb]'") from error
+        self._wandb, self.every, self.init = wandb, every, {"project": project, **init}
+        self._run: Any = None
+
+    def open(self, step: int, about: Mapping[str, Mapping[str, str]]) -> None:
+        """Begin a run, unless one is active."""
+        active = self._wandb.run
+        self._run = self._wandb.init(**self.init) if active is None else None
+        (active or self._run).config.update({**about["settings"], **about["provenance"]}, allow_val_change=True)
+
+    def log(self, kind: str, values: Mapping[str, float], step: int) -> None:
+        """Log the measurements."""
+        self._wandb.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
+
+    def close(self) -> None:
+        """End the run, if it was started here."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.keywords import check_whole
 from onnxgrad.training.graph.trainable import matching
 from onnxgrad.training.optim.optimizers import (
     DEFAULT_OPTIMIZER,
@@ -63,6 +64,8 @@ class Optimizer:
         clip_norm: the largest norm of all gradients together.
         clip_value: the largest element of a gradient, which is clipped first.
         ema: the share that a step keeps of the average of each weight; None: no averages.
+        swa: the step from which on weights are averaged, each counting the same (Izmailov et al. 2018); None: not.
+        swa_every: steps between weights that are averaged.
         settings: of this optimizer: ``learning_rate``, ``weight_decay``, ``betas``, …; None stands for the default.
 
     Raises:
@@ -76,6 +79,8 @@ class Optimizer:
     clip_norm: float | None
     clip_value: float | None
     ema: float | None
+    swa: int | None
+    swa_every: int
 
     def __init__(
         self,
@@ -87,6 +92,8 @@ class Optimizer:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         ema: float | None = None,
+        swa: int | None = None,
+        swa_every: int = 1,
         **settings: Any,
     ) -> None:
         name, given = spelled(name)
@@ -100,6 +107,7 @@ class Optimizer:
                 "clip_norm": clip_norm,
                 "clip_value": clip_value,
                 "ema": ema,
+                "swa": swa,
             }
             if wrong := [key for key, value in others.items() if value]:
                 raise BadInput(f"the optimizer {name!r} decides by the loss alone: it takes no {', '.join(wrong)}")
@@ -110,9 +118,12 @@ class Optimizer:
                 raise BadInput(f"{what} must be positive, not {value}")
         if ema is not None and not 0 <= ema < 1:
             raise BadInput(f"ema must be in [0, 1), not {ema}")
+        check_whole(1, swa=swa, swa_every=swa_every)
+        if ema is not None and swa is not None:
+            raise BadInput("a model has one average of its weights: ema and swa exclude each other")
         schedule = Schedule.of(schedule) if isinstance(schedule, str) else schedule
         vars(self).update(name=name, settings=asked, groups=tuple(found), schedule=schedule)
-        vars(self).update(clip_norm=clip_norm, clip_value=clip_value, ema=ema)
+        vars(self).update(clip_norm=clip_norm, clip_value=clip_value, ema=ema, swa=swa, swa_every=swa_every)
 
     @classmethod
     def of(cls, given: Optimizer | str, /, **settings: Any) -> Optimizer:

@@ -169,17 +169,30 @@ class Update:
     # --- after the update ----------------------------------------------------------------------
 
     def _bind(self, old: Var, new: Var, average: bool = False) -> None:
-        """The next value of `old`; of a parameter also the average: first a copy, then share·old + (1 - share)·new."""
-        share = self.optimizer.ema if average else None
+        """The next value of `old`; of a parameter also the average: share·old + (1 - share)·new."""
         weight = self._halves.get(old.value, old.value)
         if weight is not old.value:
             self.state.bind(weight, self.b.Cast(new, to=int(weight.dtype or FLOAT)))
-        if share is not None:
-            b, wide = self.b, new
+        if average and (self.optimizer.ema is not None or self.optimizer.swa is not None):
             assert old.value.const_value is not None
             start = old.value.const_value.numpy()
-            held = self.state.held(f"{weight.name}_average", start, wide.dtype or FLOAT, average=weight.name)
-            first = b.Equal(self.state.count()[0], b.const(np.int64(0)))
-            kept = b.cast_like(b.Where(first, b.const(np.float64(0)), b.const(np.float64(share))), wide)
-            self.state.bind(held.value, held * kept + wide * b.Sub(1.0, kept))
+            held = self.state.held(f"{weight.name}_average", start, new.dtype or FLOAT, average=weight.name)
+            kept = self.b.cast_like(self._kept_share(), new)
+            self.state.bind(held.value, held * kept + new * self.b.Sub(1.0, kept))
         self.state.bind(old.value, new)
+
+    def _kept_share(self) -> Var:
+        """The share that this step keeps of an average: `ema`, at first 0; or with `swa`, n/(n + 1) of n weights.
+
+        Up to the first weight that counts, the average is a copy; a step whose weights do not count keeps all of it.
+        """
+        b, (finished, present) = self.b, self.state.count()
+        start, every = self.optimizer.swa, self.optimizer.swa_every
+        if start is None:
+            return b.Where(b.Equal(finished, b.const(np.int64(0))), b.const(0.0, DOUBLE), self.optimizer.ema)
+        since = present - start
+        counted = b.Cast(b.Div(since, b.const(np.int64(every))), to=int(DOUBLE))
+        share = counted / (counted + 1.0)
+        if every > 1:
+            share = b.Where(b.Equal(b.Mod(since, b.const(np.int64(every))), b.const(np.int64(0))), share, 1.0)
+        return b.Where(b.LessOrEqual(since, b.const(np.int64(0))), b.const(0.0, DOUBLE), share)
