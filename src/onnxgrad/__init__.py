@@ -11,11 +11,11 @@ if sys.argv[:1] == ["-m"] and ("-m", "onnxgrad") in zip(sys.orig_argv, sys.orig_
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onnxgrad import _startup, lazy_sympy
+from onnxgrad import _lazy_sympy, _startup
 
 _startup.begin()  # before anything that takes its time
 if "sympy" not in sys.modules:
-    sys.meta_path.insert(0, lazy_sympy.Finder())
+    sys.meta_path.insert(0, _lazy_sympy.Finder())
 
 from onnxgrad.errors import (
     BadInput,
@@ -123,8 +123,8 @@ __all__ = [
     "load_rule",
     "per_example_grad",
     "predict",
-    "push_to_hub",
     "prune",
+    "push_to_hub",
     "quantize",
     "rematerialize",
     "signature",

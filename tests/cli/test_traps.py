@@ -130,6 +130,7 @@ LINES = {
     "consolidate": ("consolidate", "d.npz"),
     "combine": ("combine", "d.npz", "-o", "c"),
     "quantize": ("quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx"),
+    "prune": ("prune", "m.onnx", "--data", "d.npz", "--weights", "0.5", "-o", "small.onnx"),
     "predict": ("predict", "m.onnx", "--data", "d.npz", "-o", "p.csv"),
     "generate": ("generate", "m.onnx", "--prompt", "a", "--tokenizer", "tokenizer.json"),
     "transplant": ("transplant", "m.onnx", "--into", "m.onnx", "-o", "t.onnx"),

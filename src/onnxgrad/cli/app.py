@@ -30,6 +30,7 @@ COMMANDS = {
     "consolidate": "Turn a checkpoint in parts, as `train --shard-optimizer` writes it, into an ordinary one.",
     "combine": "Combine LoRA adapters of one model: a sum of their factors, TIES, DARE, or all side by side (cat).",
     "quantize": "Quantize MODEL as ONNX Runtime does, and train the quantized model if asked to.",
+    "prune": "Remove channels, heads or weights of MODEL: by a share, or until it is within a budget.",
     "transplant": "Put the weights of TRAINED.onnx into another export of the same network, and compare the outputs of "
     "both.",
     "predict": "Run MODEL over data and write what it gives for each row.",

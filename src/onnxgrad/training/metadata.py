@@ -6,6 +6,8 @@ from onnxgrad.model_io.map_outputs import CLASSES as CLASSES
 
 #: Of a model that was trained: how its data were prepared, as JSON.
 PREPROCESSING = "onnxgrad.preprocessing"
+#: Of a detector that was trained: how its pictures are prepared, as JSON.
+DETECTOR = "onnxgrad.detector"
 #: Of an initializer that the host may feed at every step, such as the learning rate: ``rate``.
 FED = "onnxgrad.fed"
 #: Of such an initializer that the algorithm scales by a schedule of its own: how the schedule is spelled.
@@ -27,3 +29,6 @@ ADAPTER = "onnxgrad.adapter"
 #: Of a quantized model that is trained: the floats that are stored as integers, as JSON. It is trained through
 #: its rounding.
 QUANTIZED = "onnxgrad.quantized"
+#: Of a pruned model: the weights whose zeros stay zero when it is trained, as JSON; while channels are pruned in
+#: training, also how.
+PRUNED = "onnxgrad.pruned"

@@ -1,0 +1,1 @@
+"""Pruning: scores, masks and smaller graphs; widths under a budget."""

@@ -1,0 +1,75 @@
+"""Sizes of axes that do not depend on the batch, found by inference with two batches of numbers.
+
+Exporters write ``view(batch, length, -1, size)``; symbolic inference then knows the number of heads at best by name.
+With numbers in place of the names of the inputs' dimensions, every size is a number. A size that is the same for both
+sets of numbers belongs to the model; another one gets a name made of the two.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.errors import OnnxGradError
+from onnxgrad.model_io.local_functions import infer_types
+
+#: Numbers for the first axis of inputs, for axes of pictures, and for others.
+_NUMBERS = {"rows": (2, 3), "pictures": (64, 96), "others": (8, 16)}
+
+
+def settle_sizes(model: ir.Model) -> None:
+    """Set the shape of every value that a node of `model` computes, in place, to what two inferences agree on."""
+    open_dims = [
+        (value, axis)
+        for value in model.graph.inputs
+        for axis, dim in enumerate(value.shape or ())
+        if not isinstance(dim, int)
+    ]
+    if not open_dims:
+        return
+    try:
+        first, second = (_inferred(model, which) for which in (0, 1))
+    except OnnxGradError:  # sizes that the model does not take: what is known by name stays
+        return
+    for node in model.graph:
+        for value in node.outputs:
+            one, two = first.get(value.name or ""), second.get(value.name or "")
+            if value.is_graph_output() or one is None or two is None or len(one) != len(two):
+                continue
+            value.shape = ir.Shape([_dim(a, b) for a, b in zip(one, two)])
+
+
+def numbers_of(dim: int | ir.SymbolicDim) -> tuple[int, int] | None:
+    """The numbers that a size stands for; None if it is unknown."""
+    if isinstance(dim, int):
+        return dim, dim
+    text = (dim.value or "").split("_or_")
+    return (int(text[0]), int(text[1])) if len(text) == 2 and all(t.isdigit() for t in text) else None
+
+
+def _dim(one: int | ir.SymbolicDim, two: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
+    known = [int(d.value) if isinstance(d, ir.SymbolicDim) and (d.value or "").isdigit() else d for d in (one, two)]  # type: ignore[arg-type]
+    left, right = known
+    if isinstance(left, int) and isinstance(right, int):
+        return left if left == right else ir.SymbolicDim(f"{left}_or_{right}")
+    return ir.SymbolicDim(None)
+
+
+def _inferred(model: ir.Model, which: int) -> dict[str, ir.Shape]:
+    """The shapes by the names of values, where the inputs have the numbers of the set `which`."""
+    copy = model.clone()
+    taken: dict[str, int] = {}
+    for value in copy.graph.inputs:
+        if value.shape is None:
+            continue
+        dims = []
+        for axis, dim in enumerate(value.shape):
+            kind = "rows" if axis == 0 else "pictures" if len(value.shape) == 4 else "others"
+            name = "" if isinstance(dim, int) else dim.value or ""
+            number = _NUMBERS[kind][which]
+            dims.append(dim if isinstance(dim, int) else taken.setdefault(name, number) if name else number)
+        value.shape = ir.Shape(dims)
+    for node in copy.graph:
+        for value in node.outputs:
+            value.shape = None
+    infer_types(copy)
+    return {v.name or "": v.shape for n in copy.graph for v in n.outputs if v.shape is not None}

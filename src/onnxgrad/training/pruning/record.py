@@ -1,0 +1,67 @@
+"""The record of pruning in a model: weights whose zeros stay zero, and how a run prunes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.metadata import PRUNED
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the metadata of a model say.
+
+    Attributes:
+        weights: names of weights whose zeros stay.
+        plan: how a run prunes, as the setting `prune` spells it.
+    """
+
+    weights: tuple[str, ...] = ()
+    plan: tuple[str, ...] = ()
+
+    def write(self, model: ir.Model) -> None:
+        """Store the record in `model`; an empty one is removed."""
+        if self.weights or self.plan:
+            about = {"version": _VERSION, "weights": list(self.weights), "plan": list(self.plan)}
+            model.metadata_props[PRUNED] = json.dumps(about, ensure_ascii=False)
+        else:
+            model.metadata_props.pop(PRUNED, None)
+
+
+def record_in(model: ir.Model) -> Record:
+    """The record of `model`; names of weights that it no longer has are left out.
+
+    Raises:
+        BadInput: it is of an unknown form.
+    """
+    text = model.metadata_props.get(PRUNED, "")
+    if not text:
+        return Record()
+    try:
+        found = _read(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput(f"the metadata {PRUNED!r} describe no known pruning: {text[:60]}") from error
+    return Record(tuple(n for n in found.weights if n in model.graph.initializers), found.plan)
+
+
+def _read(fields: Mapping[str, Any]) -> Record:
+    if fields["version"] != _VERSION:
+        raise ValueError
+    weights, plan = fields["weights"], fields["plan"]
+    if not all(isinstance(text, str) for text in (*weights, *plan)):
+        raise ValueError
+    return Record(tuple(weights), tuple(plan))
+
+
+def record_masked(model: ir.Model, names: Sequence[str]) -> None:
+    """Record weights whose zeros stay."""
+    known = record_in(model)
+    Record(tuple(dict.fromkeys([*known.weights, *names])), known.plan).write(model)
