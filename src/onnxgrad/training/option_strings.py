@@ -20,6 +20,8 @@ _ELSEWHERE = {
     **dict.fromkeys(("mae", "l1loss", "l1_loss", "mean_absolute_error"), "l1"),
     **dict.fromkeys(("l2", "mseloss", "mse_loss", "mean_squared_error", "squared_error"), "mse"),
     **dict.fromkeys(("kldiv", "kl_div", "kldivloss", "kl_divergence"), "kl"),
+    **dict.fromkeys(("diceloss", "dice_loss", "soft_dice"), "dice"),
+    **dict.fromkeys(("lovasz_softmax", "lovaszsoftmax", "jaccard", "iou"), "lovasz"),
 }
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
