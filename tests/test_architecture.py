@@ -38,6 +38,7 @@ OPTIONAL = {
 LATE = {
     "cli/__init__.py onnxgrad",
     "cli/__init__.py onnxgrad.cli.app",
+    "ir/constants.py onnx.reference",
     "testing.py onnxruntime",
 }
 

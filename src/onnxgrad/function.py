@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad import transforms
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import named_values, prune, subgraphs
@@ -27,8 +26,15 @@ from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.feeds import as_fed, bind, copy_feeds
 from onnxgrad.transforms import first_order
 from onnxgrad.transforms.gradient_lowering import needs_lowering, open_lowered
+from onnxgrad.transforms.jacobians import Mode, hessian, jacobian
+from onnxgrad.transforms.linearize import Split, linearize, split_vjp
+from onnxgrad.transforms.per_example import per_example_grad
+from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
 from onnxgrad.transforms.select_values import Names
-from onnxgrad.transforms.vmap import Axes
+from onnxgrad.transforms.sparse.matrices import sparse_hessian, sparse_jacobian
+from onnxgrad.transforms.taylor.jets import jet
+from onnxgrad.transforms.taylor.laplacians import laplacian
+from onnxgrad.transforms.vmap import Axes, vmap
 from onnxgrad.wording import tensor_text
 
 if TYPE_CHECKING:
@@ -176,30 +182,30 @@ class Function:
         return self._derive(first_order.jvp, lambda s: s.output_tangents, wrt=wrt, of=of, directions=directions)
 
     def jacobian(
-        self, *, wrt: Names, of: Names | None = None, mode: transforms.Mode = "auto", batch: int | None = None
+        self, *, wrt: Names, of: Names | None = None, mode: Mode = "auto", batch: int | None = None
     ) -> Function:
         """The Jacobian of each `of` with respect to each `wrt`, of shape ``of.shape + wrt.shape``."""
-        return self._derive(transforms.jacobian, lambda s: s.jacobians, wrt=wrt, of=of, mode=mode, batch=batch)
+        return self._derive(jacobian, lambda s: s.jacobians, wrt=wrt, of=of, mode=mode, batch=batch)
 
     def hessian(self, *, wrt: Names, of: Names | None = None) -> Function:
         """The Hessian of the sum of `of`, in blocks of pairs of `wrt`."""
-        return self._derive(transforms.hessian, lambda s: s.hessians, wrt=wrt, of=of)
+        return self._derive(hessian, lambda s: s.hessians, wrt=wrt, of=of)
 
     def hvp(self, *, wrt: Names, of: Names | None = None) -> Function:
         """The Hessian-vector product: a function with one more argument, the tangent, for each `wrt`."""
-        return self._derive(transforms.hvp, lambda s: s.products, wrt=wrt, of=of)
+        return self._derive(hvp, lambda s: s.products, wrt=wrt, of=of)
 
     def gauss_newton_vp(self, *, wrt: Names, of: Names | None = None, loss: str | None = None) -> Function:
         """The product of the Gauss-Newton matrix and a vector: arguments as for `hvp`."""
-        return self._derive(transforms.gauss_newton_vp, lambda s: s.products, wrt=wrt, of=of, loss=loss)
+        return self._derive(gauss_newton_vp, lambda s: s.products, wrt=wrt, of=of, loss=loss)
 
     def jet(self, *, wrt: Names, order: int, of: Names | None = None) -> Function:
         """Derivatives along a path, whose derivatives are further arguments (see `onnxgrad.jet`)."""
-        return self._derive(transforms.jet, _jets, wrt=wrt, of=of, order=order)
+        return self._derive(jet, _jets, wrt=wrt, of=of, order=order)
 
     def laplacian(self, *, wrt: str, of: Names | None = None, batch: int | None = None) -> Function:
         """The Laplacian of each `of`, in its shape."""
-        return self._derive(transforms.laplacian, lambda s: s.laplacians, wrt=wrt, of=of, batch=batch)
+        return self._derive(laplacian, lambda s: s.laplacians, wrt=wrt, of=of, batch=batch)
 
     def sparse_jacobian(self, *, wrt: str, of: str | None = None) -> Callable[..., csr_array]:
         """A function of the same arguments that returns the Jacobian as a ``scipy.sparse.csr_array``.
@@ -207,15 +213,15 @@ class Function:
         Its shape is (elements of `of`, elements of `wrt`), both in C order. Where it can be nonzero is found out at the
         first call for arguments of these shapes (see `onnxgrad.sparse_jacobian`).
         """
-        return self._sparse(transforms.sparse_jacobian, wrt, of)
+        return self._sparse(sparse_jacobian, wrt, of)
 
     def sparse_hessian(self, *, wrt: str, of: str | None = None) -> Callable[..., csr_array]:
         """The sparse Hessian of the sum of `of`, as a function (see `sparse_jacobian`)."""
-        return self._sparse(transforms.sparse_hessian, wrt, of)
+        return self._sparse(sparse_hessian, wrt, of)
 
     def _sparse(self, transform: Callable[..., ir.Model], wrt: str, of: str | None) -> Callable[..., csr_array]:
         ends = (of,) if of is not None else self._float_results() or ()
-        if transform is transforms.sparse_jacobian and len(ends) != 1:
+        if transform is sparse_jacobian and len(ends) != 1:
             raise BadInput(f"the model has {len(ends)} float outputs; name one of {', '.join(ends)} with `of`")
         at_once = ends[0] if len(ends) == 1 else ends
 
@@ -239,20 +245,20 @@ class Function:
 
     def per_example_grad(self, *, wrt: Names, of: Names | None = None, batch: int = 0, shared: Names = ()) -> Function:
         """The gradient of each example separately, of shape ``[examples] + wrt.shape``."""
-        transform = transforms.per_example_grad
+        transform = per_example_grad
         return self._derive(transform, lambda s: s.gradients, wrt=wrt, of=of, batch=batch, shared=shared)
 
     def vmap(self, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: int | str = "batch") -> Function:
         """The function of a batch of rows: mapped arguments and results have one more axis (see `onnxgrad.vmap`)."""
 
         def make() -> Function:
-            mapped = Function(transforms.vmap(self.model, in_axes, out_axes, axis_size=axis_size), options=self.options)
+            mapped = Function(vmap(self.model, in_axes, out_axes, axis_size=axis_size), options=self.options)
             names = dict(zip((v.name for v in self.model.graph.outputs), (v.name for v in mapped.model.graph.outputs)))
             mapped.results = _rename_leaves(self.results, names)
             return mapped
 
         axes = [tuple(sorted(a.items())) if isinstance(a, Mapping) else a for a in (in_axes, out_axes)]
-        return self._cached((transforms.vmap, *axes, axis_size), make)
+        return self._cached((vmap, *axes, axis_size), make)
 
     def linearize(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Callable[..., Any]]]:
         """A function that returns the results of this one, and the Jacobian at that point as a function of tangents.
@@ -266,17 +272,17 @@ class Function:
         >>> push([1.0, 0.0]).tolist(), push([0.0, 1.0]).tolist()
         ([2.0, 0.0], [0.0, 4.0])
         """
-        return self._split(transforms.linearize, lambda s: (s.input_tangents, s.output_tangents), wrt=wrt, of=of)
+        return self._split(linearize, lambda s: (s.input_tangents, s.output_tangents), wrt=wrt, of=of)
 
     def split_vjp(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Callable[..., Any]]]:
         """A function that returns the results of this one, and the pullback at that point as a function of cotangents.
 
         As `linearize`; the pullback takes one cotangent for each `of`.
         """
-        return self._split(transforms.split_vjp, lambda s: (s.cotangents, s.gradients), wrt=wrt, of=of)
+        return self._split(split_vjp, lambda s: (s.cotangents, s.gradients), wrt=wrt, of=of)
 
     def _split(
-        self, transform: Callable[..., transforms.Split], ends: Callable[..., tuple[Results, Results]], **how: Any
+        self, transform: Callable[..., Split], ends: Callable[..., tuple[Results, Results]], **how: Any
     ) -> Callable[..., tuple[Any, Callable[..., Any]]]:
         """Both halves of a derivative; the second one stores the residuals of the first."""
         how = {k: v if v is None or isinstance(v, str) else tuple(v) for k, v in how.items()}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxgrad import transforms
 from onnxgrad.errors import BadInput
 from onnxgrad.function import Function
 from onnxgrad.ir.graph import named_values, prune
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, signature
+from onnxgrad.transforms.linearize import linearize
 from onnxgrad.transforms.select_values import float_values
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _halves(f: Function, wrt: str, of: str | None) -> tuple[Function | None, Fun
     outputs = (of,) if of is not None else f._float_results() or ()
     if len(outputs) != 1:
         raise BadInput(f"the model has {len(outputs)} float outputs; name one of {', '.join(outputs)} with `of`")
-    forward, linear = transforms.linearize(f.model, wrt=wrt, of=outputs)
+    forward, linear = linearize(f.model, wrt=wrt, of=outputs)
     residuals = set(signature(linear).residuals)
     kept = [v for v in forward.graph.outputs if v.name in residuals]
     forward.graph.outputs.clear()

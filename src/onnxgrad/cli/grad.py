@@ -11,7 +11,7 @@ import onnx_ir as ir
 import typer
 from rich.table import Table
 
-from onnxgrad import transforms
+import onnxgrad
 from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.control_flow.checkpointing import Every, checkpointing
@@ -21,7 +21,7 @@ from onnxgrad.model_io import files_of, load_model, save_model, signature
 from onnxgrad.model_io.validity import complaint
 from onnxgrad.rules.registry import registry
 from onnxgrad.runtime.trial import check_runs
-from onnxgrad.transforms import first_order
+from onnxgrad.transforms.rematerialize import rematerialize
 from onnxgrad.transforms.select_values import default_of
 from onnxgrad.wording import tensor_text
 
@@ -122,12 +122,12 @@ def grad(
     if class_ is not None:
         of = [f"{name}[:,{class_}]" for name in of or default_of(primal.graph)]
     with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(_period(every)):
-        derived = getattr(first_order if hasattr(first_order, mode.value) else transforms, mode.value)(
+        derived = getattr(onnxgrad, mode.value)(
             primal, wrt=wrt, of=of or None, **({"shapes": _shapes(primal, dims)} if mode.value in _SPARSE else {})
         )
     plan = None
     if memory is not None:
-        derived, plan = transforms.rematerialize(derived, memory, dims=dims_of(dims))
+        derived, plan = rematerialize(derived, memory, dims=dims_of(dims))
     files = save_model(derived, output)
     try:
         check_runs(output, model)

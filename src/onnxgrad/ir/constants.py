@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.match import constant
@@ -47,6 +46,8 @@ def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) ->
     small = all(a.size <= MOST_ELEMENTS for a in feeds.values())
     if node.domain or not small or not is_repeatable(node.op_type, "", opset) or node.outputs[0].dtype is None:
         return None
+    from onnx.reference import ReferenceEvaluator  # it takes 20 ms
+
     try:
         if _size(node, feeds) > MOST_ELEMENTS or subgraphs(node):
             return None

@@ -65,6 +65,8 @@ def _rename_dim(
 
 @functools.lru_cache(1024)
 def _is_expression(name: str) -> bool:
+    if name.isidentifier() and name.isascii():
+        return True  # without sympy
     try:
         ir.SymbolicDim(name).free_symbols()  # reads the name
     except ValueError:
