@@ -16,6 +16,7 @@ from onnxgrad.errors import NotDifferentiable, OperandMisfit, RuleError
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.names import described
+from onnxgrad.rules.gates import combine_terms
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.rule import Rule, add
 
@@ -52,7 +53,7 @@ def _total(terms: dict[ir.Value, list[Var]], value: ir.Value) -> Var | None:
     if not found:
         return None
     if len(found) > 1:
-        terms[value] = found = [add(found)]
+        terms[value] = found = [add(combine_terms(found))]
     return found[0]
 
 

@@ -16,14 +16,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
-from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part
 from onnxgrad.ir.constants import is_repeatable, known_value
 from onnxgrad.ir.infer.context import Calls
-from onnxgrad.ir.infer.inference import Inference, held_by
-from onnxgrad.ir.literals import Literals
+from onnxgrad.ir.infer.inference import Inference
+from onnxgrad.ir.literals import Attributes, Literals
 from onnxgrad.ir.match import permutation, producer
-from onnxgrad.ir.names import Names
+from onnxgrad.ir.names import Names, unknown_rank
 
 #: Tensor element types that can carry a derivative.
 FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
@@ -71,16 +70,8 @@ class Var:
     def dims(self) -> tuple[int | ir.SymbolicDim, ...]:
         """The `shape`. Raises NotDifferentiable if even the rank is unknown."""
         if self.value.shape is None:
-            raise NotDifferentiable(self._of_unknown_rank())
+            raise NotDifferentiable(unknown_rank(self.value, self.builder.names))
         return self.value.shape.dims
-
-    def _of_unknown_rank(self) -> str:
-        names = [name for name in known_as(self.value) if not self.builder.names.is_made(name)]
-        if names:
-            which, remedy = f"{names[0]!r}", "declare its shape in the model"
-        else:  # only names of the model's own values can be declared
-            which, remedy = "a value of its derivative", "declare the shapes of its operands and results"
-        return f"the rank of {which} is not known, and a rule needs it; {remedy} (dimensions may stay symbolic)"
 
     @property
     def const(self) -> np.ndarray | None:
@@ -138,10 +129,6 @@ class Var:
         return self.builder.emit("LessOrEqual", self, other)
 
 
-#: Types of attributes that are numbers and text, or none.
-_PLAIN = frozenset({bool, int, float, str, list, tuple, type(None)})
-
-
 def _first(results: Var | tuple[Var, ...]) -> Var:
     return results[0] if isinstance(results, tuple) else results
 
@@ -180,7 +167,7 @@ class Builder:
         self.opset = self.infer.context.opset
         self._emitted: dict[Any, Any] = {}  # the results of `emit`
         self._literals = Literals(graph, self.names)
-        self._attributes: dict[str, tuple[list[ir.Attr], Sequence[Any] | None]] = {}
+        self._attributes = Attributes()
         self._shapes: dict[tuple[int | ir.SymbolicDim, ...], Var] = {}
         #: values whose producer was replaced, with their replacements
         self.moved: dict[ir.Value, ir.Value] = {}
@@ -236,10 +223,7 @@ class Builder:
         A ``None`` attribute is omitted; an ``ir.Attr`` is used unchanged.
         """
         values = self._values(inputs)
-        attrs: Sequence[ir.Attr] = ()
-        held: Sequence[Any] | None = ()
-        if attributes:
-            attrs, held = self._attributed(attributes)
+        attrs, held = self._attributes(attributes)
         key: Any = None
         opset = self.infer.context.get_opset_version(domain) if domain else self.opset
         if held is not None and is_repeatable(op_type, domain, opset):
@@ -259,22 +243,6 @@ class Builder:
         if key:
             self._emitted[key] = results
         return results
-
-    def _attributed(self, attributes: dict[str, Any]) -> tuple[list[ir.Attr], Sequence[Any] | None]:
-        """Convert `attributes` to ``ir.Attr``, with their hashable form (see `held_by`); plain ones are cached."""
-        plain = _PLAIN.issuperset(map(type, attributes.values()))
-        key = repr(attributes) if plain else ""  # 1, 1.0 and True are equal
-        found = self._attributes.get(key)
-        if found is None:
-            attrs = [
-                a if isinstance(a, ir.Attr) else ir.convenience.convert_attribute(k, a)
-                for k, a in sorted(attributes.items())
-                if a is not None
-            ]
-            found = attrs, held_by(attrs)
-            if plain:
-                self._attributes[key] = found
-        return found
 
     def _values(self, operands: Sequence[Any]) -> list[ir.Value | None]:
         """Convert the operands of `emit` to values; constants become initializers, trailing Nones are dropped."""

@@ -1,14 +1,19 @@
-"""Constants of a graph that is being written: initializers, each shared by all that ask for the same one."""
+"""Constants and attributes in a graph that is being written, each made once for all nodes that need the same one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import add_initializer
+from onnxgrad.ir.infer.inference import held_by
 from onnxgrad.ir.names import Names
+
+#: Types of attributes that are numbers and text, or none.
+_PLAIN = frozenset({bool, int, float, str, list, tuple, type(None)})
 
 
 class Literals:
@@ -60,3 +65,28 @@ class Literals:
     def _is_there(self, value: ir.Value) -> bool:
         """True if `value` is still in the graph: it may have been pruned."""
         return self.graph.initializers.data.get(value.name or "") is value
+
+
+class Attributes:
+    """Attributes of nodes from Python values, with their hashable form (see `held_by`); plain ones are shared."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[list[ir.Attr], Sequence[Any] | None]] = {}
+
+    def __call__(self, attributes: dict[str, Any]) -> tuple[list[ir.Attr], Sequence[Any] | None]:
+        """Convert `attributes`, without those that are None."""
+        if not attributes:
+            return [], ()
+        plain = _PLAIN.issuperset(map(type, attributes.values()))
+        key = repr(attributes) if plain else ""  # 1, 1.0 and True are equal
+        found = self._known.get(key)
+        if found is None:
+            attrs = [
+                a if isinstance(a, ir.Attr) else ir.convenience.convert_attribute(k, a)
+                for k, a in sorted(attributes.items())
+                if a is not None
+            ]
+            found = attrs, held_by(attrs)
+            if plain:
+                self._known[key] = found
+        return found

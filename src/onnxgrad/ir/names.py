@@ -100,3 +100,13 @@ def described(node: ir.Node | onnx.NodeProto) -> str:
     """The name of `node` in messages: its operator, and its own name or that of its first output."""
     outputs = node.output if isinstance(node, onnx.NodeProto) else [v.name for v in node.outputs]
     return f"{node.op_type} node {node.name or next((name for name in outputs if name), '')!r}"
+
+
+def unknown_rank(value: ir.Value, names: Names) -> str:
+    """The message about a `value` of unknown rank, by the name that it has in the model."""
+    own = [name for name in known_as(value) if not names.is_made(name)]
+    if own:
+        which, remedy = f"{own[0]!r}", "declare its shape in the model"
+    else:  # only names of the model's own values can be declared
+        which, remedy = "a value of its derivative", "declare the shapes of its operands and results"
+    return f"the rank of {which} is not known, and a rule needs it; {remedy} (dimensions may stay symbolic)"

@@ -2,6 +2,7 @@
 
 SiLU is written as two nodes, each with a rule of its own. The sum of their cotangents has two products more over the
 whole tensor than the derivative of the pair. The combined form cancels no more digits: σ and 1 - σ are at most 1.
+Reverse mode asks for it where the cotangents from all readers of a value meet.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _JOINED = lowering("joined_gates", "SiLU as Mul and Sigmoid", "one product for b
 Factors = tuple[ir.Value | None, ir.Value | None]
 
 
-def join_silu_terms(terms: Sequence[Var]) -> list[Var]:
-    """`terms` of a sum, with each pair from one SiLU combined."""
+def combine_terms(terms: Sequence[Var]) -> list[Var]:
+    """The terms of a cotangent, with each pair from one SiLU combined."""
     found: dict[int, Var] = dict(enumerate(terms))
     places: dict[Factors, int] = {}
     for i, term in enumerate(terms):

@@ -33,7 +33,6 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NoDerivative, RuleError
 from onnxgrad.ir import Builder, Var, containers, expand_to, sum_to
-from onnxgrad.rules.gates import join_silu_terms
 from onnxgrad.rules.op import Op
 
 #: Key of a rule that a node brings along, which takes precedence over that of its operator.
@@ -63,7 +62,7 @@ def as_list(result: Any) -> list[Any]:
 
 def add(terms: Sequence[Var]) -> Var:
     """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime); of sequences, by element."""
-    total, *more = join_silu_terms(terms)
+    total, *more = terms
     for term in more:
         total = total + term if containers.is_tensor(total) else containers.total(total.builder, total, term)
     return total
