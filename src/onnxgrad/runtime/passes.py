@@ -139,7 +139,7 @@ PREPARATION: Sequence[Pass[Setting]] = (
         "operators in bfloat16 that the CPU provider has no kernel for",
         lambda model, _: has_bfloat16(model),
         lambda model, _: widen(model),
-        lambda setting: "" if setting.on_cpu else "the CPU provider is not the first one",
+        Setting.is_elsewhere,
     ),
     Pass(
         "double_erf",
@@ -148,7 +148,7 @@ PREPARATION: Sequence[Pass[Setting]] = (
         "Erf of float64, which the CPU provider has no kernel for",
         lambda model, _: has_double_erf(model),
         lambda model, _: write_double_erf(model),
-        lambda setting: "" if setting.on_cpu else "the CPU provider is not the first one",
+        Setting.is_elsewhere,
     ),
 )
 

@@ -43,10 +43,14 @@ class Setting:
             self._scope = Names.of_graph(graph), Inference.of(graph, elements=False)
         return Builder(graph, *self._scope, noting=False, prefix=prefix)
 
+    def is_elsewhere(self) -> str:
+        """The reason to skip passes for operators that the CPU provider lacks; empty if they run."""
+        return "" if self.on_cpu else "the CPU provider is not the first one"
+
     def keeps_order(self) -> str:
         """The reason to skip all passes for the CPU provider; empty if they run."""
-        if not self.on_cpu:
-            return "the CPU provider is not the first one"
+        if reason := self.is_elsewhere():
+            return reason
         opset = self.given.opset_imports.get("", OLDEST)
         return "" if opset >= OLDEST else f"the model is of opset {opset}, and passes know those from {OLDEST} on"
 

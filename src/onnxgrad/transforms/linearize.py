@@ -7,6 +7,7 @@ they are constants, which a runtime folds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -54,12 +55,7 @@ def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
         BadInput: the type or the rank of a residual is not known.
         OnnxGradError: as `vjp`.
     """
-
-    def derive(attempt: Attempt | None) -> Split:
-        d = Derivation(model, wrt, of, attempt=attempt)
-        return _cut(d, d.push_tangents())
-
-    return keeping_functions(derive)
+    return _split(model, wrt, of, Derivation.push_tangents)
 
 
 @transform
@@ -73,12 +69,7 @@ def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     Raises:
         OnnxGradError: as `linearize`.
     """
-
-    def derive(attempt: Attempt | None) -> Split:
-        d = Derivation(model, wrt, of, attempt=attempt)
-        return _cut(d, d.pull_cotangents())
-
-    return keeping_functions(derive)
+    return _split(model, wrt, of, Derivation.pull_cotangents)
 
 
 @transform
@@ -109,6 +100,16 @@ def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
             raise BadInput(f"the model is not linear in {name!r}: its transpose depends on it")
         d.graph.inputs.remove(value)
     return d.close()
+
+
+def _split(model: AnyModel, wrt: Names, of: Names | None, derive: Callable[[Derivation], list[Var]]) -> Split:
+    """Both halves of the graph that `derive` writes, whose results are the seeds."""
+
+    def attempt_split(attempt: Attempt | None) -> Split:
+        d = Derivation(model, wrt, of, attempt=attempt)
+        return _cut(d, derive(d))
+
+    return keeping_functions(attempt_split)
 
 
 def _cut(d: Derivation, seeds: list[Var]) -> Split:
