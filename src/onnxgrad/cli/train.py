@@ -18,7 +18,9 @@ from onnxgrad.model_io import files_of, load_model
 from onnxgrad.settings import settings_of
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
+from onnxgrad.training.language.recipe import DETECTION
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
+from onnxgrad.training.loop.train import with_detector
 
 
 @takes_flags(*FIT, *TRAINER, Outputs)
@@ -60,8 +62,11 @@ def train(
     train_options.check_algorithm(source, model, recipe)
     if outputs.save_adapter is not None and recipe.adapter.build_adapter() is None:
         check_adapter(source)
-    columns, recipe = train_options.opened(data, recipe, source)
     notes: list[str] = []
+    if recipe.task.name == DETECTION:
+        source, columns, recipe, notes = with_detector(source, data, recipe)
+    else:
+        columns, recipe = train_options.opened(data, recipe, source)
     if head is not None:
         source, where = train_options.headed(source, head)
         notes.append(where)

@@ -32,3 +32,5 @@ QUANTIZED = "onnxgrad.quantized"
 #: Of a pruned model: the weights whose zeros stay zero when it is trained, as JSON; while channels are pruned in
 #: training, also how.
 PRUNED = "onnxgrad.pruned"
+#: Of an initializer of an algorithm: the weight whose mask it is, and the weight whose score it sums up.
+MASK, SALIENCY = "onnxgrad.mask", "onnxgrad.saliency"

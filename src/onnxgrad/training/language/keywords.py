@@ -16,4 +16,5 @@ class GenerationKeywords(TypedDict, total=False):
     seed: int
     stop: Sequence[str]
     end_token: str | int | None
+    decoder_start: str | Sequence[int] | None
     cache: bool

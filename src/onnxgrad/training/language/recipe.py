@@ -10,7 +10,9 @@ from onnxgrad.keywords import check_kind
 from onnxgrad.settings import setting
 
 PREFERENCES = ("dpo", "orpo")
-TASKS = ("causal_lm", "masked_lm", "seq2seq", *PREFERENCES)
+#: The task of a detector, whose further settings are in `onnxgrad.training.detection.recipe`.
+DETECTION = "detection"
+TASKS = ("causal_lm", "masked_lm", "seq2seq", *PREFERENCES, DETECTION)
 #: Metrics of tokens, where no others are asked for.
 METRICS_OF_TASKS = ("perplexity", "accuracy")
 SPLITS = ("paragraphs", "file")
@@ -18,14 +20,15 @@ SPLITS = ("paragraphs", "file")
 
 @dataclass(frozen=True)
 class TaskRecipe:
-    """The task of a language model: it makes tokens, labels and masks of text, and chooses the loss."""
+    """The task of a language model or a detector: it makes inputs and labels of text or pictures, and chooses the loss."""
 
     panel: ClassVar[str] = "Data"
 
     task: str | None = setting(
         None,
         "Train a language model on text: causal-lm (the next token), masked-lm (tokens hidden by [MASK]), seq2seq (an "
-        "encoder and a decoder), or dpo and orpo (answers that are chosen or rejected). `tokenizer` reads the text.",
+        "encoder and a decoder), or dpo and orpo (answers that are chosen or rejected). `tokenizer` reads the text. Or "
+        "train a detector on pictures with boxes: detection.",
     )
     documents: str = setting(
         "paragraphs",

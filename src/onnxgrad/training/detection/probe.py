@@ -1,0 +1,68 @@
+"""Values inside a detector, for one or several pictures: shapes of raw maps, anchors that the graph computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.graph import named_values, prune
+from onnxgrad.runtime import Options, Session
+
+#: Side of a picture where neither the model nor the caller fixes one.
+DEFAULT_SIDE = 640
+
+
+def picture_input(graph: ir.Graph) -> ir.Value:
+    """The input of pictures: the only float input of four axes.
+
+    Raises:
+        BadInput: there is none, or several.
+    """
+    inputs = [v for v in graph.inputs if not v.is_initializer()]
+    found = [v for v in inputs if v.shape is not None and len(v.shape) == 4]
+    if len(found) != 1:
+        held = ", ".join(repr(v.name) for v in inputs) or "none"
+        raise BadInput(f"a detector takes pictures, one input [N, 3, H, W]; the inputs are {held}")
+    return found[0]
+
+
+def picture_size(model: ir.Model, asked: int | None = None) -> tuple[int, int]:
+    """Height and width of pictures: those that the model fixes, those `asked` for, the exporter's note, or 640.
+
+    Raises:
+        BadInput: the model fixes another size than the one asked for.
+    """
+    image = picture_input(model.graph)
+    assert image.shape is not None
+    fixed = [d if isinstance(d, int) else None for d in list(image.shape)[2:]]
+    noted = [int(t) for t in model.metadata_props.get("imgsz", "").strip("[] ").split(",") if t.strip().isdigit()]
+    for given in fixed:
+        if asked is not None and given is not None and asked != given:
+            raise BadInput(f"the model takes pictures of {fixed[1]} by {fixed[0]} pixels; drop image_size={asked}")
+    free = [asked, asked] if asked else noted * (3 - len(noted)) if len(noted) in (1, 2) else [DEFAULT_SIDE] * 2
+    height, width = (f or g or DEFAULT_SIDE for f, g in zip(fixed, free))
+    return height, width
+
+
+def run_values(model: ir.Model, values: Sequence[str], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The values of these names, inside `model`, for `feeds`. Raises BadInput if ONNX Runtime fails."""
+    copy = model.clone()
+    named = named_values(copy.graph)
+    copy.graph.outputs[:] = [named[name] for name in values]
+    prune(copy.graph)
+    held = {v.name for v in copy.graph.inputs}
+    session = Session(copy, Options(target="portable"))
+    return session.run({name: array for name, array in feeds.items() if name in held})
+
+
+def noise(model: ir.Model, rows: int, size: tuple[int, int]) -> dict[str, np.ndarray]:
+    """A feed of random pictures."""
+    image = picture_input(model.graph)
+    assert image.shape is not None
+    assert image.dtype is not None
+    channels = image.shape[1] if isinstance(image.shape[1], int) else 3
+    drawn = np.random.default_rng(0).random((rows, channels, *size))
+    return {image.name or "": drawn.astype(image.dtype.numpy())}

@@ -1,0 +1,147 @@
+"""The task detection: a detector in, the same detector for other classes out, with the loss that trains it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import AnyModel, open_model
+from onnxgrad.training.data.columns import Column
+from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.detection.batch import open_batch
+from onnxgrad.training.detection.classes import with_classes
+from onnxgrad.training.detection.feeds import DetectionFeed
+from onnxgrad.training.detection.heads import Head, find_head, stored_names
+from onnxgrad.training.detection.letterbox import Letterbox
+from onnxgrad.training.detection.losses import LABELS, detection_loss
+from onnxgrad.training.detection.probe import picture_input
+from onnxgrad.training.detection.reading import read_detection
+from onnxgrad.training.detection.recipe import DetectionRecipe
+from onnxgrad.training.detection.samples import DetectionData
+from onnxgrad.training.detection.unfold import unfold
+from onnxgrad.training.loss.config import Loss
+from onnxgrad.training.metadata import CLASSES, DETECTOR
+
+#: Means and deviations of ImageNet, of pictures from 0 to 1.
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+#: The number of pictures that statistics of BatchNormalization are taken of.
+_PICTURES = 64
+
+
+@dataclass
+class DetectionTask:
+    """A detector with the loss that trains it.
+
+    Attributes:
+        model: of the classes that are learned.
+        head: of it.
+        names: the classes.
+        letterbox: the preparation of pictures.
+        loss: a term of the objective.
+        notes: lines about the changes of the model.
+    """
+
+    model: ir.Model
+    head: Head
+    names: tuple[str, ...]
+    letterbox: Letterbox
+    loss: Loss
+    notes: list[str]
+
+    @classmethod
+    def of(
+        cls, model: AnyModel, data: DetectionData, recipe: DetectionRecipe, preparation: PreparationRecipe
+    ) -> DetectionTask:
+        """The task of `model` on `data`.
+
+        Raises:
+            BadInput: the head is not known, or a setting does not fit.
+        """
+        opened = open_model(model).model
+        head = find_head(opened, recipe.image_size)
+        notes = [head.text]
+        letterbox = letterbox_of(opened, head, preparation)
+        if (note := open_batch(opened, head)) != "":
+            notes.append(note)
+        old = stored_names(opened, head.classes)
+        head, changes = with_classes(opened, head, data.names, old)
+        notes += changes
+        if recipe.unfold_bn:
+            feed = DetectionFeed(data, letterbox, head.image, LABELS)
+            rows = np.linspace(0, len(data) - 1, min(_PICTURES, len(data))).astype(int)
+            notes.append(unfold(opened, feed(np.unique(rows))[head.image], head.image))
+        for key in ("names", "character"):
+            opened.metadata_props.pop(key, None)
+        opened.metadata_props[CLASSES] = json.dumps(list(data.names))
+        opened.metadata_props[DETECTOR] = json.dumps({"letterbox": letterbox.to_json()})
+        loss = Loss(detection_loss(opened, head, recipe.box_loss))
+        return cls(opened, head, tuple(data.names), letterbox, loss, notes)
+
+    def columns(self, data: DetectionData) -> dict[str, Column]:
+        """The inputs of the step for `data`."""
+        last = picture_input(self.model.graph).shape
+        channels_last = last is not None and last[3] == 3 and last[1] != 3
+        return DetectionFeed(data, self.letterbox, self.head.image, LABELS, channels_last=channels_last).columns()
+
+
+def letterbox_of(model: ir.Model, head: Head, preparation: PreparationRecipe = PreparationRecipe()) -> Letterbox:
+    """The preparation of pictures: as the model notes, as `preparation` says, or as the authors of its head do it.
+
+    Raises:
+        BadInput: a note of the model is damaged, or is of another size.
+    """
+    noted = model.metadata_props.get(DETECTOR)
+    if noted:
+        try:
+            found = Letterbox.of(json.loads(noted)["letterbox"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"the model's metadata {DETECTOR!r} are damaged: {noted[:60]}") from error
+    else:
+        found = Letterbox(*head.size, **_usual(head))
+    found = replace(found, height=head.size[0], width=head.size[1])
+    given = {
+        name: value if isinstance(value, tuple) else (float(value),)
+        for name, value in (("mean", _numbers(preparation.image_mean)), ("std", _numbers(preparation.image_std)))
+        if value is not None
+    }
+    return replace(found, **given)
+
+
+def _numbers(given: Any) -> tuple[float, ...] | None:
+    return None if given is None else tuple(map(float, given if isinstance(given, Sequence) else (given,)))
+
+
+def _usual(head: Head) -> dict[str, Any]:
+    """The preparation that the authors of a head train with."""
+    if head.kind == "yolox":
+        return {"centered": False, "bgr": True, "std": (1 / 255,)}
+    if head.kind == "detr" or (head.kind == "dfl" and head.bins == 8):
+        return {"keep_ratio": False, "mean": _MEAN, "std": _STD}
+    return {"keep_ratio": head.kind not in ("ssd", "retinanet")}
+
+
+def open_task(
+    model: AnyModel, data: Any, validation: Any, recipe: DetectionRecipe, preparation: PreparationRecipe
+) -> tuple[DetectionTask, dict[str, Column], Any]:
+    """The task of `model`, and the columns of its training and validation data.
+
+    Args:
+        model: a detector.
+        data: a path, or opened data.
+        validation: likewise, or None; it is read with the classes of `data`.
+        recipe: of the task.
+        preparation: of pictures.
+
+    Raises:
+        BadInput: as `find_head` and `read_detection`.
+    """
+    learned = read_detection(data, recipe.names or None)
+    task = DetectionTask.of(model, learned, recipe, preparation)
+    held_out = None if validation is None else task.columns(read_detection(validation, learned.names, "val"))
+    return task, task.columns(learned), held_out
