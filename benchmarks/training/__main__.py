@@ -38,7 +38,9 @@ RESULTS = Path(__file__).parent.parent / "results"
 WORKLOADS = (
     "mlp", "cnn", "residual", "transformer", "lstm", "depthwise",
     "vit", "unet", "convnext", "conv_gru", "dlrm", "bert", "efficientnet",
-    "diffusion", "wavenet", "graph_net", "mamba", "swin", "resnet50",
+    "diffusion", "wavenet", "graph_net", "mamba", "swin",
+    "llama", "resnet26", "pointnet", "cnn3d", "mixer", "conformer", "experts", "generator", "graph_attention",
+    "resnet50",
 )  # fmt: skip
 #: who takes part where a model is only differentiated
 DIFFERENTIATE = (

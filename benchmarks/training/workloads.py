@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.training import models
+from benchmarks.training import further_models, models
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,18 @@ UNSEEN = (
     Workload("mamba", models.mamba, (8, 64), 256, "adamw", 1e-3, tokens=256, labels=(8, 64)),
     Workload("swin", models.swin, (16, 3, 64, 64), 10, "adamw", 1e-3),
 )
+#: Kinds that users bring.
+FURTHER = (
+    Workload("llama", further_models.llama, (4, 128), 1024, "adamw", 1e-3, tokens=1024, labels=(4, 128)),
+    Workload("resnet26", further_models.resnet26, (16, 3, 32, 32), 10, "momentum", 1e-2),
+    Workload("pointnet", further_models.pointnet, (16, 3, 512), 10, "adam", 1e-3),
+    Workload("cnn3d", further_models.cnn3d, (4, 1, 24, 32, 32), 10, "adam", 1e-3),
+    Workload("mixer", further_models.mixer, (16, 3, 64, 64), 10, "adamw", 1e-3),
+    Workload("conformer", further_models.conformer, (8, 40, 200), 20, "adamw", 1e-3),
+    Workload("experts", further_models.experts, (8, 64), 512, "adamw", 1e-3, tokens=512, labels=(8, 64)),
+    Workload("generator", further_models.generator, (8, 64, 8, 8), 8, "adam", 1e-3, labels=(8, 64, 64)),
+    Workload("graph_attention", further_models.graph_attention, (1000, 64), 7, "adam", 1e-3),
+)
 #: Forward and backward alone.
 DIFFERENTIATED = (Workload("resnet50", models.resnet50, (1, 3, 64, 64), 1000, "none", 0.0),)
 
@@ -93,7 +105,7 @@ def more() -> tuple[Workload, ...]:
     return tuple(runpy.run_path(file)["WORKLOADS"]) if file else ()
 
 
-WORKLOADS = {w.name: w for w in (*TUNED, *OTHERS, *UNSEEN, *DIFFERENTIATED)}
+WORKLOADS = {w.name: w for w in (*TUNED, *OTHERS, *UNSEEN, *FURTHER, *DIFFERENTIATED)}
 
 
 def find(name: str) -> Workload:

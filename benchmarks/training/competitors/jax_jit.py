@@ -16,11 +16,11 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     import jax
     import jax.numpy as jnp
 
-    from benchmarks.training.competitors import jax_images, jax_sequences
+    from benchmarks.training.competitors import jax_further, jax_images, jax_sequences
     from benchmarks.training.competitors.jax_layers import Net
 
     parts = {"import": time.perf_counter() - begin}
-    model = (jax_images.MODELS | jax_sequences.MODELS).get(workload.name)
+    model = (jax_images.MODELS | jax_sequences.MODELS | jax_further.MODELS).get(workload.name)
     if model is None:
         raise Unable("the benchmark has not written it in JAX")
     params = {k: jnp.asarray(v) for k, v in workload.weights().items()}

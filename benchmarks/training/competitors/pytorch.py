@@ -25,9 +25,11 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     xs = [[torch.from_numpy(x) for x in batch.values()] for batch in workload.batches]
     ys = [torch.from_numpy(b) for b in workload.y]
     best = variant != "eager"
-    if best and xs[0][0].ndim == 4:
-        model = model.to(memory_format=torch.channels_last)
-        xs = [[x.to(memory_format=torch.channels_last), *others] for x, *others in xs]
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if best and xs[0][0].ndim in layouts:
+        layout = layouts[xs[0][0].ndim]
+        model = model.to(memory_format=layout)
+        xs = [[x.to(memory_format=layout), *others] for x, *others in xs]
     options = {"fused": True} if best else {}
     lr = workload.learning_rate
     if workload.optimizer == "none":
