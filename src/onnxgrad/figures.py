@@ -8,6 +8,7 @@ version, ``text.usetex`` makes matplotlib start LaTeX on the texts of a figure.
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -62,3 +63,11 @@ def plain(text: str, limit: int = 80) -> str:
     """One line of `text` for a figure, as it is: a name between $ is no formula, and a long name is cut."""
     line = printable(text)
     return (line if len(line) <= limit else f"{line[: limit - 1]}…").replace("$", r"\$")
+
+
+def png(figure: Any) -> bytes:
+    """The bytes of a PNG file of `figure`, inside of its ``with`` block of `drawing`."""
+    target = io.BytesIO()
+    figure.tight_layout()
+    figure.savefig(target, format="png", dpi=90)
+    return target.getvalue()

@@ -17,11 +17,10 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.loss_function import LossFunction, total
+from onnxgrad.training.metrics.dense import sigmas_of
 from onnxgrad.wording import shape_text
 
 DENSE: dict[str, LossFunction] = {}
-#: Deviations of the key points of a person in COCO (nose, eyes, ears, shoulders, …, ankles), times 1/10.
-PERSON = (0.26, 0.25, 0.25, 0.35, 0.35, 0.79, 0.79, 0.72, 0.72, 0.62, 0.62, 1.07, 1.07, 0.87, 0.87, 0.89, 0.89)
 #: Of a denominator.
 _TINY = 1e-7
 
@@ -190,13 +189,6 @@ def oks(b, y, labels, area, reduction, sigmas):  # type: ignore[no-untyped-def]
     missed = b.Sub(1.0, b.Exp(-(squared / (size * spread)))) * seen
     rows = b.ReduceSum(missed, [1], keepdims=0) / b.Max(b.ReduceSum(seen, [1], keepdims=0), 1.0)
     return _reduce(b, rows, reduction)
-
-
-def sigmas_of(count: int | None) -> tuple[float, ...]:
-    """The deviations of key points that are used by default: those of COCO's persons for 17, else 1 / count."""
-    if count is None:
-        raise BadInput("oks: the number of key points is not known\n  hint: give a deviation of each: sigmas=0.05,…")
-    return tuple(s / 10 for s in PERSON) if count == len(PERSON) else (1 / count,) * count
 
 
 @_dense("silog", label_inputs.as_prediction, variance=0.85, root=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.figures import drawing, plain
+from onnxgrad.figures import drawing, plain, png
 from onnxgrad.training.metrics.registry import surprise
 
 #: Classes that have a name each in the picture of the confusion matrix.
@@ -100,7 +99,7 @@ def misses_picture(misses: Sequence[Miss]) -> bytes | None:
             axis.set_xticks([])
             axis.set_yticks([])
             axis.set_title(f"row {miss.row}: {plain(miss.actual)}\nread {plain(miss.predicted)}", fontsize=8)
-        return _png(figure)
+        return png(figure)
 
 
 def _as_shown(image: Any) -> np.ndarray:
@@ -134,11 +133,4 @@ def confusion_picture(table: np.ndarray, classes: Sequence[str] | None = None) -
                 color = "white" if shares[i, j] > 0.5 else "black"
                 axis.text(j, i, str(int(table[i, j])), ha="center", va="center", fontsize=8, color=color)
         axis.set(xlabel="predicted", ylabel="actual")
-        return _png(figure)
-
-
-def _png(figure: Any) -> bytes:
-    target = io.BytesIO()
-    figure.tight_layout()
-    figure.savefig(target, format="png", dpi=90)
-    return target.getvalue()
+        return png(figure)

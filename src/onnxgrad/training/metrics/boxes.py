@@ -56,7 +56,7 @@ class Detections:
 
 
 @dataclass
-class Precision:
+class Precisions:
     """The average precision of predictions.
 
     Attributes:
@@ -123,9 +123,18 @@ class AveragePrecision:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self.confusion = np.zeros((len(names) + 1,) * 2, np.int64)
+        self.names: tuple[str, ...] = ()
+        self.confusion = np.zeros((1, 1), np.int64)
+        self.reserve(names)
         self._parts: dict[int, list[tuple[np.ndarray, ...]]] = defaultdict(list)
+
+    def reserve(self, names: Sequence[str]) -> None:
+        """Know at least as many classes as `names`."""
+        more = len(names) - len(self.names)
+        if more > 0:
+            self.names = tuple(names)
+            own = len(self.confusion) - 1
+            self.confusion = np.insert(np.insert(self.confusion, [own] * more, 0, 0), [own] * more, 0, 1)
 
     def add(self, found: Detections, sample: Any, areas: np.ndarray | None = None) -> np.ndarray:
         """Add a picture: what was `found` in it, and its labels.
@@ -163,11 +172,14 @@ class AveragePrecision:
 
     def join(self, sums: dict[str, Any]) -> None:
         """Add the `sums` of other pictures."""
-        self.confusion += sums["confusion"]
+        self.reserve([str(k) for k in range(len(sums["confusion"]) - 1)])
+        size = len(sums["confusion"]) - 1
+        places = np.append(np.arange(size), len(self.confusion) - 1)
+        self.confusion[np.ix_(places, places)] += sums["confusion"]
         for c, parts in sums["parts"].items():
             self._parts[c] += parts
 
-    def result(self) -> Precision:
+    def result(self) -> Precisions:
         """The average precision of all pictures so far."""
         shape = (len(self.names), len(AREAS), len(THRESHOLDS))
         precision = np.full(shape, np.nan)
@@ -201,7 +213,33 @@ class AveragePrecision:
         metrics |= {f"mar_{most}": recall[m, :, 0] for m, most in enumerate(MOST)}
         metrics |= {f"mar{name}": recall[-1, :, k] for name, k in areas.items()}
         means = {n: float(v[~np.isnan(v)].mean()) if not np.isnan(v).all() else np.nan for n, v in metrics.items()}
-        return Precision(means, classes, curves, self.confusion)
+        return Precisions(means, classes, curves, self.confusion)
+
+
+class MeanPrecision:
+    """One of the metrics that are `DEFINED`, over batches of `Detections` and of samples."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.all = name, AveragePrecision(())
+
+    def add(self, scores: Sequence[Detections], labels: Sequence[Any]) -> None:
+        """Add a batch."""
+        for found, sample in zip(scores, labels):
+            count = 1 + max((int(n) for a in (found.labels, sample["labels"]) for n in a), default=-1)
+            self.all.reserve([str(k) for k in range(count)])
+            self.all.add(found, sample)
+
+    def result(self) -> float:
+        """The metric of all batches so far."""
+        return self.all.result().metrics[self.name]
+
+    def sums(self) -> dict[str, Any]:
+        """What was added so far."""
+        return self.all.sums()
+
+    def join(self, sums: dict[str, Any]) -> None:
+        """Add the `sums` of another one."""
+        self.all.join(sums)
 
 
 def _sums(matched: np.ndarray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

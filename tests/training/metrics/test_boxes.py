@@ -8,7 +8,7 @@ import io
 import numpy as np
 import pytest
 
-from onnxgrad.training.detection.average_precision import AveragePrecision, Detections, overlaps
+from onnxgrad.training.metrics.boxes import AveragePrecision, Detections, overlaps
 
 NAMES = ("cat", "dog", "bird", "never")
 #: Names of the twelve statistics of pycocotools, in its order.

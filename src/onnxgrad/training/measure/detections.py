@@ -1,0 +1,123 @@
+"""Evaluation of a detector on pictures with boxes: average precision, a confusion matrix, the worst pictures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data.labels import listed
+from onnxgrad.training.detection.pictures import draw_boxes
+from onnxgrad.training.detection.predict import Detector
+from onnxgrad.training.detection.reading import read_detection
+from onnxgrad.training.detection.samples import DetectionData
+from onnxgrad.training.measure.misses import Miss
+from onnxgrad.training.metrics.boxes import BACKGROUND, DEFINED, SHOWN, AveragePrecision, Detections, Precisions
+from onnxgrad.training.metrics.registry import DEFAULTS
+
+
+@dataclass
+class Detected:
+    """The comparison of a detector with labels.
+
+    Attributes:
+        found: average precision, curves, the confusion matrix.
+        metrics: those that were asked for.
+        names: of the classes and the background, in the order of the confusion matrix.
+        worst: the pictures with the most errors, with labels and predictions drawn on them.
+        pictures: the first pictures, drawn likewise, with their titles.
+        boxes: how many labels were compared.
+    """
+
+    found: Precisions
+    metrics: dict[str, float]
+    names: list[str]
+    worst: list[Miss]
+    pictures: list[tuple[str, np.ndarray]]
+    boxes: int
+
+
+def held_out_boxes(detector: Detector, data: Any) -> DetectionData:
+    """The pictures of `data`, with the classes of `detector`.
+
+    Args:
+        detector: names its classes, or has as many as the data.
+        data: a path, or opened data; of parts, that for validation is read.
+
+    Raises:
+        BadInput: it cannot be read, or has other classes.
+    """
+    opened = read_detection(data, None, "val")
+    if detector.names is not None and set(detector.names) & set(opened.names):
+        return opened.with_classes(detector.names, declared=False)
+    count = detector.head.classes
+    if len(opened.names) != count:
+        own = "" if detector.names is None else f", {listed(detector.names)}"
+        raise BadInput(
+            f"{opened.source} has {len(opened.names)} classes, {listed(opened.names)}; the model has {count}{own}"
+        )
+    return opened
+
+
+def compare_boxes(
+    detector: Callable[[Sequence[np.ndarray]], list[Detections]],
+    data: DetectionData,
+    metrics: Sequence[str] | None = None,
+    batch_size: int = 16,
+    worst: int = 0,
+    shown: int = 0,
+) -> Detected:
+    """Compare what `detector` finds in the pictures of `data` with their labels.
+
+    Args:
+        detector: finds boxes in pictures.
+        data: with the classes of the detector.
+        metrics: names of `DEFINED`. Default: the usual ones.
+        batch_size: pictures at once.
+        worst: the number of pictures with the most errors to draw.
+        shown: the number of first pictures to draw.
+
+    Raises:
+        BadInput: a metric is none of boxes.
+    """
+    names = list(DEFAULTS["boxes"] if metrics is None else metrics)
+    strange = next((n for n in names if n not in DEFINED), None)
+    if strange is not None:
+        raise BadInput(f"{strange} is no metric for a task of boxes; those are {', '.join(DEFINED)}")
+    running = AveragePrecision(data.names)
+    errors = np.zeros(len(data), np.int64)
+    kept: dict[int, Detections] = {}
+    for start in range(0, len(data), batch_size):
+        rows = range(start, min(start + batch_size, len(data)))
+        samples = [data[k] for k in rows]
+        for k, sample, found in zip(rows, samples, detector([s["image"] for s in samples])):
+            table = running.add(found, {**sample, "boxes": data.rows[k].boxes}, data.rows[k].areas)
+            errors[k] = table.sum() - np.trace(table)
+            kept[k] = Detections(*(a[found.scores >= SHOWN] for a in (found.boxes, found.scores, found.labels)))
+    result = running.result()
+    order = np.argsort(-errors, kind="stable")[:worst]
+    misses = [_miss(data, int(k), kept[int(k)], int(errors[k])) for k in order if errors[k]]
+    first = [(str(data.rows[k].name), draw_boxes(data[k], kept[k], data.names)) for k in range(min(shown, len(data)))]
+    return Detected(
+        result,
+        {name: result.metrics[name] for name in names},
+        [*data.names, BACKGROUND],
+        misses,
+        first,
+        int(data.counts.sum()),
+    )
+
+
+def _miss(data: DetectionData, k: int, found: Detections, errors: int) -> Miss:
+    """A picture with its number of errors in place of a loss."""
+    row = data.rows[k]
+    actual, predicted = (
+        ", ".join(f"{n} {data.names[c]}" for c, n in sorted(Counter(labels.tolist()).items())) or "nothing"
+        for labels in (row.labels[~row.crowd], found.labels)
+    )
+    drawn = draw_boxes(data[k], found, data.names).transpose(2, 0, 1) / 255
+    return Miss(float(errors), k, actual, predicted, drawn)

@@ -1,0 +1,154 @@
+"""Detectors measured on pictures with boxes."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import onnxgrad
+from onnxgrad.cli.app import build
+from onnxgrad.errors import BadInput
+from onnxgrad.training.detection.predict import Detector, suppress
+from onnxgrad.training.detection.reading import read_detection
+from onnxgrad.training.measure.detections import compare_boxes
+from onnxgrad.training.metrics.boxes import Detections
+from onnxgrad.training.metrics.registry import METRICS
+from tests.training.detection.pictures import SCENES, draw_picture, write_coco, write_yolo
+
+
+class Oracle:
+    """A detector that finds the labels of pictures in their order, but for what `spoil` changes."""
+
+    def __init__(self, data, spoil=lambda k, found: found):
+        self.data, self.spoil, self.next = data, spoil, 0
+
+    def __call__(self, pictures):
+        found = []
+        for _ in pictures:
+            row = self.data.rows[self.next]
+            own = Detections(row.boxes, np.full(len(row.labels), 0.9), row.labels)
+            found.append(self.spoil(self.next, own))
+            self.next += 1
+        return found
+
+
+def test_labels_themselves_are_perfect(tmp_path):
+    data = read_detection(write_coco(tmp_path))
+    found = compare_boxes(Oracle(data), data, batch_size=2, worst=3, shown=2)
+    assert found.metrics == {"map50_95": 1, "map50": 1, "map75": 1, "mar_100": 1}
+    assert found.found.confusion.tolist() == [[1, 0, 0], [0, 2, 0], [0, 0, 0]]
+    assert found.names == ["cat", "dog", "background"]
+    assert (found.boxes, found.worst) == (3, [])
+    assert [p.shape for _, p in found.pictures] == [(240, 320, 3), (320, 213, 3)]
+
+
+def test_worst_pictures(tmp_path):
+    data = read_detection(write_coco(tmp_path))
+
+    def spoil(k, found):
+        if k == 1:  # moved away: missed, and one too many
+            return Detections(found.boxes[:1] / 4, found.scores[:1], found.labels[:1])
+        return Detections(found.boxes, found.scores, 1 - found.labels) if k == 0 else found
+
+    found = compare_boxes(Oracle(data, spoil), data, worst=2)
+    assert found.found.confusion.tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    assert [(m.row, m.loss, m.actual, m.predicted) for m in found.worst] == [
+        (0, 2, "1 cat, 1 dog", "1 cat, 1 dog"),
+        (1, 2, "1 dog", "1 dog"),
+    ]
+    green = (found.worst[0].image.transpose(1, 2, 0) * 255).round() == (40, 200, 40)
+    assert green.all(2).sum() > 100  # labels are drawn
+    with pytest.raises(BadInput, match="accuracy is no metric for a task of boxes"):
+        compare_boxes(Oracle(data), data, ["accuracy"])
+
+
+def test_running_metrics_of_boxes(tmp_path):
+    data = read_detection(write_coco(tmp_path))
+    found = Oracle(data)([s["image"] for s in data])
+    whole, parts = METRICS["map50"].tasks["boxes"](), [METRICS["map50"].tasks["boxes"]() for _ in range(2)]
+    whole.add(found, list(data))
+    for k in range(3):
+        parts[k % 2].add([found[k]], [data[k]])
+    parts[1].join(parts[0].sums())
+    assert whole.result() == parts[1].result() == 1
+
+
+def test_suppression():
+    boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 9], [20, 0, 30, 10], [0, 0, 10, 6]], float)
+    assert suppress(boxes, np.array([0, 0, 1, 0, 0])).tolist() == [0, 2, 3, 4]
+    assert suppress(boxes, np.array([0, 0, 1, 0, 0]), 0.55).tolist() == [0, 2, 3]
+
+
+NUDENET = find_spec("nudenet")
+packaged = pytest.mark.skipif(NUDENET is None, reason="no nudenet")
+
+
+@pytest.fixture(scope="module")
+def nudenet():
+    """YOLOv8n with 18 classes, for pictures of 320 by 320."""
+    return Path(NUDENET.origin).parent / "320n.onnx"
+
+
+@packaged
+def test_boxes_are_those_of_the_file(nudenet, tmp_path):
+    """Raw values, decoded here, are what the file's own decoding gives; a rule of one picture at a time is lifted."""
+    draw_picture(tmp_path / "a.png", (320, 320), 3)
+    pixels = np.asarray(Image.open(tmp_path / "a.png"))
+    detector = Detector(nudenet)
+    (found,) = detector([pixels])
+    session = onnxruntime.InferenceSession(str(nudenet))
+    (rows,) = session.run(None, {session.get_inputs()[0].name: pixels.transpose(2, 0, 1)[None].astype("f") / 255})
+    centre, size, scores = rows[0, :2].T, rows[0, 2:4].T, rows[0, 4:].T
+    place = int(scores.max(1).argmax())
+    best = np.concatenate([centre[place] - size[place] / 2, centre[place] + size[place] / 2])
+    assert found.scores[0] == pytest.approx(scores.max(), rel=1e-4)
+    assert found.labels[0] == scores[place].argmax()
+    np.testing.assert_allclose(found.boxes[0], np.clip(best, 0, 320), atol=0.05)
+    together = detector([pixels, pixels[:200]])
+    np.testing.assert_allclose(together[0].scores, found.scores, atol=1e-5)
+
+
+@packaged
+def test_the_command(nudenet, tmp_path):
+    names = ["FACE_MALE", "FEET_COVERED"]
+    scenes = [(size, [(box, names[n == "dog"]) for box, n in boxes]) for size, boxes in SCENES]
+    path = write_yolo(tmp_path, scenes, names, "val")
+    done = CliRunner().invoke(build(), ["evaluate", str(nudenet), "--data", str(path), "--task", "detection", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found["task"] == "boxes"
+    assert set(found["metrics"]) == {"map50_95", "map50", "map75", "mar_100"}
+    assert set(found["classes"]) == set(found["curves"]) == set(names)
+    assert len(found["confusion"]) == len(found["names"]) == 19
+    result = onnxgrad.evaluate(str(nudenet), str(path), task="detection", metrics="map50,map_small", worst=2)
+    assert list(result.metrics) == ["map50", "map_small"]
+    assert result.metrics["map50"] == found["metrics"]["map50"]
+    assert len(result.worst) == 2
+    picture = tmp_path / "worst.png"
+    flags = ["--task", "detection", "--worst", "2", "--picture", str(picture)]
+    done = CliRunner().invoke(build(), ["evaluate", str(nudenet), "--data", str(path), *flags])
+    assert done.exit_code == 0, done.output
+    assert "ap50_95" in done.output
+    assert Image.open(picture).size[0] > 100
+
+
+@packaged
+def test_other_classes_are_refused(nudenet, tmp_path):
+    with pytest.raises(BadInput, match=r"has 2 classes, 'cat', 'dog'; the model has 18"):
+        onnxgrad.evaluate(str(nudenet), str(write_coco(tmp_path)), task="detection")
+
+
+def test_no_detector(tmp_path):
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        plain (float[N, 3] x) => (float[N, 3] y) { y = Relu (x) }""")
+    with pytest.raises(BadInput, match="a detector takes pictures"):
+        onnxgrad.evaluate(model, str(write_coco(tmp_path)), task="detection")
