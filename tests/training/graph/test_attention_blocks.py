@@ -424,3 +424,15 @@ def test_a_trainer_passes_it_on_and_parts_of_a_batch_have_it_too():
 def test_what_is_no_number_of_queries_is_refused(rows):
     with pytest.raises(BadInput, match="attention_rows is a number of queries"):
         compiled(layer("plain", 13), rows)
+
+
+def test_what_a_kernel_does_not_compute_is_not_left_to_it(monkeypatch):
+    monkeypatch.setattr(attention_blocks, "MANY", 8)
+    for lead, count in (("1,2", 0), ("1,2,2", 1)):  # a kernel has one axis of heads beside that of rows
+        axes = len(lead.split(",")) + 2
+        perm = [*range(axes - 2), axes - 1, axes - 2]
+        text = f"""<ir_version: 10, opset_import: ["" : 21]> g (float[{lead},9,3] q, float[{lead},9,3] k) =>
+            (float[{lead},9,3] y) {{
+                kt = Transpose<perm={perm}>(k) s = MatMul(q, kt) p = Softmax(s) y = MatMul(p, k) }}"""
+        graph = open_model(onnx.parser.parse_model(text)).model.graph
+        assert attend_by_blocks(graph, "kernel") == count, lead

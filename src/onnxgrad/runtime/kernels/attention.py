@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.attention import Scores, is_idle
 from onnxgrad.ir.graph import prune
-from onnxgrad.ir.match import constant, is_number, is_op, is_single, pattern, permutation, producer
+from onnxgrad.ir.match import constant, is_number, is_op, pattern, permutation, producer
 from onnxgrad.ir.shapes import same_dim
 
 #: Axes of a matrix per head, transposed.
@@ -68,22 +69,11 @@ class _View:
         return self.order if len(self.order) == 4 else (0, *(i + 1 for i in self.order))
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """The scores of attention: Q, Kᵀ, the scale of their product, True if it divides, and the bias."""
-
-    q: ir.Value
-    kt: ir.Value
-    scale: ir.Value | None
-    divides: bool
-    mask: ir.Value | None
-    made: Sequence[ir.Value]
-
-
 def fuse_attention(graph: ir.Graph, domain: str) -> int:
     """Replace attention and its derivatives in `graph` by calls of kernels in `domain`. Returns the count."""
     count = 0
-    for node in [n for n in graph if is_op(n, "Cast") and _is_idle(n)]:  # exporters write them around a softmax
+    casts = [n for n in graph if is_op(n, "Cast") and is_idle(n)]  # exporters write them around a softmax
+    for node in [n for n in casts if not n.outputs[0].is_graph_output()]:
         assert node.inputs[0] is not None
         node.outputs[0].replace_all_uses_with(node.inputs[0])
         graph.remove(node, safe=True)
@@ -107,13 +97,15 @@ def _fuse_site(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
     softmax, to_p, rank = producer(p, "Softmax"), producer(_guarded_product(of_p), "MatMul"), _rank(p)
     if softmax is None or to_p is None or grad.attributes["axis"].as_int() != rank - 1:
         return False
-    scores = discarded.unmasked(_scores(softmax.inputs[0]))
+    scores = discarded.unmasked(Scores.of(softmax.inputs[0]))
     if scores is None or softmax.attributes.get_int("axis", -1) not in (-1, rank - 1):
+        return False
+    if any(len(_readers(x)) != 1 for x in scores.made):
         return False
     dy, vt = to_p.inputs
     assert dy is not None
     assert vt is not None
-    if not _fit(scores, rank, [scores.q, scores.kt, vt, dy]):
+    if not scores.fits(vt, dy):
         return False
     q, k = _View.of(scores.q), _View.of(scores.kt).transposed_view
     v = _View.of(vt).transposed_view
@@ -189,7 +181,7 @@ class _Discarded:
         alone = asked.inputs[0] is p and {*condition.consumers()} == {*found[2]} and not condition.is_graph_output()
         return cls(found[0], found[1], [asked, *found[2]], None) if alone else None
 
-    def unmasked(self, scores: _Scores | None) -> _Scores | None:
+    def unmasked(self, scores: Scores | None) -> Scores | None:
         """`scores` with a mask that hides all keys from `dead` queries; None if `dead` does not come from a mask."""
         if scores is None or self.dead is None:
             return scores
@@ -265,28 +257,6 @@ def _call(
         new.name, old.name = old.name, f"{name}.{i}"
 
 
-def _scores(value: ir.Value | None) -> _Scores | None:
-    """Match scale · Q·Kᵀ + mask. None if the scores are of another form."""
-    add = producer(value, "Add")
-    for scaled, mask in [(value, None)] if add is None else [add.inputs, add.inputs[::-1]]:
-        scale, divides, product = None, False, scaled
-        for kind in ("Mul", "Div"):
-            node = producer(scaled, kind)
-            for first, second in [] if node is None else [node.inputs, node.inputs[::-1]][: 2 if kind == "Mul" else 1]:
-                if second is not None and producer(first, "MatMul") is not None and is_single(second):
-                    scale, divides, product = second, kind == "Div", first
-        matmul = producer(product, "MatMul")
-        if matmul is None or scaled is None or product is None:
-            continue
-        q, kt = matmul.inputs
-        assert q is not None
-        assert kt is not None
-        made = list(dict.fromkeys([product, scaled, *([] if add is None else add.outputs)]))
-        alone = all(len(_readers(x)) == 1 for x in made)
-        return _Scores(q, kt, scale, divides, mask, made) if alone else None
-    return None
-
-
 def _readers_of_p(
     p: ir.Value, known: Sequence[ir.Node], v: _View
 ) -> tuple[ir.Node | None, tuple[ir.Node, ir.Value] | None]:
@@ -327,7 +297,7 @@ def _readers_of_ds(ds: ir.Value, k: _View, q: _View) -> tuple[ir.Node | None, ir
     return to_q, to_k
 
 
-def _scaled_by(ds: ir.Value, scores: _Scores) -> ir.Value | None:
+def _scaled_by(ds: ir.Value, scores: Scores) -> ir.Value | None:
     """dS, with the scale of the scores applied; None if it has another scale."""
     if scores.scale is None:
         return ds
@@ -337,34 +307,6 @@ def _scaled_by(ds: ir.Value, scores: _Scores) -> ir.Value | None:
     a, b = users[0].inputs
     fits = (a is ds and b is scores.scale) or (not scores.divides and b is ds and a is scores.scale)
     return users[0].outputs[0] if fits else None
-
-
-def _fit(scores: _Scores, rank: int, operands: Sequence[ir.Value]) -> bool:
-    """True if types and shapes are those that the kernels support, in every run."""
-    floats = [*operands, *(x for x in (scores.scale, scores.mask) if x is not None)]
-    if any(x.dtype != ir.DataType.FLOAT or x.shape is None for x in floats):
-        return False
-    first = operands[0].shape
-    assert first is not None
-    for x in operands:
-        assert x.shape is not None
-        if len(x.shape) != rank or not all(same_dim(a, b) for a, b in zip(x.shape[:-2], first[:-2])):
-            return False
-    if scores.mask is None:
-        return True
-    mask, keys = scores.mask.shape, scores.kt.shape
-    assert mask is not None
-    assert keys is not None
-    whole = [*first[:-1], keys[-1]]
-    return len(mask) <= len(whole) and all(
-        m == 1 or same_dim(m, n) or (isinstance(n, int) and n > 1) for m, n in zip(mask[::-1], whole[::-1])
-    )
-
-
-def _is_idle(cast: ir.Node) -> bool:
-    """True if a Cast does not change the type."""
-    (x,), (y,) = cast.inputs, cast.outputs
-    return x is not None and x.dtype is not None and x.dtype == y.dtype and not y.is_graph_output()
 
 
 def _rank(value: ir.Value) -> int:

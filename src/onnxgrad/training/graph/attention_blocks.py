@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.attention import Scores
 from onnxgrad.ir.graph import dependents
 from onnxgrad.ir.match import is_number, is_op, is_single, is_standard
 from onnxgrad.ir.operators import traits_of
@@ -205,14 +206,9 @@ class _Attention:
 
     @property
     def is_for_kernel(self) -> bool:
-        """True if a kernel computes this form: scaled products and a mask (see `runtime.kernels.attention`)."""
-        alike = [_dims_of(x) for x in (self.q, self.kt, self.v)]
-        heads = [None if d is None else d[:-2] for d in alike]
-        floats = all(x.dtype == ir.DataType.FLOAT for x in (self.q, self.kt, self.v, self.score))
-        kinds = [n.op_type for n in self.moving if n.op_type not in ("Identity", "Cast")]
-        plain = kinds.count("Add") < 2 and kinds.count("Mul") + kinds.count("Div") < 2
-        only = set(kinds) <= {"Add", "Mul", "Div"} and plain
-        return floats and only and same_dims(heads[0], heads[1]) and same_dims(heads[0], heads[2])
+        """True if a kernel computes this form."""
+        scores = Scores.of(self.score)
+        return scores is not None and scores.fits(self.v)
 
     def write(self, b: Builder, rows: int | None) -> Var:
         """The same by blocks."""
