@@ -33,6 +33,10 @@ def generate(
         Path | None,
         panels.data(help="tokenizer.json of the model. Default: the one that the model was trained with."),
     ] = None,
+    encoder: Annotated[
+        Path | None,
+        panels.data(help="The file of the encoder, if MODEL is the decoder of both: encoder_model.onnx."),
+    ] = None,
     metrics: Annotated[
         str | None,
         panels.output(
@@ -44,7 +48,7 @@ def generate(
     as_lines: Annotated[bool, panels.output("--json", help="Print a line of JSON for each prompt.")] = False,
     **flags: Any,
 ) -> None:
-    """Continue prompts by MODEL, a language model with or without a cache."""
+    """Continue prompts by MODEL, a language model with or without a cache; behind an encoder: answer them."""
     texts: list[Any] = list(prompt or ())
     if prompts is not None:
         texts += open_prompts(prompts)
@@ -57,7 +61,9 @@ def generate(
         answers = open_answers(prompts)
         compare_texts([], [], metrics)  # unknown names are refused before anything is generated
     options = Options(threads=threads)
-    found = generated(load_model(model), texts, tokenizer=tokenizer, options=options, **read_flags(flags))
+    reading = None if encoder is None else load_model(encoder)
+    settings = {"tokenizer": tokenizer, "encoder": reading, "options": options, **read_flags(flags)}
+    found = generated(load_model(model), texts, **settings)
     for completion in found:
         if as_lines:
             print(json_text(completion.to_json()))

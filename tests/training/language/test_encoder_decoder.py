@@ -4,10 +4,11 @@ import numpy as np
 import onnx
 import pytest
 
+import onnxgrad
 from onnxgrad.errors import BadInput
 from onnxgrad.training import Trainer
 from onnxgrad.training.data.recipe import PreparationRecipe
-from tests.training.language.models import VOCABULARY, WIDTH, WORDS, tokenizer
+from tests.training.language.models import VOCABULARY, WIDTH, WORDS, decoder, tokenizer
 
 PAIRS = [
     {"prompt": "the cat sat on", "completion": "the mat"},
@@ -60,6 +61,22 @@ def test_it_learns_pairs():
     trainer = Trainer(model(), task="seq2seq", learning_rate=0.05)
     trainer.fit(PAIRS, tokenizer=tokenizer(), epochs=60)
     assert trainer.evaluate(PAIRS, tokenizer=tokenizer())["accuracy"] == 1
+
+
+def test_completions_are_measured_with_the_tokens():
+    trainer = Trainer(model(), task="seq2seq", learning_rate=0.05)
+    trainer.fit(PAIRS, tokenizer=tokenizer(), epochs=60)
+    rows = [*PAIRS, {"prompt": "red", "completion": "the cat"}]
+    trained = trainer.inference_model()
+    found = onnxgrad.evaluate(trained, rows, metrics="exact,accuracy")
+    texts = [c.text for c in onnxgrad.generate(trained, ["the cat sat on", "a dog", "red", "red"])]
+    assert texts == ["the mat", "ran to a tree", "blue", "blue"]
+    assert found.metrics["exact"] == 0.75
+    assert 0 < found.metrics["accuracy"] < 1
+    alone = onnxgrad.evaluate(trained, rows, metrics="exact")
+    assert (alone.metrics, alone.rows) == ({"exact": 0.75}, 4)
+    with pytest.raises(BadInput, match="has no answer to compare with"):
+        onnxgrad.evaluate(decoder(), ["the cat sat"], metrics="exact", task="causal-lm", tokenizer=tokenizer())
 
 
 def test_features_of_speech_come_from_their_own_column():

@@ -37,6 +37,8 @@ _IS_PRESENT = re.compile(rf"(^|[./_])({_PRESENT})([._\d]|$)")
 #: Parts of names of dimensions that grow with the tokens.
 _LENGTH = re.compile("past|seq|len|cache|time|total", re.IGNORECASE)
 _KEEP = ("num_logits_to_keep", "logits_to_keep")
+#: Roles that the text of an encoder has, too.
+_OF_TEXT = ("ids", "masks", "positions", "types")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class DecoderInputs:
         masks, positions, places, types, keep: names of other inputs, with their values: see the table of the module.
         branch: the input that says whether there is a cache.
         pasts: the cache.
-        others: inputs without a role here, such as the states of an encoder.
+        others: inputs without a role here, such as the states of an encoder; also the text of the encoder, where the
+            file has both parts (``decoder_input_ids``).
         logits: the output of scores.
     """
 
@@ -98,10 +101,12 @@ class DecoderInputs:
         """
         roles: dict[str, list[ir.Value]] = {}
         pasts, tokens = [], []
-        for value in model.graph.inputs:
-            if value.name in model.graph.initializers:
-                continue
+        inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+        has_encoder = any(_is_of_decoder(v) and _role(v) == "ids" for v in inputs)
+        for value in inputs:
             role = _role(value)
+            if has_encoder and role in _OF_TEXT and not _is_of_decoder(value):
+                role = "others"
             if role == "ids":
                 tokens.append(value)
             elif role == "pasts":
@@ -130,9 +135,9 @@ class DecoderInputs:
         return [*(v.name or "" for v in listed), *(p.input for p in self.pasts)]
 
     @property
-    def is_cross(self) -> bool:
-        """True if the model reads the states of an encoder."""
-        return any(p.is_cross for p in self.pasts) or any("encoder" in (v.name or "") for v in self.others)
+    def has_encoder(self) -> bool:
+        """True if the file has an encoder, too."""
+        return _is_of_decoder(self.ids)
 
     def feeds(
         self,
@@ -176,6 +181,10 @@ class DecoderInputs:
         """The cache after a run with these `outputs`, and with `cache` before it."""
         cache = cache or {}
         return {p.input: cache[p.input] if p.is_cross and p.input in cache else outputs[p.output] for p in self.pasts}
+
+
+def _is_of_decoder(value: ir.Value) -> bool:
+    return "decoder" in (value.name or "").lower()
 
 
 def _role(value: ir.Value) -> str:

@@ -127,6 +127,12 @@ class Manners:
         """The token that ends a text."""
         return self.token(tokenizer, "eos_token", _ENDS)
 
+    def first(self, tokenizer: Any) -> int | None:
+        """The token that a decoder begins with, behind an encoder: by default that of padding, as of T5."""
+        if self.start is not None or tokenizer is None:
+            return self.start
+        return self.token(tokenizer, "pad_token", ("<pad>", "[PAD]"))
+
     def render(self, documents: Sequence[Mapping[str, Any]], where: str) -> list[tuple[str, list[list[int]]]]:
         """The text of each conversation, and the characters [begin, end) of the turns that are learned.
 

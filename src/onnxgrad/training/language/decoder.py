@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.graph.decoder_inputs import DecoderInputs
+from onnxgrad.training.language.encoder import Encoder
 from onnxgrad.training.language.generation_recipe import GenerationRecipe
 
 #: Picks the next token of each row by the scores [N, V].
@@ -25,8 +26,10 @@ class Decoder:
         options: of the runtime.
         cache: use the cache that the model takes.
         positions: the most tokens that the model reads, if it has a limit.
+        encoder: the file of the encoder, whose states it reads.
 
     Attributes:
+        encoder: the encoder, in its own file or in that of the decoder; None without one.
         longest: the most tokens that it reads; None without a limit.
 
     Raises:
@@ -34,14 +37,17 @@ class Decoder:
     """
 
     def __init__(
-        self, model: ir.Model, options: Options | None = None, cache: bool = True, positions: int | None = None
+        self,
+        model: ir.Model,
+        options: Options | None = None,
+        cache: bool = True,
+        positions: int | None = None,
+        encoder: ir.Model | None = None,
     ) -> None:
         self.inputs = DecoderInputs.of(model)
-        if self.inputs.others:
-            names = ", ".join(repr(v.name) for v in self.inputs.others)
-            hint = "\n  hint: the decoder of an encoder-decoder model alone does not generate" * self.inputs.is_cross
-            raise BadInput(f"the model reads {names}, which do not follow from tokens{hint}")
+        self.encoder = Encoder.of(self.inputs, encoder, options)
         self.session = Session(model, options)
+        self.states: Mapping[str, np.ndarray] = {}
         self.logits = self.inputs.logits.name or ""
         self.cached = cache and bool(self.inputs.pasts)
         shape = self.inputs.ids.shape
@@ -50,7 +56,14 @@ class Decoder:
         most = [n for n in (positions, None if self.cached else self.width) if n is not None]
         self.longest = min(most, default=None)
 
-    def extend(self, ids: np.ndarray, steps: int, choose: Choice, ended: Callable[[np.ndarray], bool]) -> np.ndarray:
+    def extend(
+        self,
+        ids: np.ndarray,
+        steps: int,
+        choose: Choice,
+        ended: Callable[[np.ndarray], bool],
+        states: Mapping[str, np.ndarray] | None = None,
+    ) -> np.ndarray:
         """Rows of tokens [N, T] of one length, with up to `steps` more tokens.
 
         Args:
@@ -58,7 +71,9 @@ class Decoder:
             steps: the most tokens to add.
             choose: the next tokens of the rows.
             ended: called with all tokens after every step: True ends the loop.
+            states: of the encoder (see `Encoder.states`).
         """
+        self.states = states or {}
         cache: dict[str, np.ndarray] | None = None
         fed = 0  # tokens whose keys and values are in the cache
         for _ in range(steps):
@@ -85,7 +100,8 @@ class Decoder:
         outputs = [self.logits, *(p.output for p in self.inputs.pasts if p.output)]
         for start in range(0, ids.shape[1], width):
             part = ids[:, start : start + width]
-            found = self.session.run(self.inputs.feeds(part, cache=cache, before=before + start), outputs)
+            feeds = self.inputs.feeds(part, cache=cache, before=before + start) | self.states
+            found = self.session.run(feeds, outputs)
             cache = self.inputs.next_cache(found, cache)
         return found[self.logits][:, -1], cache or {}
 
@@ -96,7 +112,7 @@ class Decoder:
         mask = np.zeros((len(ids), width), np.int64)
         mask[:, :size] = 1
         padded = np.pad(ids, ((0, 0), (0, width - size)))
-        found = self.session.run(self.inputs.feeds(padded, mask), [self.logits])[self.logits]
+        found = self.session.run(self.inputs.feeds(padded, mask) | self.states, [self.logits])[self.logits]
         return found[:, min(size, found.shape[1]) - 1]
 
 

@@ -34,6 +34,12 @@ class GenerationRecipe:
         "The token that ends a completion: its text or its number; none: no token does. Default: the tokenizer's own.",
         kind=str,
     )
+    decoder_start: str | Sequence[int] | None = setting(
+        None,
+        "Text (in Python also tokens) that a decoder behind an encoder begins with. Default: the token that "
+        "config.json names, or that of padding.",
+        kind=str,
+    )
     cache: bool = setting(True, "Keep keys and values of earlier tokens, where the model takes them.", off="--no-cache")
 
     def __post_init__(self) -> None:

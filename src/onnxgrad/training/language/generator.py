@@ -60,10 +60,16 @@ class Generator:
         recipe: settings.
         tokenizer: see `onnxgrad.generate`.
         options: how ONNX Runtime runs the model.
+        encoder: see `onnxgrad.generate`.
     """
 
     def __init__(
-        self, model: ir.Model, recipe: GenerationRecipe, tokenizer: Any = None, options: Options | None = None
+        self,
+        model: ir.Model,
+        recipe: GenerationRecipe,
+        tokenizer: Any = None,
+        options: Options | None = None,
+        encoder: ir.Model | None = None,
     ) -> None:
         trained = Preprocessing.of(model)
         self.recipe, self.manners = recipe, Manners.of(trained.task)
@@ -75,7 +81,12 @@ class Generator:
             raise BadInput("stop is text, which needs a tokenizer\n  hint: --tokenizer tokenizer.json")
         self.end = self._end()
         self.limits = Limits.of(model)
-        self.decoder = Decoder(model, options, recipe.cache, self.limits.positions)
+        self.decoder = Decoder(model, options, recipe.cache, self.limits.positions, encoder)
+        self.encoder, self.begin = self.decoder.encoder, np.empty(0, np.int64)
+        self.longest = self.decoder.longest  # of a prompt
+        if self.encoder is not None:
+            self.begin = self._begin()
+            self.longest = None if encoder is None else Limits.of(encoder).positions
 
     def __call__(self, prompts: Any) -> list[Completion]:
         """The completions of `prompts`."""
@@ -111,28 +122,31 @@ class Generator:
         for group, special in ((plain, True), (chats, False)):  # a template writes special tokens itself
             rows |= zip(group, self._encode([texts[k] or "" for k in group], special))
         for k, prompt in enumerate(prompts):
+            if k not in rows and self.encoder is not None and self.encoder.features is not None:
+                rows[k] = np.asarray(prompt, np.float32)
+                continue
             if k not in rows:
                 rows[k] = np.asarray(prompt)
                 self._check(rows[k], "a prompt")
                 texts[k] = None if self.tokenizer is None else self._text(rows[k].tolist(), False)
             self._check(rows[k], f"the prompt {(texts[k] or '')[:40]!r}")
-        return texts, [rows[k].astype(np.int64) for k in range(len(prompts))]
+        return texts, [r if r.dtype.kind == "f" else r.astype(np.int64) for _, r in sorted(rows.items())]
 
     def _encode(self, texts: list[str], special: bool) -> list[np.ndarray]:
-        """The tokens of `texts`, without the token that ends a text, which some tokenizers add."""
+        """The tokens of `texts`; those that go on are without the token that ends a text, which some tokenizers add."""
         if not texts:
             return []
         try:
             rows = [ids for ids, *_ in encode(self.tokenizer, texts, None, special)]
         except BadInput as error:
             raise BadInput(f"the tokenizer fails on a prompt: {error}") from error
-        if not special or self.end is None:
+        if not special or self.end is None or self.encoder is not None:
             return rows
         return [row[:-1] if len(row) > 1 and row[-1] == self.end else row for row in rows]
 
     def _check(self, row: np.ndarray, what: str) -> None:
         """Raise BadInput unless `row` has tokens that the model knows, and not too many."""
-        most, longest = self.limits.vocabulary, self.decoder.longest
+        most, longest = self.limits.vocabulary, self.longest
         if row.ndim != 1 or not row.size:
             raise BadInput(f"{what} has no tokens")
         if row.dtype.kind not in "iu":
@@ -147,23 +161,26 @@ class Generator:
 
     def _completed(self, rows: list[np.ndarray], texts: list[str | None], numbers: list[int]) -> list[Completion]:
         """The completions of `rows` of one length."""
-        count, begin = len(rows), len(rows[0])
+        count = len(rows)
         fixed = self.decoder.rows or count
-        ids = np.stack([rows[min(i, count - 1)] for i in range(fixed)])
+        filled = [rows[min(i, count - 1)] for i in range(fixed)]
+        states = None if self.encoder is None else self.encoder.states(filled)
+        ids = np.stack(filled) if self.encoder is None else np.tile(self.begin, (fixed, 1))
+        begin = ids.shape[1]
         choose = choice(self.recipe, np.array([*numbers, *[numbers[-1]] * (fixed - count)]))
         found: list[Completion | None] = [None] * count
 
         def ended(ids: np.ndarray) -> bool:
             for k in range(count):
-                found[k] = found[k] or self._finished(texts[k], ids[k, :begin], ids[k, begin:])
+                found[k] = found[k] or self._finished(texts[k], rows[k], ids[k, begin:])
             return all(found)
 
         steps, longest = self.recipe.max_new_tokens, self.decoder.longest
         room = steps if longest is None else min(steps, longest - begin + 1)  # the last token is not read
-        ids = self.decoder.extend(ids, room, choose, ended)
+        ids = self.decoder.extend(ids, room, choose, ended, states)
         why = "length" if room == steps else "positions"
         for k in range(count):
-            found[k] = found[k] or self._completion(texts[k], ids[k, :begin], ids[k, begin:], why)
+            found[k] = found[k] or self._completion(texts[k], rows[k], ids[k, begin:], why)
         return [c for c in found if c is not None]
 
     def _finished(self, text: str | None, prompt: np.ndarray, new: np.ndarray) -> Completion | None:
@@ -178,11 +195,13 @@ class Generator:
         return replace(made, text=written[: min(places)]) if places else None
 
     def _completion(self, text: str | None, prompt: np.ndarray, new: np.ndarray, finish: str) -> Completion:
-        before, after = prompt.tolist(), new.tolist()
-        made = None
-        if self.tokenizer is not None:  # of all tokens, as a tokenizer may write the first word without its space
+        before, after = [] if prompt.dtype.kind == "f" else prompt.tolist(), new.tolist()
+        made = None if self.tokenizer is None else self._text(after)
+        if (
+            self.tokenizer is not None and self.encoder is None
+        ):  # of all tokens, as a tokenizer may write the first word without its space
             whole, first = self._text([*before, *after]), self._text(before)
-            made = whole[len(first) :] if whole.startswith(first) else self._text(after)
+            made = whole[len(first) :] if whole.startswith(first) else made
         return Completion(text, made, before, after, finish)
 
     def _text(self, tokens: Sequence[int], skips: bool = True) -> str:
@@ -193,6 +212,26 @@ class Generator:
             raise
         except BaseException as error:  # a panic of the library is no Exception
             raise BadInput(f"the tokenizer cannot decode tokens: {' '.join(str(error).split())[:200]}") from error
+
+    def _begin(self) -> np.ndarray:
+        """The tokens that a decoder behind an encoder begins with."""
+        given = self.recipe.decoder_start
+        if isinstance(given, str):
+            if self.tokenizer is None:
+                raise BadInput("decoder_start is text, which needs a tokenizer\n  hint: --tokenizer tokenizer.json")
+            found = self._encode([given], False)[0]
+        elif given is not None:
+            found = np.asarray(given)
+        else:
+            first = self.manners.first(self.tokenizer)
+            if first is None:
+                raise BadInput(
+                    "no file says which token the decoder begins with\n"
+                    "  hint: --decoder-start '<pad>', or config.json beside the tokenizer"
+                )
+            found = np.array([first])
+        self._check(found, "decoder_start")
+        return found.astype(np.int64)
 
     def _end(self) -> int | None:
         """The token that ends a text; None if there is none."""

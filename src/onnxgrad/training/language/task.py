@@ -319,9 +319,7 @@ class Language(Text):
 
     def _decoder(self, rows: list[TokenRow], fields: Sequence[Field], field: Field, pad: int) -> dict[str, Column]:
         """Inputs of a decoder: its labels, shifted by one behind the token that begins them."""
-        start = self.manners.start
-        if start is None and self.tokenizer is not None:
-            start = self.manners.token(self.tokenizer, "pad_token", ("<pad>", "[PAD]"))
+        start = self.manners.first(self.tokenizer)
         first = pad if start is None else start
         given = [np.append(first, np.where(r.tokens == IGNORED, pad, r.tokens)[:-1]) for r in rows]
         return {field.name: Tokens(given, pad), **inputs_beside(fields, *number_tokens(given), True)}

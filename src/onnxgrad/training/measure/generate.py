@@ -22,6 +22,7 @@ def generate(
     prompts: Any,
     *,
     tokenizer: Any = None,
+    encoder: AnyModel | None = None,
     options: Options | None = None,
     **settings: Unpack[GenerationKeywords],
 ) -> list[Completion]:
@@ -29,10 +30,12 @@ def generate(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with tokens as an input and their scores as an
-            output; with or without a cache (``past_key_values``).
+            output; with or without a cache (``past_key_values``); also of an encoder and a decoder.
         prompts: texts, or rows of tokens; also one of them alone.
         tokenizer: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer``. Default: the one that the model was
             trained with. Prompts of tokens need none.
+        encoder: the file of the encoder, if `model` is the decoder of both (``encoder_model.onnx``). Prompts are what
+            it reads: texts, or arrays of features.
         options: how ONNX Runtime runs the model.
         settings:
 
@@ -43,5 +46,6 @@ def generate(
         BadInput: the model is no language model, a prompt has no tokens or some that the model does not know, or a
             setting does not fit.
     """
-    (recipe,) = read_recipes("generate", [GenerationRecipe], settings, ["tokenizer", "options"])
-    return Generator(as_given(model), recipe, tokenizer, options)(prompts)
+    (recipe,) = read_recipes("generate", [GenerationRecipe], settings, ["tokenizer", "encoder", "options"])
+    reading = None if encoder is None else as_given(encoder)
+    return Generator(as_given(model), recipe, tokenizer, options, reading)(prompts)
