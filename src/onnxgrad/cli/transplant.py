@@ -23,6 +23,10 @@ def transplant(
     into: Annotated[
         Path | None, typer.Option("--into", help="Another export of the same network, whose weights are replaced.")
     ] = None,
+    encoder: Annotated[
+        Path | None,
+        typer.Option("--encoder", help="The encoder, if --into is the decoder of two files; -o is a folder for both."),
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option("--to", help="In place of --into and -o: write a .safetensors file, for `load_state_dict`."),
@@ -46,11 +50,11 @@ def transplant(
     Weights may be transposed, fused, split, shared, folded, cast or quantized there. Nothing is written if a trained
     weight has no place, or if the outputs differ by more than rounding.
     """
-    if to is not None and (into is not None or output is not None):
+    if to is not None and (into is not None or output is not None or encoder is not None):
         raise BadInput("--to writes a safetensors file in place of --into FILE.onnx -o RESULT.onnx")
     if to is None and (into is None or output is None or like is not None):
         raise BadInput("say which file gets the weights: --into FILE.onnx -o RESULT.onnx, or --to FILE.safetensors")
-    models = {"TRAINED": source, "--into": into, "--base": base}
+    models = {"TRAINED": source, "--into": into, "--encoder": encoder, "--base": base}
     read = {
         flag: files_in(path) if path.is_dir() else files_of(load_model(path), path)
         for flag, path in models.items()
@@ -58,9 +62,12 @@ def transplant(
     }
     place = to or output
     assert place is not None
-    check_paths({**read, "--probes": probes, "--like": like}, {OUTPUT if to is None else "--to": place})
+    results = {OUTPUT if to is None else "--to": place}
+    if encoder is not None and into is not None:
+        results = {f"the result {path.name}": place / path.name for path in (into, encoder)}
+    check_paths({**read, "--probes": probes, "--like": like}, results)
     given = None if probes is None else read_probes(probes)
-    made = put(source, into or like, base=base, output=place, probes=given)
+    made = put(source, into or like, base=base, encoder=encoder, output=place, probes=given)
     unchanged = f"; {len(made.kept)} were not changed by training" if into or like else ""
     lines = [("transplanted", f"{len(made.changed)} weights{unchanged}")]
     if made.difference is not None:

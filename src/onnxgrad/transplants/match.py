@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,25 +18,29 @@ import onnx_ir as ir
 
 #: Elements that are compared first, and of a line.
 _SAMPLE, _LINE_SAMPLE = 512, 64
+#: Elements whose distances are computed at a time.
+_PART = 1 << 22
 #: Rows of a product of distances at a time.
 _CHUNK = 1024
 
 
 @dataclass(eq=False)
 class Origin:
-    """A weight of the source, before and after training.
+    """A weight of the source, before and after training, whose elements are read when they are needed.
 
     Attributes:
         name: in the source.
-        before, after: its elements.
+        shape: of its elements.
+        read_before, read_after: read the elements; None for the latter: training has not changed them.
         labels: names that hint at the module.
         uses: the nodes that read it, and as which input.
         parts: the tensors that it was computed from: itself, or those of a layer and a folded normalization.
     """
 
     name: str
-    before: np.ndarray
-    after: np.ndarray
+    shape: tuple[int, ...]
+    read_before: Callable[[], np.ndarray]
+    read_after: Callable[[], np.ndarray] | None = None
     labels: list[str] = field(default_factory=list)
     uses: list[tuple[ir.Node, int]] = field(default_factory=list)
     parts: frozenset[str] = frozenset()
@@ -44,7 +48,21 @@ class Origin:
     @cached_property
     def is_changed(self) -> bool:
         """True if training has changed it."""
-        return self.before is not self.after and not np.array_equal(self.before, self.after)
+        return self.read_after is not None and not np.array_equal(self.read_before(), self.elements(True))
+
+    def elements(self, trained: bool) -> np.ndarray:
+        """The elements, after training or before."""
+        return self.read_before() if not trained or self.read_after is None else self.read_after().reshape(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def long_axes(self) -> tuple[int, ...]:
+        """The shape without axes of one element; one axis stays."""
+        return _squeezed(self.shape)
 
 
 @dataclass(frozen=True)
@@ -56,8 +74,7 @@ class WholeForm:
 
     def build(self, shape: tuple[int, ...], trained: bool) -> np.ndarray:
         """The weight of this `shape`, trained or as it was before."""
-        held = self.origin.after if trained else self.origin.before
-        return squeezed(held).transpose(self.axes).reshape(shape)
+        return squeezed(self.origin.elements(trained)).transpose(self.axes).reshape(shape)
 
     @property
     def covers(self) -> dict[Origin, list[tuple[int, int, int]]]:
@@ -91,8 +108,7 @@ class LineForm:
             if run.origin is None:
                 parts.append(np.zeros((run.stop - run.start, length), np.float32))
                 continue
-            held = run.origin.after if trained else run.origin.before
-            parts.append(_lines(squeezed(held), run.axis)[run.start : run.stop])
+            parts.append(_lines(squeezed(run.origin.elements(trained)), run.axis)[run.start : run.stop])
         found = np.concatenate(parts)
         rest = tuple(d for i, d in enumerate(flat) if i != self.axis)
         return np.moveaxis(found.reshape(-1, *rest), 0, self.axis).reshape(shape)
@@ -112,11 +128,16 @@ Form = WholeForm | LineForm
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
     """‖a - b‖ / ‖a‖; 0 for two zeros."""
-    a, b = a.astype(np.float32), b.astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # a mask has infinities
-        norm = float(np.linalg.norm(a.ravel()))
-        apart = float(np.linalg.norm((a - b).ravel()))
-    return apart / norm if norm else float(np.abs(b).max(initial=0) > 0)
+    a, b = a.reshape(-1), b.reshape(-1)
+    norm = apart = 0.0
+    for start in range(0, a.size, _PART):
+        x, y = (array[start : start + _PART].astype(np.float32) for array in (a, b))
+        with np.errstate(over="ignore", invalid="ignore"):  # a mask has infinities
+            norm += float(np.dot(x, x))
+            apart += float(np.dot(x - y, x - y))
+    if not norm:
+        return float(np.abs(b).max(initial=0) > 0)
+    return math.sqrt(apart / norm) if math.isfinite(norm) else math.nan
 
 
 class Matcher:
@@ -126,7 +147,7 @@ class Matcher:
         self.origins = origins
         self._by_size: dict[int, list[Origin]] = {}
         for origin in origins:
-            self._by_size.setdefault(origin.before.size, []).append(origin)
+            self._by_size.setdefault(origin.size, []).append(origin)
         self._samples: dict[tuple[Origin, tuple[int, ...]], np.ndarray] = {}
         self._line_samples: dict[int, tuple[list[tuple[Origin, int, int]], np.ndarray]] = {}
 
@@ -137,7 +158,7 @@ class Matcher:
         own = array.reshape(-1)[at].astype(np.float32)
         found = []
         for origin in self._by_size.get(array.size, ()):
-            for axes in _orders(_squeezed(origin.before.shape), flat):
+            for axes in _orders(origin.long_axes, flat):
                 near = distance(own, self._sample(origin, axes, at))
                 if near > 2 * tolerance + 1e-6:
                     continue
@@ -150,7 +171,7 @@ class Matcher:
 
     def _sample(self, origin: Origin, axes: tuple[int, ...], at: np.ndarray) -> np.ndarray:
         if (origin, axes) not in self._samples:
-            held = squeezed(origin.before).transpose(axes)
+            held = squeezed(origin.read_before()).transpose(axes)
             self._samples[origin, axes] = held[np.unravel_index(at, held.shape)].astype(np.float32)
         return self._samples[origin, axes]
 
@@ -194,11 +215,12 @@ class Matcher:
             places: list[tuple[Origin, int, int]] = []
             samples = [np.zeros((0, len(at)), np.float32)]
             for origin in self.origins:
-                held = squeezed(origin.before)
-                for axis in range(min(held.ndim, 2)) if held.ndim >= 2 else ():
-                    if held.size // held.shape[axis] == length:
-                        samples.append(_lines(held, axis)[:, at].astype(np.float32))
-                        places += [(origin, axis, i) for i in range(held.shape[axis])]
+                sizes = origin.long_axes
+                fits = [axis for axis in (0, 1) if len(sizes) >= 2 and origin.size // sizes[axis] == length]
+                held = squeezed(origin.read_before()) if fits else None
+                for axis in fits:
+                    samples.append(_lines(held, axis)[:, at].astype(np.float32))
+                    places += [(origin, axis, i) for i in range(sizes[axis])]
             self._line_samples[length] = places, np.concatenate(samples)
         return self._line_samples[length]
 
@@ -207,7 +229,7 @@ class Matcher:
         runs = []
         for run in lines.runs:
             bias = None if run.origin is None else biases.get(run.origin)
-            if bias is not None and bias.before.size != squeezed(run.origin.before).shape[run.axis]:  # type: ignore[union-attr]
+            if bias is not None and bias.size != run.origin.long_axes[run.axis]:  # type: ignore[union-attr]
                 return None
             runs.append(LineRun(bias, 0, run.start, run.stop))
         return LineForm(0, tuple(runs)) if any(r.origin is not None for r in runs) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -26,16 +27,16 @@ def origins_of(base: ir.Model, source: ir.Model | None) -> tuple[list[Origin], l
     pairs, extra = _paired(before, after)
     found = []
     for weight in before:
-        held = weight.floats()
         other = pairs.get(weight.name)
-        trained = held if other is None or other is weight else other.floats().reshape(held.shape)
-        found.append(Origin(weight.name, held, trained, weight.labels, weight.uses, frozenset([weight.name])))
+        trained = None if other is None or other is weight else other.floats
+        parts = frozenset([weight.name])
+        found.append(Origin(weight.name, weight.shape, weight.floats, trained, weight.labels, weight.uses, parts))
     kept = Matcher([o for o in found if o.name in pairs])
     for origin in found:
-        if origin.name not in pairs and origin.before.size > 1:  # training has tied it to an equal one
-            ties = kept.wholes(origin.before, 0.0)
+        if origin.name not in pairs and origin.size > 1:  # training has tied it to an equal one
+            ties = kept.wholes(origin.read_before(), 0.0)
             if ties:
-                origin.after = ties[0][1].build(origin.before.shape, True)
+                origin.read_after = partial(ties[0][1].build, origin.shape, True)
     return found + _folded(base, base if source is None else source), extra
 
 
@@ -63,7 +64,15 @@ def _folded(base: ir.Model, source: ir.Model) -> list[Origin]:
     """Weights and biases of layers with the normalization behind them folded in."""
     before, after = _fold(base), _fold(source)
     return [
-        Origin(key, array, after[key][0].astype(array.dtype), [key], [], frozenset(parts))
+        Origin(
+            key,
+            array.shape,
+            partial(np.asarray, array),
+            partial(np.asarray, after[key][0], array.dtype),
+            [key],
+            [],
+            frozenset(parts),
+        )
         for key, (array, parts) in before.items()
         if key in after and after[key][0].shape == array.shape
     ]

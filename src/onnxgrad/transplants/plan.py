@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.transplants.match import Form, LineForm, Matcher, Origin, WholeForm, squeezed
+from onnxgrad.transplants.match import Form, LineForm, Matcher, Origin, WholeForm
 from onnxgrad.transplants.names import by_order, choose, choose_for_uses, is_equal, is_same_name, layer_of
 from onnxgrad.transplants.weights import TargetWeight
 
@@ -181,7 +181,7 @@ class _Planning:
         if isinstance(form, LineForm) and sum(r.stop - r.start for r in form.runs) == array.size:
             return self.matcher.bias_of(form, self.biases)
         own = self.biases.get(form.origin) if isinstance(form, WholeForm) else None
-        return WholeForm(own, (0,)) if own is not None and own.before.size == array.size else None
+        return WholeForm(own, (0,)) if own is not None and own.size == array.size else None
 
     def _agrees(self, weight: TargetWeight, array: np.ndarray, form: Form) -> bool:
         limit = self._tolerance(weight, array) * float(np.abs(array).max(initial=0)) + 1e-7
@@ -193,7 +193,7 @@ class _Planning:
         named = {o.name: o for o in self.origins}
         found = {}
         for origin in self.origins:
-            if squeezed(origin.before).ndim == 1:
+            if len(origin.long_axes) == 1:
                 layer = layer_of(origin.uses)
                 weight = None if layer is None else by_value.get(layer)
                 weight = weight or named.get(origin.name.removesuffix("bias") + "weight")
@@ -204,8 +204,8 @@ class _Planning:
     def _by_name(self, weight: TargetWeight) -> None:
         """Assign a weight of other content by its name, where shapes leave one way."""
         for origin in self.origins:
-            if is_same_name(weight, origin) and len(weight.name) > 1 and origin.before.shape == weight.shape:
-                self._assign(weight, WholeForm(origin, tuple(range(squeezed(origin.before).ndim))))
+            if is_same_name(weight, origin) and len(weight.name) > 1 and origin.shape == weight.shape:
+                self._assign(weight, WholeForm(origin, tuple(range(len(origin.long_axes)))))
                 return
 
     def _missing(self) -> list[str]:
@@ -219,8 +219,8 @@ class _Planning:
         missing = []
         for origin in self.origins:
             if origin.parts == {origin.name} and (origin.is_changed or not self.has_base):
-                shape = tuple(d for d in origin.before.shape if d != 1)
-                if not _covers(read.get(origin.name, []), shape) and (self.has_base or origin.before.size > 1):
+                shape = tuple(d for d in origin.shape if d != 1)
+                if not _covers(read.get(origin.name, []), shape) and (self.has_base or origin.size > 1):
                     missing.append(origin.name)
         return missing
 

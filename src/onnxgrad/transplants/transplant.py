@@ -24,9 +24,9 @@ from onnxgrad.training.graph.rounding import standardize
 from onnxgrad.transplants.match import distance
 from onnxgrad.transplants.origins import origins_of
 from onnxgrad.transplants.plan import Assignment, WeightPlan, make_plan
-from onnxgrad.transplants.schemes import BiasScheme, Tensors
+from onnxgrad.transplants.schemes import BiasScheme, Tensors, tensor_of
 from onnxgrad.transplants.state import SUFFIX, StateDict, state_of
-from onnxgrad.transplants.verify import Runner, differences
+from onnxgrad.transplants.verify import PairRunner, Runner, differences
 from onnxgrad.transplants.weights import TargetWeight, weights_of
 
 #: The largest difference of outputs that rounding explains, by bits of a stored weight.
@@ -60,6 +60,7 @@ def transplant(
     target: AnyModel | None,
     *,
     base: AnyModel | None = None,
+    encoder: AnyModel | None = None,
     output: str | os.PathLike,
     probes: Mapping[str, np.ndarray] | None = None,
 ) -> Transplanted:
@@ -73,7 +74,8 @@ def transplant(
         target: the model whose weights are replaced; it is not changed. A safetensors file (a ``state_dict`` with the
             weights before training) gives one with the trained weights; None gives one with the names of the export.
         base: `source` before training. Without it, weights are matched by names and similarity.
-        output: where the result is written.
+        encoder: the file of the encoder, if `target` is the decoder of a model whose parts are two files.
+        output: where the result is written; with `encoder`, a folder for both, under their names.
         probes: inputs on which both are compared. Default: random ones.
 
     Returns:
@@ -88,35 +90,50 @@ def transplant(
     trained = _source(source, base)
     if target is None or (isinstance(target, (str, os.PathLike)) and Path(target).suffix == SUFFIX):
         return _to_state(before, trained, target, place)
-    into = _read(target)
-    schemes = weights_of(into)
+    places = [place] if encoder is None else _places(place, [target, encoder])
+    files = [_read(model) for model in (target, encoder) if model is not None]
+    schemes = [weight for model in files for weight in weights_of(model)]
     plan = plan_for(before, trained, schemes)
-    untouched = Runner(into, _file(target))
-    of_source = Runner(trained, _file(source))
+    untouched, of_source = _runner(files), Runner(trained)
     scheme = None
     if before is not None:
-        of_base = Runner(before, _file(base))
-        scheme, probes = differences(of_base, untouched, probes)
-        of_base.close()
+        scheme, probes = differences(Runner(before), untouched, probes)
         _check_base(scheme, _floor(schemes))
     stale, probes = differences(of_source, untouched, probes)
-    untouched.close()
     written = [a for a in plan.assignments if _is_written(a, before is not None)]
-    _write_weights(into, written, before is not None, [w for w in schemes if isinstance(w.scheme, BiasScheme)])
+    _write_weights(written, before is not None, [w for w in schemes if isinstance(w.scheme, BiasScheme)])
     try:
-        place.parent.resolve(strict=True)
-        with scratch(place) as folder:
-            made = save_model(into, folder / place.name)
-            found, _ = differences(of_source, Runner(into, made[0]), probes)
+        places[0].parent.resolve(strict=True)
+        with scratch(places[0]) as folder:
+            made = [save_model(model, folder / at.name) for model, at in zip(files, places)]
+            found, _ = differences(of_source, _runner([_read(parts[0]) for parts in made]), probes)
             _check_result(found, stale, scheme, _floor(schemes))
-            for file in reversed(made):
+            for file in [file for parts in made for file in reversed(parts)]:
                 flush(file)
-                os.replace(file, place.parent / file.name)
+                os.replace(file, places[0].parent / file.name)
     except OSError as e:
         raise BadInput(f"cannot write {place}: {e.strerror or e}") from e
     changed = [a.weight.name for a in written]
     kept = [a.weight.name for a in plan.assignments if a not in written]
-    return Transplanted([place.parent / f.name for f in made], changed, kept, found, stale, scheme)
+    all_files = [places[0].parent / file.name for parts in made for file in parts]
+    return Transplanted(all_files, changed, kept, found, stale, scheme)
+
+
+def _runner(files: Sequence[ir.Model]) -> Runner:
+    """The runner of a model, or of a decoder and its encoder."""
+    return PairRunner(*files) if len(files) > 1 else Runner(files[0])
+
+
+def _places(folder: Path, models: Sequence[AnyModel | None]) -> list[Path]:
+    """Where the results for files are written: in `folder`, under their own names."""
+    if not all(isinstance(model, (str, os.PathLike)) for model in models):
+        raise BadInput("a decoder and its encoder are two paths: their names are those of the results")
+    found = [folder / Path(model).name for model in models]  # type: ignore[arg-type]
+    if found[0] == found[1]:
+        raise BadInput(f"the decoder and the encoder have one name, {found[0].name!r}")
+    if not folder.is_dir():
+        raise BadInput(f"there is no folder {folder}, for the decoder and the encoder")
+    return found
 
 
 def read_probes(path: Path) -> dict[str, np.ndarray]:
@@ -179,13 +196,7 @@ def _listed(names: Sequence[str]) -> str:
 def _read(model: AnyModel) -> ir.Model:
     if isinstance(model, ir.Model):
         return read_proto(to_proto(model))
-    return read_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
-
-
-def _file(model: AnyModel | None) -> Path | None:
-    """The file of a model that is given by its path."""
-    is_file = isinstance(model, (str, os.PathLike)) and not Path(model).is_dir()
-    return Path(model) if is_file else None  # type: ignore[arg-type]
+    return read_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model, aside=True)
 
 
 def _source(source: AnyModel, base: AnyModel | None) -> ir.Model:
@@ -247,28 +258,42 @@ def _is_written(assignment: Assignment, has_base: bool) -> bool:
     return distance(held, assignment.form.build(weight.shape, True).astype(held.dtype)) > tolerance
 
 
-def _write_weights(
-    model: ir.Model, assignments: Sequence[Assignment], has_base: bool, biases: Sequence[TargetWeight]
-) -> None:
-    """Store the trained weights in `model`, in place; `biases` in steps of the new scales of their layers."""
+def _write_weights(assignments: Sequence[Assignment], has_base: bool, biases: Sequence[TargetWeight]) -> None:
+    """Store the trained weights in their models; `biases` in steps of the new scales of their layers."""
     kept = {w.value: w.floats() for w in biases}
     for assignment in assignments:
         weight = assignment.weight
-        after = assignment.form.build(weight.shape, True)
         if weight.value in kept:
-            kept[weight.value] = after
-        elif assignment.uses is not None and weight.scheme is None:
-            _give_own(model.graph, assignment, after)
+            kept[weight.value] = assignment.form.build(weight.shape, True)
+        elif weight.scheme is not None:
+            before = assignment.form.build(weight.shape, False) if has_base else None
+            _set(weight.store(assignment.form.build(weight.shape, True), before))
+        elif assignment.uses is not None:
+            _give_own(assignment)
         else:
-            _set(weight.store(after, assignment.form.build(weight.shape, False) if has_base else None))
+            _set({weight.value: _built(assignment)})
     for weight in biases:
         _set(weight.store(kept[weight.value], None))
 
 
-def _give_own(graph: ir.Graph, assignment: Assignment, after: np.ndarray) -> None:
-    """Store a weight that was shared by equal ones for some of its readers."""
+def _built(assignment: Assignment) -> ir.LazyTensor:
+    """A trained weight of floats, which is computed when it is written."""
     weight = assignment.weight
-    (tensor,) = weight.store(after, None).values()
+
+    def build() -> ir.TensorProtocol:
+        (tensor,) = weight.store(assignment.form.build(weight.shape, True), None).values()
+        return tensor
+
+    held = tensor_of(weight.value)
+    assert held is not None  # of floats
+    return ir.LazyTensor(build, dtype=ir.DataType(held.dtype), shape=ir.Shape(weight.shape))
+
+
+def _give_own(assignment: Assignment) -> None:
+    """Store a weight that was shared by equal ones for some of its readers."""
+    weight, tensor = assignment.weight, _built(assignment)
+    graph = weight.value.graph or weight.uses[0][0].graph
+    assert isinstance(graph, ir.Graph)
     name, count = weight.name, 1
     while (own := f"{name}_{count}") in graph.initializers:
         count += 1

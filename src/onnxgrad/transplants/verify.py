@@ -1,15 +1,14 @@
 """Run two files of one network on the same probes, and compare their outputs.
 
 Inputs that only one of the files has are those of a decoder: an empty cache, a mask of ones, positions. A file that
-takes one token at a time is fed its own cache.
+takes one token at a time is fed its own cache. Only one file is loaded at a time.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,15 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.match import is_op
 from onnxgrad.runtime import Options, Session
+from onnxgrad.training.graph.decoder_inputs import DecoderInputs
+from onnxgrad.training.language.encoder import Encoder
 from onnxgrad.transplants.schemes import tensor_of
 
 _BATCH = 2
 #: Sizes of open dimensions, in the order in which they are tried.
 _LENGTHS = (8, 32, 64, 224)
 _PAST = re.compile(r"past|cache(?!_position)", re.IGNORECASE)
-_OPTIONS = Options(target="portable", layout="plain")
+_OPTIONS = Options(target="portable", layout="plain", packed=False)
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -34,25 +35,14 @@ class Runner:
 
     Args:
         model: is not changed.
-        path: of its file, if it has one.
     """
 
-    def __init__(self, model: ir.Model, path: Path | None = None) -> None:
+    def __init__(self, model: ir.Model) -> None:
         self.model = model
         held = set(model.graph.initializers.values())
         self.inputs = {v.name or "": v for v in model.graph.inputs if v not in held}
         self.outputs = [v.name or "" for v in model.graph.outputs]
-        self.source: ir.Model | Path = model if path is None else path
-        self.session: Session | None = None
-
-    def _session(self) -> Session:
-        if self.session is None:
-            self.session = Session(self.source, _OPTIONS)
-        return self.session
-
-    def close(self) -> None:
-        """Release the memory of the session, which the next run creates anew."""
-        self.session = None
+        self.known: list[tuple[Feeds, dict[str, np.ndarray]]] = []
 
     def probe(self, length: int, known: Feeds) -> dict[str, np.ndarray]:
         """Inputs of this length; those in `known` are taken from there."""
@@ -86,10 +76,31 @@ class Runner:
         ids = self.inputs.get("input_ids")
         return ids is not None and ids.shape is not None and len(ids.shape) == 2 and ids.shape[1] == 1
 
-    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """The outputs; those of all tokens where the model takes one at a time."""
+    def results(self, cases: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:
+        """The outputs for each of `cases`, but for cases behind the first that fail; the session ends then."""
+        run: Callable[[Feeds], dict[str, np.ndarray]] | None = None
+        found = []
+        for number, feeds in enumerate(cases):
+            result = next((r for known, r in self.known if _are_equal(known, feeds)), None)
+            if result is None:
+                run = run or self.open()
+                try:
+                    result = run(feeds)
+                except BadInput:
+                    if not number:
+                        raise
+                    break  # the other branch may need what is in a cache
+                self.known.append((feeds, result))
+            found.append(result)
+        return found
+
+    def open(self) -> Callable[[Feeds], dict[str, np.ndarray]]:
+        """A function from inputs to outputs; to those of all tokens where the model takes one at a time."""
+        return partial(self._run, Session(self.model, _OPTIONS))
+
+    def _run(self, session: Session, feeds: Feeds) -> dict[str, np.ndarray]:
         if not self.steps or feeds["input_ids"].shape[1] == 1:
-            return self._session().run({n: feeds[n] for n in self.inputs})
+            return session.run({n: feeds[n] for n in self.inputs})
         results = []
         cache = {n: a for n, a in feeds.items() if _PAST.search(n) and n in self.inputs}
         for t in range(feeds["input_ids"].shape[1]):
@@ -101,10 +112,49 @@ class Runner:
                 elif "position" in name:
                     own[name] = np.full([1 if d == feeds["input_ids"].shape[1] else d for d in own[name].shape], t,
                                         own[name].dtype)  # fmt: skip
-            results.append(self._session().run(own))
+            results.append(session.run(own))
             cache = {n: results[-1][_present(n, self.outputs)] for n in cache}
         joined = {n: np.concatenate([r[n] for r in results], 1) for n in self.outputs if not n.startswith("present")}
         return {n: a for n, a in joined.items() if a.ndim > 1}
+
+
+class PairRunner(Runner):
+    """A decoder behind the encoder of a file of its own, beside a model that has both.
+
+    Args:
+        decoder, encoder: are not changed.
+    """
+
+    def __init__(self, decoder: ir.Model, encoder: ir.Model) -> None:
+        super().__init__(decoder)
+        self.encoder, self.inputs = encoder, {}
+
+    def open(self) -> Callable[[Feeds], dict[str, np.ndarray]]:
+        """A function from inputs of the whole model to the scores of its tokens."""
+        inputs = DecoderInputs.of(self.model)
+        encoder = Encoder.of(inputs, self.encoder, _OPTIONS)
+        assert encoder is not None  # as its file is given
+        return partial(self._scores, inputs, encoder, Session(self.model, _OPTIONS))
+
+    def _scores(self, inputs: DecoderInputs, encoder: Encoder, session: Session, feeds: Feeds) -> dict[str, np.ndarray]:
+        read = encoder.tokens or encoder.features
+        ids = next((a for n, a in feeds.items() if "decoder" in n and "ids" in n), None)
+        if read is None or read.name not in feeds or ids is None:
+            raise BadInput(f"the trained model has no inputs decoder_input_ids and {read and read.name!r}")
+        states, name = encoder.states(feeds[read.name]), inputs.logits.name or ""
+        own = [name, *(p.output for p in inputs.pasts if p.output)]
+        most = ids.shape[1] - 1 if inputs.pasts else ids.shape[1]  # the last token reads the cache of the others
+        found = session.run(inputs.feeds(ids[:, :most]) | states, own)
+        scores = [found[name]]
+        if inputs.pasts:
+            cache = inputs.next_cache(found)
+            last = session.run(inputs.feeds(ids[:, most:], cache=cache, before=most) | states, [name])
+            scores.append(last[name])
+        return {name: np.concatenate(scores, 1)}
+
+
+def _are_equal(known: Feeds, feeds: Feeds) -> bool:
+    return known.keys() == feeds.keys() and all(np.array_equal(known[n], a) for n, a in feeds.items())
 
 
 def _present(past: str, outputs: list[str]) -> str:
@@ -155,12 +205,10 @@ def differences(first: Runner, second: Runner, given: Feeds | None = None) -> tu
             longer, shorter = (second, first) if first.steps else (first, second)
             feeds = longer.probe(length, given or {})
             feeds |= shorter.probe(length, {**(given or {}), **feeds})
-            apart = _largest_difference(first.run(feeds), second.run(feeds))
             other_branch = feeds | {n: ~a for n, a in feeds.items() if a.dtype == bool and _PAST.search(n)}
-            if any(other_branch[n] is not feeds[n] for n in feeds):
-                with suppress(BadInput):  # that branch may need what is in a cache
-                    apart = max(apart, _largest_difference(first.run(other_branch), second.run(other_branch)))
-            return apart, feeds
+            cases = [feeds, *([other_branch] if any(other_branch[n] is not feeds[n] for n in feeds) else [])]
+            pairs = zip(first.results(cases), second.results(cases))
+            return max(_largest_difference(a, b) for a, b in pairs), feeds
         except BadInput as e:
             error = e
     raise BadInput(
