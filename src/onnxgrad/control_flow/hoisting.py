@@ -6,11 +6,9 @@ many in every step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import onnx_ir as ir
 
-from onnxgrad.control_flow.reverse_iteration import StepInput
+from onnxgrad.control_flow.reverse_iteration import Backwards, StepInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import prune, values_read
 from onnxgrad.ir.match import constant, is_op
@@ -22,12 +20,12 @@ from onnxgrad.ir.subgraphs import formal
 _KEPT = frozenset({"Cast", "CastLike", "HardSigmoid"})
 
 
-def hoist_elementwise(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> list[StepInput]:
-    """Hoist elementwise nodes of the body of `b` to stacked nodes in `o`; the columns that the body then reads.
+def hoist_elementwise(iteration: Backwards) -> None:
+    """Hoist elementwise nodes of the body to nodes on stacks outside, whose slices the body then reads.
 
-    Apart from stacks of one shape, these nodes read only scalars, so that they are valid for zero steps as well. `own`
-    are the values that the body reads besides `columns`.
+    Apart from stacks of one shape, these nodes read only scalars, so that they are valid for zero steps as well.
     """
+    b, o, columns, own = iteration.b, iteration.op.builder, iteration.columns, iteration.carried
     formals = {c.inner for c in columns} | {v.value for v in own}
     stacks = {c.inner: c for c in columns if c.outer is not None and not c.in_sequence and c.slot.axis == 0}
     ahead: dict[ir.Node, StepInput] = {}
@@ -48,11 +46,12 @@ def hoist_elementwise(b: Builder, o: Builder, columns: Sequence[StepInput], own:
             added.append(column)
     prune(b.graph)
     used = values_read(b.graph)
-    return [c for c in [*columns, *added] if c.inner in used]
+    iteration.columns = [c for c in [*columns, *added] if c.inner in used]
 
 
-def hoist_transposes(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> None:
-    """Transpose loop-invariant right operands of Gemms (transB=1) once, in `o`, which makes the Gemms faster."""
+def hoist_transposes(iteration: Backwards) -> None:
+    """Transpose loop-invariant right operands of Gemms (transB=1) once, outside, which makes the Gemms faster."""
+    b, o, columns, own = iteration.b, iteration.op.builder, iteration.columns, iteration.carried
     inside = {v for node in b.graph for v in node.outputs} | set(b.graph.initializers.values())
     inside |= {c.inner for c in columns} | {v.value for v in own}
     for node in b.graph:

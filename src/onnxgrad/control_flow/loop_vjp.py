@@ -1,8 +1,10 @@
 """Reverse mode of Scan and Loop: an iteration over the steps, last one first.
 
 It carries the cotangents of the states and accumulates those of the captured values, whose memory therefore does not
-depend on the number of steps. It reads the state at the start of each primal step; the other residuals are saved or
-recomputed (see `checkpointing`).
+depend on the number of steps. Its step is the transpose of the primal step, which reads residuals: the state at the
+start of the step, and values that the step computes. Policies decide about these: they are stacked by the primal
+iteration or computed again (see `checkpointing`); sums over the steps become one product after the iteration
+(`deferred_products`); nodes on residuals alone are computed for all steps at once (`hoisting`).
 """
 
 from __future__ import annotations
@@ -12,8 +14,7 @@ import itertools
 import onnx_ir as ir
 
 from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
-from onnxgrad.control_flow.deferred_products import Product, RowSum, products
-from onnxgrad.control_flow.deferred_products import sum_products as sums_of
+from onnxgrad.control_flow.deferred_products import Product, RowSum, products, sum_products
 from onnxgrad.control_flow.hoisting import hoist_elementwise, hoist_transposes
 from onnxgrad.control_flow.indexed_slices import step_slices
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
@@ -32,115 +33,158 @@ from onnxgrad.rules.rule import add
 def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     """The cotangents of initial states, scan inputs and captured values of a Scan or Loop."""
     of = dict(enumerate(cotangents if isinstance(cotangents, tuple) else (cotangents,)))
-    of = {i: g for i, g in of.items() if g is not None}
-    o = op.builder
-    b, it = Iteration.of(op.node).copy(o)
-    body, states, slices = it.body, it.states, it.slices
-    moved = it.moved_by(op.active, b)
-    ends = [*it.following, *it.slice_results]
-    reached = it.leading_to((ends[i] for i in of), moved, b)
-    carried = [i for i in range(it.count) if _is_carried(op, it, i, i in of, reached)]
-    read = [k for k, v in enumerate(it.slice_results) if it.count + k in of and v in moved]
-    captures = [c.value for c in op.captures if c.value in op.active and c.value in reached]
-
-    g_states = {i: formal(b, it.next_like(i), "cotangent") for i in carried}
-    g_slices = {k: formal(b, it.slice_results[k], "cotangent") for k in read}
-    seeds = add_cotangents(
-        [(it.following[i], g_states[i]) for i in carried] + [(it.slice_results[k], g_slices[k]) for k in read]
-    )
-    picked = [p for p in step_slices(op, body) if p.out in reached] if _is_stackable(op, it) else []
-    wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures, *(p.out for p in picked)]
-    nodes = [n for n in body if n not in {p.node for p in picked}]
-    border = b.append(ir.Node("", "Constant", [], [ir.AttrInt64("value_int", 0)]))[0].value.producer()
-    found = reverse(b, nodes, seeds, wrt)
-    if not found and not carried:
+    step = _TransposedStep(op, {i: g for i, g in of.items() if g is not None})
+    if not step.found and not step.carried:
         return {}
+    stacks = save_policy(op.node) is SavePolicy.RESIDUALS
+    if stacks:
+        step.stack_residuals()
+        step.defer_sums()
+    iteration = step.iterate()
+    if stacks:
+        hoist_elementwise(iteration)
+        hoist_transposes(iteration)
+    return add_cotangents(zip(step.places(), iteration.emit()))
 
-    pieces = [j for j, s in enumerate(slices) if s in found]
-    picked = [p for p in picked if p.out in found]
-    backs = [found.get(states[i]) or _zero_state(b.var(states[i]), g_states[i]) for i in carried]
-    steps = [*backs, *(found[c] for c in captures if c in found), *(found[slices[j]] for j in pieces)]
-    steps += [found[p.out] for p in picked]
-    at_hand: dict[ir.Value, StepInput] = {}
-    if save_policy(op.node) is SavePolicy.RESIDUALS:
-        primal = list(itertools.takewhile(lambda n: n is not border, body))
-        columns = stack_saved(op, b, it.originals, primal, list(body.outputs), [s.value for s in steps])
+
+class _TransposedStep:
+    """The transpose of a step, written after a copy of the step, and the policies on the residuals that it reads.
+
+    Attributes:
+        op: the primal iteration.
+        of: the cotangents of its outputs, by number.
+        b: writes into the body of `it`, a copy of the iteration.
+        carried: the states whose cotangents the backward iteration carries.
+        read: the slices that the primal step returns and whose cotangents the backward step reads.
+        found: cotangents in the body, of what they are.
+        backs: those of the carried states.
+        captures, pieces, picked: captured values, slices and indexed slices that get a cotangent.
+        saved: values that the primal iteration stacks, and the columns that the backward step reads in their place.
+        later: captured values whose cotangents are computed after the iteration.
+    """
+
+    def __init__(self, op: Op, of: dict[int, Var]) -> None:
+        self.op, self.of, self.o = op, of, op.builder
+        self.b, self.it = Iteration.of(op.node).copy(self.o)
+        b, it = self.b, self.it
+        self.states, self.slices = it.states, it.slices
+        moved = it.moved_by(op.active, b)
+        ends = [*it.following, *it.slice_results]
+        reached = it.leading_to((ends[i] for i in of), moved, b)
+        self.carried = [i for i in range(it.count) if _is_carried(op, it, i, i in of, reached)]
+        self.read = [k for k, v in enumerate(it.slice_results) if it.count + k in of and v in moved]
+        self.g_states = {i: formal(b, it.next_like(i), "cotangent") for i in self.carried}
+        self.g_slices = {k: formal(b, it.slice_results[k], "cotangent") for k in self.read}
+        seeds = add_cotangents(
+            [(it.following[i], g) for i, g in self.g_states.items()]
+            + [(it.slice_results[k], g) for k, g in self.g_slices.items()]
+        )
+        captures = [c.value for c in op.captures if c.value in op.active and c.value in reached]
+        picked = [p for p in step_slices(op, it.body) if p.out in reached] if _is_stackable(op, it) else []
+        wrt = [*(self.states[i] for i in self.carried), *(s for s in self.slices if s in reached), *captures]
+        nodes = [n for n in it.body if n not in {p.node for p in picked}]
+        border = b.append(ir.Node("", "Constant", [], [ir.AttrInt64("value_int", 0)]))[0].value.producer()
+        self.found = reverse(b, nodes, seeds, [*wrt, *(p.out for p in picked)])
+        self.primal = list(itertools.takewhile(lambda n: n is not border, it.body))
+        self.captures = [c for c in captures if c in self.found]
+        self.pieces = [j for j, s in enumerate(self.slices) if s in self.found]
+        self.picked = [p for p in picked if p.out in self.found]
+        self.backs = [
+            self.found.get(self.states[i]) or _zero_state(b.var(self.states[i]), g) for i, g in self.g_states.items()
+        ]
+        self.saved: dict[ir.Value, StepInput] = {}
+        self.later: dict[ir.Value, list[Product | RowSum]] = {}
+
+    # --- policies ------------------------------------------------------------------------------------
+
+    def stack_residuals(self) -> None:
+        """Have the primal iteration stack the residuals, in place of computing them again."""
+        results = [*self.backs, *(self.found[c] for c in self.captures), *(Var(self.b, v) for v, _ in self._gives())]
+        ends = list(self.it.body.outputs)
+        columns = stack_saved(self.op, self.b, self.it.originals, self.primal, ends, [x.value for x in results])
         instead = {v: c.inner for v, c in columns.items()}
-        backs = [Var(b, instead.get(g.value, g.value)) for g in backs]
-        found = {v: Var(b, instead.get(g.value, g.value)) for v, g in found.items()}
-        at_hand = {c.inner: c for c in columns.values()}
-    for s, x, slot in zip(slices, it.scanned, it.ins):
-        at_hand[s] = StepInput(s, x, slot.reverse())
-    for k in read:
-        at_hand[g_slices[k].value] = StepInput(g_slices[k].value, of[it.count + k].value, it.outs[k].reverse())
+        self.backs = [Var(self.b, instead.get(g.value, g.value)) for g in self.backs]
+        self.found = {v: Var(self.b, instead.get(g.value, g.value)) for v, g in self.found.items()}
+        self.saved = {c.inner: c for c in columns.values()}
 
-    gives = [(found[slices[j]].value, it.ins[j].reverse()) for j in pieces]
-    gives += [(found[p.out].value, p.slot) for p in picked]
-    later = _products(op, it, found, captures, at_hand, gives)
-    for parts in later.values():
-        gives += [(p.b, p.slot) for p in parts if (p.b, p.slot) not in gives]
-    added = [c for c in captures if c in found and c not in later]
-    sums = [formal(b, c, "sum") for c in added]
-    totals = [add([s, Var(b, found[c].value)]) for s, c in zip(sums, added)]
-    give(b, [*backs, *totals, *(v for v, _ in gives)])
-    likes = [*(states[i] for i in carried), *added, *(slices[j] for j in pieces), *(p.out for p in picked)]
-    for end, like in zip(body.outputs, likes):
-        end.type, end.shape = like.type, like.shape
-    if it.lead and body.inputs[1] in values_read(body):  # a step was made because the condition held
-        body.inputs[1].replace_all_uses_with(b.const(True).value)
+    def defer_sums(self) -> None:
+        """Compute cotangents of captured values from stacks after the iteration, where that is possible."""
+        if not _is_stackable(self.op, self.it):
+            return
+        columns = {v: c for v, c in self._columns().items() if c.slot.axis == 0 and c.outer is not None}
+        taped = [s for s in self.it.states if s.shape is not None]
+        for c in self.captures:
+            asked = {**columns, **{s: StepInput(s, None, ScanAxis(0, backwards=True)) for s in taped}}
+            parts = products(self.found[c].value, c, asked, dict(self._gives()))
+            for p in parts:
+                if isinstance(p, Product) and p.a.outer is None:
+                    p.a = saved_state(self.op, self.it.states.index(p.a.inner), p.a.inner)
+            if parts:
+                self.later[c] = parts
 
-    used = values_read(body)
-    reads = [at_hand[v] for v in at_hand if v in used]
-    reads += [saved_state(op, i, states[i]) for i in range(it.count) if states[i] in used]
-    if it.lead and body.inputs[0] in used:
-        reads.append(StepInput(body.inputs[0], None, ScanAxis(0, backwards=True)))
-    if save_policy(op.node) is SavePolicy.RESIDUALS:
-        own = [*g_states.values(), *sums]
-        reads = hoist_elementwise(b, o, reads, own)
-        hoist_transposes(b, o, reads, own)
-    first = [Var(o, of[i].value) if i in of else _zeros(op, it, i) for i in carried]
-    zeros = [o.zeros_like(Var(o, c)) for c in added]
+    # --- the iteration -------------------------------------------------------------------------------
 
-    def closing(w: Builder, stacks: list[Var]) -> list[Var]:
-        """The cotangents that are computed after the iteration from its stacked outputs."""
-        places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
-        wholes = [p.assemble(w, stacks[len(pieces) + i]) for i, p in enumerate(picked)]
-        rest = [sums_of(w, parts, [places[p.b, p.slot] for p in parts], Var(w, c)) for c, parts in later.items()]
-        return [*stacks[: len(pieces)], *wholes, *rest]
+    def iterate(self) -> Backwards:
+        """The backward iteration over this step, which becomes its body."""
+        op, o, b, it = self.op, self.o, self.b, self.it
+        body, columns, gives = it.body, self._columns(), self._gives()
+        for parts in self.later.values():
+            gives += [(p.b, p.slot) for p in parts if (p.b, p.slot) not in gives]
+        added = self._added
+        sums = [formal(b, c, "sum") for c in added]
+        totals = [add([s, Var(b, self.found[c].value)]) for s, c in zip(sums, added)]
+        give(b, [*self.backs, *totals, *(v for v, _ in gives)])
+        likes = [*(self.states[i] for i in self.carried), *added, *(self.slices[j] for j in self.pieces)]
+        for end, like in zip(body.outputs, [*likes, *(p.out for p in self.picked)]):
+            end.type, end.shape = like.type, like.shape
+        if it.lead and body.inputs[1] in values_read(body):  # a step was made because the condition held
+            body.inputs[1].replace_all_uses_with(b.const(True).value)
+        used = values_read(body)
+        reads = [columns[v] for v in columns if v in used]
+        reads += [saved_state(op, i, s) for i, s in enumerate(self.states) if s in used]
+        if it.lead and body.inputs[0] in used:
+            reads.append(StepInput(body.inputs[0], None, ScanAxis(0, backwards=True)))
+        first = [Var(o, self.of[i].value) if i in self.of else _zeros(op, it, i) for i in self.carried]
+        zeros = [o.zeros_like(Var(o, c)) for c in added]
 
-    back = Backwards(op, b, reads, [*g_states.values(), *sums], [*first, *zeros], [slot for _, slot in gives], closing)
-    back.instead = [*(p.x for p in picked), *later]
-    results = back.emit()
-    places = [*(it.initial[i] for i in carried), *added, *(it.scanned[j] for j in pieces)]
-    places += [*(p.x for p in picked), *later]
-    return add_cotangents(zip(places, results))
+        def closing(w: Builder, stacks: list[Var]) -> list[Var]:
+            """The cotangents that are computed after the iteration from its stacked outputs."""
+            places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
+            count = len(self.pieces)
+            wholes = [p.assemble(w, stacks[count + i]) for i, p in enumerate(self.picked)]
+            rest = [
+                sum_products(w, parts, [places[p.b, p.slot] for p in parts], Var(w, c))
+                for c, parts in self.later.items()
+            ]
+            return [*stacks[:count], *wholes, *rest]
 
+        slots, instead = [slot for _, slot in gives], [*(p.x for p in self.picked), *self.later]
+        return Backwards(op, b, reads, [*self.g_states.values(), *sums], [*first, *zeros], slots, closing, instead)
 
-def _products(
-    op: Op,
-    it: Iteration,
-    found: dict[ir.Value, Var],
-    captures: list[ir.Value],
-    at_hand: dict[ir.Value, StepInput],
-    gives: list[tuple[ir.Value, ScanAxis]],
-) -> dict[ir.Value, list[Product | RowSum]]:
-    """The captured values whose cotangents are products or sums of stacked values, where all residuals are stacked."""
-    if save_policy(op.node) is not SavePolicy.RESIDUALS or not _is_stackable(op, it):
-        return {}
-    columns = {v: c for v, c in at_hand.items() if c.slot.axis == 0 and c.outer is not None}
-    taped = {s: None for s in it.states if s.shape is not None}
-    later = {}
-    for c in captures:
-        if c not in found:
-            continue
-        asked = {**columns, **{s: StepInput(s, None, ScanAxis(0, backwards=True)) for s in taped}}
-        parts = products(found[c].value, c, asked, dict(gives))
-        for p in parts:
-            if isinstance(p, Product) and p.a.outer is None:
-                p.a = saved_state(op, it.states.index(p.a.inner), p.a.inner)
-        if parts:
-            later[c] = parts
-    return later
+    def places(self) -> list[ir.Value]:
+        """The values outside that the results of the backward iteration are cotangents of, in order."""
+        it = self.it
+        ends = [*(it.initial[i] for i in self.carried), *self._added, *(it.scanned[j] for j in self.pieces)]
+        return [*ends, *(p.x for p in self.picked), *self.later]
+
+    @property
+    def _added(self) -> list[ir.Value]:
+        """The captured values whose cotangents are added up from step to step."""
+        return [c for c in self.captures if c not in self.later]
+
+    def _gives(self) -> list[tuple[ir.Value, ScanAxis]]:
+        """The cotangents of slices, which the backward iteration stacks, and their layouts."""
+        gives = [(self.found[self.slices[j]].value, self.it.ins[j].reverse()) for j in self.pieces]
+        return gives + [(self.found[p.out].value, p.slot) for p in self.picked]
+
+    def _columns(self) -> dict[ir.Value, StepInput]:
+        """The values that the backward step may read of its primal step, each with its column."""
+        columns, it = dict(self.saved), self.it
+        for s, x, slot in zip(self.slices, it.scanned, it.ins):
+            columns[s] = StepInput(s, x, slot.reverse())
+        for k, g in self.g_slices.items():
+            columns[g.value] = StepInput(g.value, self.of[it.count + k].value, it.outs[k].reverse())
+        return columns
 
 
 def _is_stackable(op: Op, it: Iteration) -> bool:
