@@ -28,10 +28,14 @@ from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.session import session_source
 from onnxgrad.runtime.widened import has_bfloat16
 from onnxgrad.training.data import Data, Field
+from onnxgrad.training.detection.heads import find_head
+from onnxgrad.training.detection.predict import Decoder
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.predictions import Prediction, add_outputs, find_predictions
 from onnxgrad.training.measure.comparisons import Binary, Classes, Meter, are_shares
-from onnxgrad.training.metrics.registry import METRICS
+from onnxgrad.training.measure.detections import BoxMeter, feed_of
+from onnxgrad.training.metadata import DETECTOR
+from onnxgrad.training.metrics.registry import METRICS, WHILE_TRAINING, is_metric_of
 from onnxgrad.training.optim.averages import with_averages
 from onnxgrad.training.spec.training_info import Merged, Source, bindings, merge
 from onnxgrad.training.step.step import Step
@@ -73,6 +77,7 @@ class Evaluation:
         self.label_logarithms = {v.name for n in nodes if n.op_type == "Max" for v in reads(n) if v.name in self.labels}
         self._tail = None if self.tail is None else Session(self.tail, self.options)
         self._head: Session | None = None
+        self._decoder: Decoder | None = None
 
     @classmethod
     def of(cls, step: Step, options: Options | None = None) -> Evaluation:
@@ -131,6 +136,9 @@ class Evaluation:
         """
         if metrics is None:
             return [Meter(p.comparison) for p in self.predictions]
+        metrics = [m for m in metrics if m not in self._of_boxes(metrics)]
+        if not metrics:
+            return []
         if not self.predictions:
             raise BadInput(
                 f"the loss does not show which values it compares with labels, so {metrics[0]} cannot be taken\n"
@@ -148,7 +156,7 @@ class Evaluation:
         """The metrics to measure: the `asked` or the usual ones, with those that callbacks monitor."""
         names = [w.removeprefix("validation_") for w in watched if w.startswith("validation_")]
         names = [n for n in names if n.partition(":")[0] in METRICS]
-        usual = [n for m in self.meters() for n in m.running]
+        usual = [*self._of_boxes(None), *(n for m in self.meters() for n in m.running)]
         if asked is None and set(names) <= set(usual):
             return None
         return tuple(dict.fromkeys([*([n for n in usual if n != "top5"] if asked is None else asked), *names]))
@@ -194,6 +202,24 @@ class Evaluation:
         add_outputs(model.graph, self.boundary)
         return self._measure(Session(model, self.options), data, batch_size, known, metrics)
 
+    def _of_boxes(self, metrics: Sequence[str] | None) -> list[str]:
+        """The metrics of boxes among `metrics`, or the usual ones; none if the model is no detector."""
+        if DETECTOR not in self.source.model.metadata_props:
+            return []
+        return [m for m in (WHILE_TRAINING["boxes"] if metrics is None else metrics) if is_metric_of(m, "boxes")]
+
+    def _box_meter(self, data: Data, metrics: Sequence[str] | None) -> list[BoxMeter]:
+        """The meter of boxes, if there are metrics of them and `data` has pictures with boxes."""
+        names, feed = self._of_boxes(metrics), feed_of(data)
+        if not names or feed is None:
+            return []
+        if self._decoder is None:
+            model = self.source.inference()
+            infer_types(model)
+            head = find_head(model, feed.letterbox.height)
+            self._decoder = Decoder(head, named_values(model.graph), self.options)
+        return [BoxMeter(feed, self._decoder, names)]
+
     def _open_head(self) -> ir.Model:
         """The inference graph with its weights as inputs, so that one session serves all epochs."""
         model = self.source.inference()
@@ -230,12 +256,15 @@ class Evaluation:
         for name in set(tail_inputs) - {*self.boundary, *data.names, *known}:
             known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
         losses, ranks = [], ranks or Alone()  # of batches, with their weights
-        meters = self.meters(metrics, data.classes)
+        meters, boxes = self.meters(metrics, data.classes), self._box_meter(data, metrics)
         bounds = [size * n for n in blocks(-(-len(rows) // size), ranks.size)]
-        for batch in data.batches(size, rows[bounds[ranks.rank] : bounds[ranks.rank + 1]]):
+        own_rows = rows[bounds[ranks.rank] : bounds[ranks.rank + 1]]
+        for turn, batch in enumerate(data.batches(size, own_rows)):
             feeds = batch | known
             if self.boundary:
                 feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
+            for box_meter in boxes:
+                box_meter.add(feeds, own_rows[turn * size : (turn + 1) * size].tolist())
             found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
             weight = self._weight(batch, data.count(batch))
             losses.append([float(found[self.loss]) if weight else 0.0, weight])
@@ -244,15 +273,15 @@ class Evaluation:
             for p, meter in zip(self.predictions, meters):
                 meter.add(found[p.value], batch[p.label])
         if ranks.size > 1:
-            everything = gathered(ranks, [losses, [meter.sums() for meter in meters]])
-            meters = self.meters(metrics, data.classes)
+            everything = gathered(ranks, [losses, [meter.sums() for meter in [*meters, *boxes]]])
+            meters, boxes = self.meters(metrics, data.classes), self._box_meter(data, metrics)
             for _, sums in everything:
-                for meter, own in zip(meters, sums):
+                for meter, own in zip([*meters, *boxes], sums):
                     meter.join(own)
             losses = [loss for own, _ in everything for loss in own]
         total = sum(weight for _, weight in losses)
         measured = {"loss": sum(loss * weight for loss, weight in losses) / total if total else float("nan")}
-        for meter in meters:
+        for meter in [*meters, *boxes]:
             measured |= {k: v for k, v in meter.result().items() if k not in measured}
         return measured
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training.data import Data
 from onnxgrad.training.data.labels import listed
+from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.pictures import draw_boxes
-from onnxgrad.training.detection.predict import Detector
+from onnxgrad.training.detection.predict import Decoder, Detector
 from onnxgrad.training.detection.reading import read_detection
 from onnxgrad.training.detection.samples import DetectionData
 from onnxgrad.training.measure.misses import Miss
@@ -121,3 +123,42 @@ def _miss(data: DetectionData, k: int, found: Detections, errors: int) -> Miss:
     )
     drawn = draw_boxes(data[k], found, data.names).transpose(2, 0, 1) / 255
     return Miss(float(errors), k, actual, predicted, drawn)
+
+
+class BoxMeter:
+    """Metrics of boxes over batches of raw values, as a run measures them.
+
+    Args:
+        feed: the pictures that are measured.
+        decoder: of the head.
+        metrics: names of `DEFINED`.
+    """
+
+    def __init__(self, feed: DetectionFeed, decoder: Decoder, metrics: Sequence[str]) -> None:
+        self.feed, self.decoder, self.metrics = feed, decoder, metrics
+        self._all = AveragePrecision(feed.data.names)
+
+    def add(self, values: Mapping[str, np.ndarray], rows: Sequence[int]) -> None:
+        """Add the raw `values` of these rows of the feed."""
+        known = [self.feed.data.rows[k] for k in rows]
+        placements = [self.feed.letterbox.place(row.size) for row in known]
+        for row, found in zip(known, self.decoder(values, placements)):
+            self._all.add(found, {"boxes": row.boxes, "labels": row.labels, "crowd": row.crowd}, row.areas)
+
+    def sums(self) -> dict[str, Any]:
+        """What was added so far."""
+        return self._all.sums()
+
+    def join(self, sums: dict[str, Any]) -> None:
+        """Add the `sums` of other pictures."""
+        self._all.join(sums)
+
+    def result(self) -> dict[str, float]:
+        """The metrics by name; those of a size that no object has are left out."""
+        found = self._all.result().metrics
+        return {name: found[name] for name in self.metrics if not np.isnan(found[name])}
+
+
+def feed_of(data: Data) -> DetectionFeed | None:
+    """The pictures with boxes that `data` reads, if it does."""
+    return next((c.together for c in data.columns.values() if isinstance(c.together, DetectionFeed)), None)
