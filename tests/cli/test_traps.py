@@ -123,6 +123,7 @@ LINES = {
                       "--optimizer", "sgd", "--input", "x=x0..x2", "--epochs", "1", "-o", "o.onnx"),
     "explain": ("explain", "m.onnx", "d.npz", "--method", "integrated_gradients", "-o", "e.png"),
     "evaluate": ("evaluate", "m.onnx", "--data", "d.npz", "--picture", "c.png"),
+    "uncertain": ("uncertain", "m.onnx", "--method", "conformal", "--data", "d.npz", "-o", "u.onnx"),
     "grad": ("grad", "m.onnx", "--wrt", "w", "-o", "g.onnx"),
     "check": ("check", "scan.onnx"),
     "ops": ("ops",),

@@ -36,6 +36,8 @@ COMMANDS = {
     "predict": "Run MODEL over data and write what it gives for each row.",
     "generate": "Continue prompts by MODEL, a language model with or without a cache.",
     "evaluate": "Compare what MODEL predicts with labels: metrics, and for classes a table of each.",
+    "uncertain": "Write MODEL with the spread of its predictions, as plain ONNX: by dropout, Laplace, an ensemble or "
+    "held-out data.",
     "info": "Say what MODEL reads and gives, how large it is, of which operators it consists, and how it is trained.",
     "passes": "List the optimizations of the graph that a session of MODEL runs, and why others do not apply.",
     "explain": "Show which parts of a picture, or of a row of data, a prediction of MODEL depends on.",

@@ -190,6 +190,12 @@ def _tail(output: ir.Value) -> tuple[list[ir.Value], ir.Node | None]:
     return passed, None
 
 
+def last_layer(output: ir.Value) -> tuple[ir.Node, ir.Value] | None:
+    """The last linear layer before `output` and the value that it reads; None if the model ends in something else."""
+    layer = _tail(output)[1]
+    return None if layer is None else (layer, _data(layer))
+
+
 def _constant(value: ir.Value) -> bool:
     """True for a weight, or a Transpose, a Cast, … of a weight."""
     node = value.producer()

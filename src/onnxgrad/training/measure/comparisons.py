@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.metrics.registry import WHILE_TRAINING, running
@@ -178,6 +179,60 @@ class Sequences(Comparison):
         return self.decoded(prediction), [row[(row >= 0) & (row != self.blank)] for row in label]
 
 
+@dataclass(frozen=True)
+class Embeddings(Comparison):
+    """Embeddings [N, size] against numbers of groups [N], whose rows belong together."""
+
+    @property
+    def task(self) -> str:
+        """The task of the metrics."""
+        return "embeddings"
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Embeddings and groups."""
+        if prediction.ndim != 2 or label.ndim != 1:
+            raise BadInput(
+                f"embeddings are [rows, size] and their labels [rows], not {list(prediction.shape)} and "
+                f"{list(label.shape)}"
+            )
+        return prediction, label
+
+
+@dataclass(frozen=True)
+class Companion(Comparison):
+    """Outputs beside a prediction that say how sure it is, as `onnxgrad.uncertainty` writes them.
+
+    Attributes:
+        outputs: their names, ends of an interval or a mean and its spread; of a set, one.
+        kind: the task of their metrics.
+    """
+
+    outputs: tuple[str, ...] = ()
+    kind: str = "gaussian"
+
+    @property
+    def task(self) -> str:
+        """The task of the metrics."""
+        return self.kind
+
+    def fits(self, other: Comparison) -> bool:
+        """True if the outputs are measured beside `other`."""
+        return other.task == ("classes" if self.kind == "sets" else "numbers")
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Parts [rows, size, 2] and numbers [rows, size]; or sets [rows, classes] and class numbers."""
+        if self.kind == "sets":
+            return prediction[..., 0], label.reshape(-1)
+        return prediction.reshape(len(prediction), -1, 2).astype(np.float64), _flat(label)
+
+
+def companion(model: ir.Model, output: ir.Value) -> Companion | None:
+    """The outputs of `model` that say how sure `output` is; None if there are none."""
+    names, y = {v.name for v in model.graph.outputs}, output.name
+    forms = {"sets": [f"{y}_set"], "intervals": [f"{y}_lower", f"{y}_upper"], "gaussian": [f"{y}", f"{y}_spread"]}
+    return next((Companion(tuple(parts), kind) for kind, parts in forms.items() if names.issuperset(parts)), None)
+
+
 class Meter:
     """Metrics of one prediction, added up over batches.
 
@@ -194,7 +249,7 @@ class Meter:
         self, comparison: Comparison, names: Sequence[str] | None = None, classes: Sequence[str] | None = None
     ) -> None:
         self.comparison, self._asked, self.size, self.count = comparison, names is not None, 0, 0
-        usual = (*WHILE_TRAINING[comparison.task], *(("perplexity",) if comparison.tokens else ()))
+        usual = (*WHILE_TRAINING.get(comparison.task, ()), *(("perplexity",) if comparison.tokens else ()))
         self.running: dict[str, Running] = {
             name: running(name, comparison.task, classes) for name in (usual if names is None else names)
         }

@@ -15,24 +15,37 @@ from onnxgrad.keywords import check_keywords
 from onnxgrad.runtime import Options
 from onnxgrad.settings import read_recipes, takes
 from onnxgrad.training.data import Data, Field, open_data
-from onnxgrad.training.data.by_position import named_by_position
 from onnxgrad.training.data.columns import Column, single_array
 from onnxgrad.training.data.fields import INPUTS, LABELS, check_labels
+from onnxgrad.training.data.items import named_source
 from onnxgrad.training.data.labels import check_count, class_column, numbered
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
+from onnxgrad.training.detection.predict import Detector
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.class_labels import class_names, label_output
 from onnxgrad.training.graph.row_axis import row_axis, rows_first
 from onnxgrad.training.language.limits import scores_of
-from onnxgrad.training.language.recipe import METRICS_OF_TASKS, TaskRecipe
+from onnxgrad.training.language.recipe import DETECTION, METRICS_OF_TASKS, TaskRecipe
 from onnxgrad.training.language.task import Language, prepared
 from onnxgrad.training.loss.class_axis import axis_beside, class_axis
-from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences, are_shares
+from onnxgrad.training.measure.comparisons import (
+    Binary,
+    Classes,
+    Comparison,
+    Embeddings,
+    Meter,
+    Sequences,
+    are_shares,
+    companion,
+)
+from onnxgrad.training.measure.detections import compare_boxes, held_out_boxes
 from onnxgrad.training.measure.misses import Miss, Misses
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of
-from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, names_of, per_class
+from onnxgrad.training.measure.texts import compare_texts, complete
+from onnxgrad.training.metadata import DETECTOR
+from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, is_metric_of, names_of, per_class
 
 if TYPE_CHECKING:
     from onnxgrad.training.data.keywords import MeasuringKeywords
@@ -48,15 +61,16 @@ class Evaluated:
     """The result of `evaluate`.
 
     Attributes:
-        task: "classes", "binary" or "numbers" (see `onnxgrad.training.metrics.registry`).
+        task: "classes", "binary", "numbers", … (see `onnxgrad.training.metrics.registry`).
         metrics: by name.
         rows: how many labels were compared.
         labels: the array that they came from.
         prediction: the output that they were compared with.
-        confusion: the confusion matrix [actual, predicted], of classes.
+        confusion: the confusion matrix [actual, predicted], of classes; of boxes, the background is the last of both.
         classes: precision, recall, f1 and rows of each class, by its name or number.
         worst: the rows with the largest losses, the worst first, where they were asked for.
         names: the names of the classes in the order of their numbers, where they are known.
+        curves: of each class of boxes, the precision at the IoU 0.5 at the recalls 0, 0.01, …, 1.
     """
 
     task: str
@@ -68,6 +82,7 @@ class Evaluated:
     classes: dict[str, dict[str, float]] | None = None
     worst: list[Miss] | None = None
     names: Sequence[str] | None = None
+    curves: Mapping[str, np.ndarray] | None = None
 
 
 @check_keywords
@@ -92,7 +107,8 @@ def evaluate(
     task of classes; labels of 0 and 1 for predictions of the same shape, which may be log-odds or probabilities, are
     binary if they are whole numbers, the model ends in probabilities, or the metrics asked for are those of classes;
     everything else compares numbers. Symbols over time, read
-    by CTC, are compared with sequences of labels where ``exact``, ``cer`` or ``wer`` is asked for.
+    by CTC, are compared with sequences of labels where ``exact``, ``cer`` or ``wer`` is asked for. A language model
+    completes the prompts of the data where ``exact``, ``bleu``, ``chrf`` or ``rougeL`` is asked for.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
@@ -114,10 +130,12 @@ def evaluate(
     """
     asked = names_of(metrics)
     opened = as_given(model)
+    preparation, task = read_recipes("evaluate", (PreparationRecipe, TaskRecipe), settings)
+    if task.name == DETECTION or (not task.name and DETECTOR in opened.metadata_props):
+        return evaluate_detector(opened, data, asked, preparation, batch_size, options, worst)
     output = prediction_of(opened, prediction)
     trained = Preprocessing.of(opened)
-    preparation, task = read_recipes("evaluate", (PreparationRecipe, TaskRecipe), settings)
-    source = source_name(data)
+    source, given = source_name(data), data
     data, arguments = prepared(data, task, preparation, trained, opened)
     if isinstance(language := arguments["text"], Language):
         output = scores_of(opened, prediction) or output
@@ -125,8 +143,64 @@ def evaluate(
         rows = Data(data, [*fields_of(opened), label], source, **arguments)
         size = language.batch_size(batch_size, rows)
         asked = asked or METRICS_OF_TASKS
-        return evaluate_rows(opened, rows, label.name, output, asked, PADDING, size, options, worst)
-    data = named_by_position(data, [*fields_of(opened), Field(labels or "labels", np.dtype(np.int64), (), label=True)])
+        written = [name for name in asked if "texts" in METRICS[name.partition(":")[0]].tasks]
+        found = Evaluated("texts", {}, 0, "completion", output.name or "")
+        if len(written) < len(asked) or worst:
+            rest = [name for name in asked if name not in written]
+            found = evaluate_rows(opened, rows, label.name, output, rest, PADDING, size, options, worst)
+        if written:
+            texts, answers = complete(opened, given, preparation.tokenizer, preparation.max_length, options)
+            found.metrics |= compare_texts(texts, answers, written)
+            found.rows = found.rows or len(answers)
+        return found
+    rows, called, ignore_index = open_labelled(
+        opened, data, output, labels, ignore_index, preparation, trained, source, arguments
+    )
+    return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
+
+
+def evaluate_detector(
+    model: ir.Model,
+    data: Any,
+    asked: Sequence[str] | None = None,
+    preparation: PreparationRecipe | None = None,
+    batch_size: int = 16,
+    options: Options | None = None,
+    worst: int = 0,
+) -> Evaluated:
+    """Compare the boxes that a detector finds in pictures with labels (see `evaluate`)."""
+    detector = Detector(model, preparation, options=options)
+    held_out = held_out_boxes(detector, data)
+    found = compare_boxes(detector, held_out, asked, min(batch_size, 16), worst)
+    result = Evaluated("boxes", found.metrics, found.boxes, "boxes", ", ".join(detector.head.values), found.found.confusion)
+    result.classes, result.names, result.curves = found.found.classes, found.names, found.found.curves
+    result.worst = found.worst if worst else None
+    return result
+
+
+def labelled_rows(
+    model: ir.Model, data: Any, output: ir.Value, labels: str | None = None, **settings: Any
+) -> tuple[Data, str]:
+    """`data` with its labels as rows for `model`, and the name of the labels (see `evaluate`)."""
+    trained, source = Preprocessing.of(model), source_name(data)
+    preparation = PreparationRecipe(**settings)
+    data, arguments = prepared(data, TaskRecipe(), preparation, trained, model)
+    return open_labelled(model, data, output, labels, None, preparation, trained, source, arguments)[:2]
+
+
+def open_labelled(
+    opened: ir.Model,
+    data: Any,
+    output: ir.Value,
+    labels: str | None,
+    ignore_index: int | None,
+    preparation: PreparationRecipe,
+    trained: Preprocessing,
+    source: str,
+    arguments: dict[str, Any],
+) -> tuple[Data, str, int | None]:
+    """Prepared `data` as rows, the name of their labels, and the label that does not count."""
+    data = named_source(data, [*fields_of(opened), Field(labels or "labels", np.dtype(np.int64), (), label=True)])
     columns = open_data(data, preparation.pictures(trained), preparation.inputs, trained.inputs)
     called = _labels(columns, labels, source, {f.name for f in fields_of(opened)})
     where = f"array {called!r} of {source}"
@@ -142,7 +216,7 @@ def evaluate(
         ignore_index = PADDING  # of rows of different lengths
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
     rows = Data(columns, [*fields_of(opened), own], source, classes=names, **arguments)
-    return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
+    return rows, called, ignore_index
 
 
 def evaluate_rows(
@@ -164,7 +238,9 @@ def evaluate_rows(
     meter: Meter | None = None
     table: np.ndarray | None = None
     own, others = _label_output(model, output), 0
-    for batch, found in batches_of(model, rows, [shown, *([own] if own else [])], batch_size, options):
+    beside, margin = companion(model, output), None
+    outputs = [shown, *([own] if own else []), *(beside.outputs if beside else [])]
+    for batch, found in batches_of(model, rows, outputs, batch_size, options):
         y, t = found[shown], batch[called]
         if own and names is not None:
             others += int((np.array(names)[y.argmax(1)] != found[own].astype(str)).sum())
@@ -172,12 +248,21 @@ def evaluate_rows(
             every = rows.arrays.get(called, t)
             if asked is not None and _are_sequences(asked, y, t):
                 comparison: Comparison = Sequences(blank)
+            elif asked and all(is_metric_of(m, "embeddings") for m in asked):
+                comparison = Embeddings()
             else:
                 comparison = _comparison(model, y, t, every, output, asked, ignore_index, called)
                 _check_classes(comparison, y, every, rows, called, names is not None)
             usual = (*DEFAULTS[comparison.task], *(("perplexity",) if comparison.tokens else ()))
+            asked = None if asked is None else list(asked)
+            if beside is not None and beside.fits(comparison):
+                of_beside = [m for m in asked or DEFAULTS[beside.task] if is_metric_of(m, beside.task)]
+                asked = None if asked is None else [m for m in asked if m not in of_beside]
+                margin = Meter(beside, of_beside) if of_beside else None
             meter = Meter(comparison, usual if asked is None else asked, rows.classes or names)
-        scores, labelled = meter.add(*_alike(y, t))
+        scores, labelled = meter.add(*alike(y, t))
+        if margin is not None and beside is not None:
+            margin.add(np.stack([alike(found[name], t)[0] for name in beside.outputs], -1), alike(y, t)[1])
         if worst and meter.comparison.task != "sequences":
             misses.add(scores, labelled, {n: a for n, a in batch.items() if n != called}, len(y))
         if meter.comparison.task == "classes" and scores.shape[1] <= MOST_CLASSES:
@@ -192,7 +277,8 @@ def evaluate_rows(
         )
     if not meter.count:
         raise BadInput(f"{called!r} has no label that counts")
-    result = Evaluated(meter.comparison.task, meter.result(), meter.count, called, shown, table)
+    measured = meter.result() | ({} if margin is None else margin.result())
+    result = Evaluated(meter.comparison.task, measured, meter.count, called, shown, table)
     if table is not None:
         known = rows.classes or names or [str(c) for c in range(len(table))]
         each = per_class(table)
@@ -264,13 +350,20 @@ def _are_sequences(metrics: Sequence[str], y: np.ndarray, t: np.ndarray) -> bool
     return all("sequences" in METRICS[n].tasks for n in names) and y.ndim == 3 and t.ndim == 2
 
 
-def _alike(y: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def alike(y: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Predictions and labels, without an axis of size 1 that only one of them has."""
     if y.ndim == t.ndim + 1 and y.shape[-1] == 1:
         return y[..., 0], t
     if t.ndim and t.shape[-1] == 1 and (y.ndim == t.ndim - 1 or (y.ndim == t.ndim and y.shape[-1] > 1)):
         return y, t[..., 0]
     return y, t
+
+
+def compare(
+    model: ir.Model, y: np.ndarray, t: np.ndarray, every: np.ndarray, output: ir.Value, called: str
+) -> Comparison:
+    """The comparison of predictions `y` with labels `t` of a batch, which are called so; `every` label decides it."""
+    return _comparison(model, y, t, every, output, None, None, called)
 
 
 def _comparison(
@@ -286,7 +379,7 @@ def _comparison(
     """The comparison of predictions `y` with labels `t` of a batch; `every` label decides the kind."""
     low, high = bounds(output)
     probabilities = low >= 0 and high <= 1
-    y, t = _alike(y, t)
+    y, t = alike(y, t)
     misfit = BadInput(f"the labels {called!r} are {list(t.shape)} and the predictions {list(y.shape)}")
     if y.ndim == t.ndim + 1 and (every.dtype.kind in "iub" or (every == np.trunc(every)).all()):
         fitting = [a for a in dict.fromkeys((1, y.ndim - 1)) if [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
@@ -330,6 +423,7 @@ def as_json(found: Evaluated) -> str:
     if found.worst is not None:
         columns = ("row", "actual", "predicted")
         worst = [{k: getattr(m, k) for k in columns} | {"loss": plain(m.loss)} for m in found.worst]
+    curves = None if found.curves is None else {name: row.tolist() for name, row in found.curves.items()}
     return json_text(
         {
             "task": found.task,
@@ -340,5 +434,6 @@ def as_json(found: Evaluated) -> str:
             "classes": classes,
             "confusion": None if found.confusion is None else found.confusion.tolist(),
             "worst": worst,
+            **({} if curves is None else {"names": list(found.names or ()), "curves": curves}),
         }
     )

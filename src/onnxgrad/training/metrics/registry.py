@@ -9,7 +9,13 @@ Each metric compares scores with labels, whose form depends on the task:
 | ``binary`` | log-odds [rows] | 0 or 1 [rows] |
 | ``numbers`` | numbers [rows, size] | numbers [rows, size] |
 | ``sequences`` | the symbols read, an array for each row | the symbols wanted, likewise |
+| ``points`` | key points [rows, K, 2] | x, y and visibility [rows, K, 3] |
+| ``boxes`` | `Detections` of pictures | samples of `onnxgrad.training.detection` |
 | ``texts`` | texts that a model wrote | reference texts |
+| ``gaussian`` | means and spreads, [rows, size, 2] | numbers [rows, size] |
+| ``intervals`` | lower and upper ends, [rows, size, 2] | numbers [rows, size] |
+| ``sets`` | classes in the set of a row, [rows, classes] of booleans | class numbers |
+| ``embeddings`` | embeddings [rows, size] | numbers of groups that belong together [rows] |
 
 A mean over classes (macro) is over the classes that occur in the labels: an absent class does not count as a score of
 zero. An undefined metric (the AUC of a single class) is NaN.
@@ -19,12 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.training.metrics import in_step
+from onnxgrad.training.metrics import boxes, calibration, dense, in_step, similarity
+from onnxgrad.training.metrics.calibration import Calibration
 from onnxgrad.training.metrics.in_step import InStep
 from onnxgrad.training.metrics.running import NAN, Edits, Explained, Mean, Running, Tally, Whole
 from onnxgrad.training.metrics.texts import of_corpus, rouge, same_texts
@@ -136,7 +144,8 @@ def _top(k: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
 
 
 def _ratio(name: str, right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
-    whole = {"precision": predicted, "recall": actual, "f1": (predicted + actual) / 2}[name]
+    union = predicted + actual - right
+    whole = {"precision": predicted, "recall": actual, "f1": (predicted + actual) / 2, "iou": union}[name]
     with np.errstate(invalid="ignore", divide="ignore"):
         return right / whole
 
@@ -203,10 +212,39 @@ METRICS: dict[str, Metric] = {
         _rows(surprise, "classes", "binary") | _from_summary(2, lambda surprise, _: surprise), larger=False),
     "perplexity": Metric("exp(log_loss)",
         _rows(surprise, "classes", then=np.exp) | _from_summary(2, lambda surprise, _: surprise, np.exp), larger=False),
+    "brier": Metric("the mean of Σ over classes of (p − 1 of the true class)²",
+        _rows(calibration.brier, "classes", "binary"), larger=False),
+    "ece": Metric("Σ over 15 bins of the largest probability: share of rows · |accuracy − mean probability|", {
+        "classes": Calibration, "binary": Calibration}, larger=False),
+    "temperature": Metric("the T that minimizes the log loss of scores ÷ T; 1: calibrated", {
+        "classes": lambda: Whole(calibration.temperature), "binary": lambda: Whole(calibration.temperature)},
+        larger=False),
+    "nll": Metric("the mean of −log of the normal density of mean and spread at the label",
+        _rows(calibration.gaussian_nll, "gaussian"), larger=False),
+    "coverage": Metric("labels in their interval or set ÷ labels; of mean and spread, in the central 90 %",
+        _rows(lambda y, t: calibration.is_inside(calibration.central(y), t), "gaussian")
+        | _rows(calibration.is_inside, "intervals") | _rows(calibration.is_member, "sets")),
+    "width": Metric("the mean length of the intervals; of mean and spread, of the central 90 %",
+        _rows(lambda y, t: np.ptp(calibration.central(y), -1), "gaussian")
+        | _rows(lambda y, t: np.ptp(y, -1), "intervals"), larger=False),
+    "set_size": Metric("the mean number of classes in a set", _rows(lambda y, t: y.sum(1), "sets"), larger=False),
+    "mrr": Metric("the mean of 1 ÷ the rank of the nearest row of the same group, by the cosine", {
+        "embeddings": lambda: Whole(similarity.of_ranks(lambda r: 1 / r))}),
+    **{f"recall_at_{k}": Metric(f"rows with one of the same group among the {k} nearest ÷ rows", {
+        "embeddings": partial(Whole, similarity.of_ranks(partial(np.greater_equal, k)))}) for k in (1, 5, 10)},
+    "spearman": Metric("the correlation of the ranks of y and t", {
+        "numbers": lambda: Whole(similarity.spearman)}),
     "mae": Metric("mean |y − t|", {"numbers": _errors(np.abs)}, larger=False, in_step={"numbers": in_step.MAE}),
     "mse": Metric("mean (y − t)²", {"numbers": _errors(np.square)}, larger=False, in_step={"numbers": in_step.MSE}),
     "rmse": Metric("√mse", {"numbers": _errors(np.square, np.sqrt)}, larger=False),
     "r2": Metric("1 − Σ(y − t)² ÷ Σ(t − mean of its column)²", {"numbers": Explained}),
+    "miou": Metric("tp ÷ (tp + fp + fn): of the ones, or the mean over classes (macro)", {
+        "classes": _macro("iou"), "binary": _of_ones("iou")}),
+    "abs_rel": Metric("mean |y − t| ÷ t where t > 0 (depth)", _rows(dense.relative_errors, "numbers"), larger=False),
+    "delta1": Metric("the share of t > 0 with max(y ÷ t, t ÷ y) < 1.25 (depth)", _rows(dense.are_near, "numbers")),
+    "oks": Metric("the mean of exp(−d² ÷ (8·σ²·area)) over the key points, area: 0.53 of the box around them", {
+        "points": lambda: Mean(dense.point_similarity)}),
+    **{name: Metric(text, {"boxes": partial(boxes.MeanPrecision, name)}) for name, text in boxes.DEFINED.items()},
     "exact": Metric("rows that are read without an error ÷ rows",
         _rows(lambda y, t: np.array([np.array_equal(a, b) for a, b in zip(y, t)]), "sequences")
         | _rows(same_texts, "texts")),
@@ -230,6 +268,12 @@ DEFAULTS = {
     "binary": ("accuracy", "f1", "auc"),
     "numbers": ("mae", "rmse", "r2"),
     "sequences": ("exact", "cer"),
+    "points": ("oks",),
+    "boxes": ("map50_95", "map50", "map75", "mar_100"),
+    "gaussian": ("nll", "coverage", "width"),
+    "intervals": ("coverage", "width"),
+    "sets": ("coverage", "set_size"),
+    "embeddings": ("recall_at_1", "recall_at_10", "mrr"),
 }
 WHILE_TRAINING = {
     "classes": ("accuracy", "f1", "top5"),
@@ -237,6 +281,8 @@ WHILE_TRAINING = {
     "binary": ("accuracy", "f1"),
     "numbers": ("mae", "r2"),
     "sequences": ("exact", "cer"),
+    "points": ("oks",),
+    "boxes": ("map50_95", "map50"),
 }
 #: Names of the symbol between words, where the classes of a model have names.
 _SPACES = (" ", "<space>", "|", "▁")
@@ -267,6 +313,11 @@ def names_of(metrics: str | Iterable[str] | None) -> tuple[str, ...] | None:
         if options and (name != "wer" or options.keys() - {"space"}):
             raise BadInput(f"the metric {name!r} has no option {next(iter(options))!r}")
     return tuple(dict.fromkeys(found))
+
+
+def is_metric_of(text: str, task: str) -> bool:
+    """True if the metric spelled `text` is defined for `task`."""
+    return task in METRICS[text.partition(":")[0]].tasks
 
 
 def larger_is_better(entry: str) -> bool:

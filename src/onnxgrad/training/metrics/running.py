@@ -30,7 +30,7 @@ class Running(Protocol):
         """Add the `sums` of another metric of this kind."""
 
 
-class _Sums:
+class Sums:
     """A metric whose sums are attributes that `+` joins; None before the first batch."""
 
     SUMS: ClassVar[tuple[str, ...]] = ()
@@ -47,7 +47,7 @@ class _Sums:
                 setattr(self, name, other if own is None else own + other)
 
 
-class Mean(_Sums):
+class Mean(Sums):
     """The mean of one or more numbers per row, and a final function of it.
 
     Args:
@@ -72,7 +72,7 @@ class Mean(_Sums):
         return float(self.then(self.total / self.count)) if self.count else NAN
 
 
-class Tally(_Sums):
+class Tally(Sums):
     """A function of three counts per class: right, predicted and actual.
 
     Args:
@@ -98,7 +98,7 @@ class Tally(_Sums):
         return NAN if self.table is None or not self.table[2].any() else float(self.of(*self.table))
 
 
-class Whole(_Sums):
+class Whole(Sums):
     """A metric of all scores and labels at once, such as one of their ranks."""
 
     SUMS = ("parts",)
@@ -118,7 +118,7 @@ class Whole(_Sums):
         return self.of(*(np.concatenate(p) for p in zip(*self.parts)))
 
 
-class Explained(_Sums):
+class Explained(Sums):
     """R²: 1 minus the share of the variance that is left.
 
     The variance is that of each element of a row over all rows, so that differences between elements explain nothing.
@@ -165,7 +165,7 @@ class Explained(_Sums):
         return 1 - self.squared / variance if variance else NAN
 
 
-class Edits(_Sums):
+class Edits(Sums):
     """The sum of edit distances over the sum of the lengths of the labels.
 
     Args:
