@@ -17,6 +17,7 @@ from onnxgrad.settings import changed_settings, settings_of
 from onnxgrad.training.build.heads import placed_head
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Columns
+from onnxgrad.training.data.items import is_stream
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.language.documents import open_documents
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
@@ -50,8 +51,8 @@ def headed(source: ir.Model, text: str) -> tuple[ir.Model, str]:
     return placed_head(source, outputs, of=of or None)
 
 
-def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns, Recipe]:
-    """The columns of `data`, and the recipe with the columns of the validation data in place of their path.
+def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns | Path, Recipe]:
+    """The columns of `data`, or the path of a stream, and the recipe with those of the validation data.
 
     Raises:
         BadInput: a file cannot be read.
@@ -64,6 +65,8 @@ def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns, Recipe
         if recipe.data.validation is not None:
             recipe = replace(recipe, data=replace(recipe.data, validation=read(recipe.data.validation)))
         return read(data), recipe
+    if recipe.data.is_streamed or is_stream(data):
+        return data, recipe
     columns = Columns(open_data(data, images, inputs, trained.inputs), str(data))
     if recipe.data.validation is not None:  # by the names of the columns that are trained on, whatever their order here
         same = {n: c.features for n, c in columns.items() if c.features is not None}

@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxgrad.errors import printable
 from onnxgrad.training.data import Data
+from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.language.inputs import Empty
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.loop.trained import Trained
@@ -33,18 +34,19 @@ def summary(run: Run, schedule: str) -> list[str]:
     shared = f"; {_amount(own)} of {_amount(whole)} of the optimizer's state"
     ranks = trainer.strategy.ranks.size
     several = f"{ranks} ranks, each " if ranks > 1 else ""
+    steps = "" if run.steps_per_epoch is None else f" of {run.steps_per_epoch:,} steps"
     lines = {
-        "data": f"{len(rows):,} rows{held}; {fed}",
+        "data": f"{'a stream' if isinstance(rows, Stream) else f'{len(rows):,} rows'}{held}; {fed}",
         "classes": _classes(trainer, rows),
         "keeps": str(trainer.preprocessing),
         "rates": f"{rates}, schedule {schedule}" if rates else "",
-        "run": f"{run.epochs} epochs of {run.steps_per_epoch:,} steps, {run.batch_size} rows each",
+        "run": f"{run.epochs} epochs{steps}, {run.batch_size} rows each",
         "on": f"{several}{provider}, {threads} threads, {trainer.options.target}{shared if ranks > 1 else ''}",
     }
     return [f"{name:<7} {text}" for name, text in lines.items() if text]
 
 
-def _classes(trainer: Trained, rows: Data) -> str:
+def _classes(trainer: Trained, rows: Data | Stream) -> str:
     """The classes of the rows by name or number, with their row counts; empty for other labels."""
     numbers, known = rows.labels, [f.ignored for f in rows.fields if f.indices]
     if numbers is None or not (known or rows.classes):

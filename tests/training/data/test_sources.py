@@ -180,7 +180,8 @@ def test_a_row_is_read_once_for_all_its_columns():
     [
         ([], "no rows"),
         ([1, 2], "1 array without a name, and there are 2 inputs"),
-        ([(1, 2)], "a row of the data is tuple"),
+        ([(1, 2)], r"array 'tokens' of the data is int64\[1\]; expected int64\[N, \?\]"),
+        ([object()], "a row of the data is object"),
         (3, "int is no data"),
         ([{"tokens": [1], "labels": 0}, {"labels": 1}], "row 1 has no 'tokens'; it has 'labels'"),
         ({"tokens": [[1], [[2]]], "labels": [0, 1]}, "'tokens' differ in rank|differ in rank"),

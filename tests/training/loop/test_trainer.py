@@ -413,8 +413,3 @@ def test_onnx_saves_the_inference_model(tmp_path):
     trainer.save(tmp_path / "b.onnx")
     a, b = onnx.load(tmp_path / "a.onnx"), onnx.load(tmp_path / "b.onnx")
     assert a == b  # the order of their fields may differ
-
-
-def test_a_python_function_as_loss_names_the_way(tmp_path):
-    with pytest.raises(BadInput, match=r"onnxgrad.eager.export\(function, scores, labels"):
-        Trainer(classifier(), loss=lambda scores, labels: ((scores - labels) ** 2).mean())

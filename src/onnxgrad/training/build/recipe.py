@@ -88,6 +88,13 @@ class WeightsRecipe:
         None, "Drop a share behind nodes of a type or name: Relu=0.1.", many=True, python="As {'Relu': 0.1}."
     )
 
+    prune: Sequence[str] = setting(
+        (),
+        "Prune while training: channels=0.5, heads=0.25, weights=0.8 or weights=2:4; "
+        "'channels=0.5:schedule=linear,score=movement,begin=0.1,end=0.6,times=20'.",
+        many=True,
+    )
+
     def __post_init__(self) -> None:
         check_kind("dropout", self.dropout, Mapping, "a dict, as in {'Relu': 0.1}")
         check_kind("untie", self.untie, bool, "true or false")

@@ -20,12 +20,13 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import check_label_rows, fed_whole, fixed_batch
-from onnxgrad.training.data.by_position import named_by_position
 from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, single_array
 from onnxgrad.training.data.fields import Field, check_counted, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
-from onnxgrad.training.data.images import Images, Pictures
+from onnxgrad.training.data.images import EncodedPictures, Images, Pictures
+from onnxgrad.training.data.items import named_source
 from onnxgrad.training.data.labels import ClassColumn, check_count, class_column, listed, numbered
+from onnxgrad.training.data.padding import check_padding, padded
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.sampling import balanced
@@ -74,9 +75,7 @@ class Data:
         check_label_rows(fields)
         trained = trained or Preprocessing()
         pictures = trained.images_for(images)
-        columns: dict[str, Column] = open_data(
-            named_by_position(source, fields, name), pictures, inputs, trained.inputs
-        )
+        columns: dict[str, Column] = open_data(named_source(source, fields, name), pictures, inputs, trained.inputs)
         features = {n: c.features for n, c in columns.items() if c.features is not None}
         if inputs:
             check_fed(inputs, fields)
@@ -103,7 +102,7 @@ class Data:
             columns[chosen[f.name]] = _labels(columns[chosen[f.name]], f, classes, name, chosen[f.name])
         self.columns: dict[str, Column] = {f.name: columns[chosen[f.name]] for f in fed}
         self.called = chosen
-        shown = {n: c.how for n, c in self.columns.items() if isinstance(c, Pictures)}
+        shown = {n: c.how for n, c in self.columns.items() if isinstance(c, (Pictures, EncodedPictures))}
         #: how the rows are prepared
         self.preprocessing = Preprocessing(
             next(iter(shown.values()), None),
@@ -125,7 +124,7 @@ class Data:
                 check_counted(self.arrays[f.name], f, f"array {chosen[f.name]!r} of {name}")
         for f in [f for f in fed if f.label and f.indices]:
             if (lengths := self.columns[f.name].lengths) is not None and np.ptp(lengths):
-                _check_padding(f, f"array {chosen[f.name]!r} of {name}")
+                check_padding(f, f"array {chosen[f.name]!r} of {name}")
         rows = {n: len(c) for n, c in self.columns.items()}
         #: variants of the rows, and the inputs that take them (see `augmented`)
         self.augment: Augment | None = None
@@ -277,6 +276,10 @@ class Data:
         else:
             yield from self._generate(size, order, start, part, 1, None)
 
+    def all_rows(self) -> dict[str, np.ndarray]:
+        """All rows as one batch."""
+        return next(self._generate(len(self), None, 0, (0, 1), 1, None))
+
     def _generate(
         self,
         size: int,
@@ -380,36 +383,3 @@ def _ends(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, t
         of = stems or [f for f in ragged if f.label == field.label] or ragged
         found[field.name] = (of[0].name, field)
     return found
-
-
-def padded(rows: Sequence[np.ndarray], field: Field, pad_to: int, where: str) -> np.ndarray:
-    """One array of `rows`, each padded at the ends of its axes to the largest of them.
-
-    Raises:
-        BadInput: the rows differ in rank, or in a size that `field` fixes.
-    """
-    ranks = {a.ndim for a in rows}
-    if ranks != {len(field.shape)}:
-        raise BadInput(f"{where} has rows of rank {', '.join(map(str, sorted(ranks)))}; expected {field.wanted}")
-    shape = []
-    for axis, wanted in enumerate(field.shape):
-        size = max(a.shape[axis] for a in rows)
-        if wanted is not None and size > wanted:
-            raise BadInput(f"{where} has a row of size {size} along axis {axis + 1}; expected {field.wanted}")
-        shape.append(wanted if wanted is not None else -(-size // pad_to) * pad_to)
-    if field.label and field.indices and any(a.shape != tuple(shape) for a in rows):
-        _check_padding(field, where)
-    ignored = field.ignored if field.label and field.ignored is not None else 0
-    result = np.full((len(rows), *shape), ignored, np.result_type(*{a.dtype for a in rows}))
-    for i, row in enumerate(rows):
-        result[i][tuple(slice(n) for n in row.shape)] = row
-    return result
-
-
-def _check_padding(field: Field, where: str) -> None:
-    """Raise BadInput if no label marks padding: 0 is a class, and would be learned."""
-    if field.ignored is None:
-        raise BadInput(
-            f"{where} has rows of different lengths, and no label says what is padding\n"
-            "  hint: cross_entropy:ignore_index=-100 pads with -100, and leaves it out"
-        )

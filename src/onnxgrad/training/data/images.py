@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -43,10 +44,18 @@ class Images:
         Raises:
             BadInput: it cannot be read, or `field` is no picture.
         """
+        try:
+            with open_ordinary(path) as file:
+                return self.decode(file, field, str(path))
+        except OSError as error:
+            raise BadInput(f"cannot read the picture {str(path)!r}: {error}") from error
+
+    def decode(self, file: BinaryIO, field: Field, name: str) -> np.ndarray:
+        """The picture in an open `file`, which messages call `name`, as one row of `field`. Raises BadInput."""
         image = load_pillow()
         channels, (height, width), last = self._layout(field)
         try:
-            with open_ordinary(path) as file, image.open(file, formats=FORMATS) as picture:
+            with image.open(file, formats=FORMATS) as picture:
                 for wide, high in (picture.size, (width or 1, height or 1)):
                     if wide * high > MOST_PIXELS:
                         raise BadInput(f"{wide} by {high} pixels; {MOST_PIXELS} are the most")
@@ -57,7 +66,7 @@ class Images:
                 pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], channels)
         except Exception as error:  # each format fails in its own ways on a damaged file
             reason = str(error) or type(error).__name__
-            raise BadInput(f"cannot read the picture {str(path)!r}: {reason}") from error
+            raise BadInput(f"cannot read the picture {name!r}: {reason}") from error
         scaled = ((pixels / 255 - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         return scaled if last else scaled.transpose(2, 0, 1)
 
@@ -96,6 +105,28 @@ class Pictures(Column):
     def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
         """These pictures, decoded now."""
         return stacked([self.how.read(self.paths[i], field) for i in rows])
+
+
+class EncodedPicture:
+    """A picture as the bytes of its file, decoded when the size of the input is known."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        self.content, self.name = content, name
+
+
+class EncodedPictures(Column):
+    """A column of `EncodedPicture`."""
+
+    def __init__(self, column: Column, how: Images) -> None:
+        self.column, self.how = column, how
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
+        """These pictures, decoded now."""
+        found = [np.asarray(p).item() for p in self.column.take(rows, field)]
+        return stacked([self.how.decode(io.BytesIO(p.content), field, p.name) for p in found])
 
 
 def picture_files(path: Path, how: Images) -> dict[str, Column]:

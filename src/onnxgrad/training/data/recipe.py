@@ -48,6 +48,12 @@ class PreparationRecipe:
         None, "The most tokens of a row. Default: the length that the model fixes, or else that of the tokenizer."
     )
 
+    # of a training run, which has settings for them
+    is_streamed: ClassVar[Any] = False
+    holds_out: ClassVar[Any] = False
+    shuffle_buffer: ClassVar[Any] = None
+    class_names: ClassVar[Any] = None
+
     def __post_init__(self) -> None:
         check_kind("images", self.images, Images, "an Images(…)")
         numbers = [_channels(name, getattr(self, name)) for name in ("image_mean", "image_std")]

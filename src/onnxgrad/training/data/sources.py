@@ -34,7 +34,7 @@ from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.arrow_size import unpacked_size
 from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Mapped, Remembered, Unusable, column
 from onnxgrad.training.data.images import SUFFIXES as PICTURES
-from onnxgrad.training.data.images import Images, image_folder, picture_files
+from onnxgrad.training.data.images import EncodedPicture, EncodedPictures, Images, image_folder, picture_files
 from onnxgrad.training.data.wide import join_columns
 from onnxgrad.wording import tensor_text
 
@@ -84,9 +84,9 @@ def _opened(source: Any, images: Images | None) -> dict[str, Column]:
     if isinstance(source, Mapping):
         return {str(name): column(values, str(name)) for name, values in source.items()}
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return _items(source)
+        return _items(source, images)
     if isinstance(source, Iterable):
-        return _items(list(source))
+        return _items(list(source), images)
     raise BadInput(f"{type(source).__name__} is no data: give a path, arrays by name, or rows that are dicts")
 
 
@@ -103,7 +103,7 @@ def _in_memory(source: Any) -> dict[str, Column]:
     return {name: _column_of(table.column(name), name) for name in table.column_names}
 
 
-def _items(rows: Any) -> dict[str, Column]:
+def _items(rows: Any, images: Images | None) -> dict[str, Column]:
     if not len(rows):
         raise BadInput("the data have no rows")
     first = rows[0]
@@ -113,7 +113,11 @@ def _items(rows: Any) -> dict[str, Column]:
             "  hint: rows are dicts, {'x': …, 'labels': …}; arrays without names are a pair, (x, y)"
         )
     fetch = Remembered(rows)
-    return {str(name): Items(fetch, name, len(rows)) for name in first}
+    found: dict[str, Column] = {str(name): Items(fetch, name, len(rows)) for name in first}
+    for name, value in first.items():
+        if isinstance(value, EncodedPicture):
+            found[str(name)] = EncodedPictures(found[str(name)], images or Images())
+    return found
 
 
 def _open_path(path: Path, images: Images) -> dict[str, Column]:

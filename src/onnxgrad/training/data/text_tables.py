@@ -37,17 +37,23 @@ def read_text_table(file: BinaryIO, path: Path) -> Any:
 
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
-        _check_lines(file, path)
+        check_lines(file, path)
         return pyarrow.json.read_json(file)
+    return pyarrow.csv.read_csv(file, **csv_options(file, suffix))
+
+
+def csv_options(file: BinaryIO, suffix: str) -> dict[str, Any]:
+    """Options of pyarrow for the format of the table in `file`, which is found out from its beginning."""
+    import pyarrow.csv
+
     delimiter, point = _written(file, suffix)
-    return pyarrow.csv.read_csv(
-        file,
-        parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter),
-        convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=False, decimal_point=point),
-    )
+    return {
+        "parse_options": pyarrow.csv.ParseOptions(delimiter=delimiter),
+        "convert_options": pyarrow.csv.ConvertOptions(strings_can_be_null=False, decimal_point=point),
+    }
 
 
-def _check_lines(file: BinaryIO, path: Path) -> None:
+def check_lines(file: BinaryIO, path: Path) -> None:
     """Raise BadInput for lines on which pyarrow ends the process: null, and objects that are nested deeply."""
     for number, line in enumerate(file, 1):
         text = line.removeprefix(b"\xef\xbb\xbf").strip()

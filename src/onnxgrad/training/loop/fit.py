@@ -16,6 +16,7 @@ import numpy as np
 from onnxgrad.errors import BadInput, TrainingError, UnknownName
 from onnxgrad.files import lock_folder
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
 from onnxgrad.training.loop.agreement import agreement
 from onnxgrad.training.loop.history import Curve
@@ -105,6 +106,8 @@ def take_epochs(run: Run) -> None:
     finally:
         for callback in run.callbacks:
             callback.stop()
+        if isinstance(run.data, Stream):
+            run.data.close()
 
 
 def _check_monitors(run: Run) -> None:
@@ -129,13 +132,9 @@ def _check_monitors(run: Run) -> None:
 
 def _take_epoch(run: Run) -> None:
     at = run.position
-    order = np.arange(len(run.data))
-    if run.shuffle:
-        order = run.data.order([run.seed, at.epoch], run.batch_size, run.sample)
-    order = order[: run.rows]
     begin = saved = time.monotonic()
     before, stopped = at.seconds, False
-    for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch], run.strategy.part):
+    for batch, size in run.batches():
         _set_rate(run)
         if not at.step:
             check_on_first_batch(run, batch)
@@ -147,7 +146,6 @@ def _take_epoch(run: Run) -> None:
             raise TrainingError(
                 f"the loss is {loss} at step {at.step} (epoch {at.epoch + 1}); {_remedy(run)}{_last_good(run)}"
             )
-        size = min(run.batch_size, len(order) - at.row)
         at.row += size
         at.total += loss * size
         at.history.curve.add(loss)
@@ -168,7 +166,11 @@ def _take_epoch(run: Run) -> None:
         if run.strategy.can_save(run.keeps and now - saved > run.checkpoint_seconds):
             save(run)
             saved = time.monotonic()
-    _end_epoch(run, at.row if stopped else run.rows)
+    if not at.row and isinstance(run.data, Stream):
+        if at.finished:
+            return
+        raise BadInput(f"{run.data.name} has no rows in epoch {at.epoch + 1}")
+    _end_epoch(run, at.row if stopped or isinstance(run.data, Stream) else run.rows)
     if run.strategy.is_stopping:
         _interrupt(run)
 
@@ -248,6 +250,7 @@ def _set_rate(run: Run) -> None:
     if isinstance(run.schedule, Schedule):
         factor *= run.schedule(run.step_count)
     elif run.schedule:
+        assert run.steps is not None
         factor *= run.schedule(run.step_count / run.steps)
     for name, array in held.items():
         array[...] = run.step.rates[name].numpy() * factor

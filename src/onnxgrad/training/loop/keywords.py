@@ -23,6 +23,10 @@ class StepKeywords(AlgorithmKeywords, total=False):
     task: str | None
     documents: str
     pack: bool
+    classes: Sequence[str] | str | None
+    image_size: int | None
+    box_loss: str | None
+    unfold_bn: bool
     accumulate: int
     memory: int | str | None
     precision: str | None
@@ -55,11 +59,15 @@ class TrainerKeywords(StepKeywords, total=False):
 class FitKeywords(PreparationKeywords, total=False):
     """Keywords of `Trainer.fit`."""
 
+    shuffle_buffer: int | None
     validation: Any
     validation_split: float | None
+    stream: bool
+    classes: Sequence[str] | str | None
     augment: Augment | str | None
     epochs: int
     batch_size: int
+    steps_per_epoch: int | None
     seed: int
     shuffle: bool
     sample: str

@@ -24,6 +24,9 @@ class LoopRecipe:
         1, "How often every row is seen, counted from the beginning of the run, also when it resumes.", command=10
     )
     batch_size: int = setting(32, "Rows per step. A model with a fixed batch size takes that one.", least=1)
+    steps_per_epoch: int | None = setting(
+        None, "Of a stream: an epoch ends after so many steps, and goes on where the last one ended.", metavar="STEPS"
+    )
     seed: int = setting(0, "Decides the order of the rows, and which are held out.")
     shuffle: bool = setting(
         True, "Take the rows of every epoch in a new order, or in that of the data.", off="--no-shuffle"
@@ -58,5 +61,6 @@ class LoopRecipe:
 
     def __post_init__(self) -> None:
         check_whole(1, epochs=self.epochs, batch_size=self.batch_size, evaluate_every=self.evaluate_every)
+        check_whole(1, steps_per_epoch=self.steps_per_epoch)
         check_whole(0, seed=self.seed)
         check_kind("checkpoint", self.checkpoint, (str, os.PathLike), "a path")

@@ -107,10 +107,12 @@ class Lines(Callback):
             return
         self._next = now + self.PERIOD
         per_second = (run.step_count - self._done) / (now - self._begin)
-        left = (run.steps - run.step_count) / per_second
+        of, left = "", ""
+        if run.steps is not None:
+            of, left = f"/{run.steps}", f"  {(run.steps - run.step_count) / per_second:.0f} s left"
         self._print(
-            f"epoch {run.epoch + 1}/{run.epochs}  step {run.step_count}/{run.steps}  loss {number(loss)}  "
-            f"{speed(per_second)}  {left:.0f} s left"
+            f"epoch {run.epoch + 1}/{run.epochs}  step {run.step_count}{of}  loss {number(loss)}  "
+            f"{speed(per_second)}{left}"
         )
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:

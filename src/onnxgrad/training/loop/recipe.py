@@ -149,6 +149,15 @@ class DataRecipe(PreparationRecipe):
         None,
         "Hold this share of the rows of the data out instead of training on them: 0.2; of each class its share.",
     )
+    stream: bool = setting(
+        False, "Read a file part by part while training, instead of into memory: tables, or a folder of them."
+    )
+    shuffle_buffer: int | None = setting(
+        None, "Of a stream: draw rows at random among so many. Default: rows in their order.", metavar="ROWS"
+    )
+    classes: Sequence[str] | str | None = setting(
+        None, "The names of the classes in the order of their numbers, with commas between. Default: sorted.", kind=str
+    )
     augment: Augment | str | None = setting(
         None,
         "Train on random variants of pictures: flip, vflip, crop=4, jitter=0.2, erase, and of pictures with boxes zoom=0.5 "
@@ -158,12 +167,30 @@ class DataRecipe(PreparationRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_whole(0, shuffle_buffer=self.shuffle_buffer)
+        check_kind("stream", self.stream, bool, "true or false")
         check_kind("validation_split", self.validation_split, (int, float), "a number between 0 and 1")
         check_kind("augment", self.augment, (str, Augment), "a text, as 'flip,crop=4', or an Augment(…)")
         if isinstance(self.augment, str):
             Augment.of(self.augment)
         if self.validation is not None and self.validation_split is not None:
             raise BadInput("validation and validation_split exclude each other")
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if a file is to be read part by part."""
+        return self.stream or self.shuffle_buffer is not None
+
+    @property
+    def holds_out(self) -> bool:
+        """True if rows of the training data are held out."""
+        return self.validation_split is not None
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes, if they are given."""
+        given = self.classes.split(",") if isinstance(self.classes, str) else self.classes
+        return None if given is None else tuple(map(str, given))
 
     @property
     def measures(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
+from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
 from onnxgrad.training.loop.checkpoint_parts import save_checkpoint
 from onnxgrad.training.loop.history import History
@@ -177,7 +178,12 @@ def _other(run: Run, what: str) -> BadInput:
 
 
 def _go_on(run: Run, found: Checkpoint, moved: bool) -> None:
-    if not moved and found.run["row"] > run.rows:
+    if isinstance(run.data, Stream) and found.run["step"] and not run.data.is_repeatable and not moved:
+        raise BadInput(
+            f"{run.data.name} is an iterator, which cannot go back to row {found.run['row']} of epoch "
+            f"{found.run['epoch'] + 1}\n  hint: hand over a function that returns it (lambda: rows())"
+        )
+    if not moved and not isinstance(run.data, Stream) and found.run["row"] > run.rows:
         raise BadInput(
             f"the checkpoint {str(run.checkpoint)!r} stands at row {found.run['row']} of an epoch of {run.rows} rows"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput, warn_caller, warn_renamed
 from onnxgrad.training.data import Data
+from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.loop.checkpoint import FILE
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.loop_recipe import LoopRecipe
@@ -93,7 +94,7 @@ class Run:
     def __init__(
         self,
         trainer: Trained,
-        data: Data,
+        data: Data | Stream,
         validation: Data | None,
         loop: LoopRecipe,
         *,
@@ -112,7 +113,8 @@ class Run:
         self.state_folder = folder if self.is_writer or self.strategy.shares_state else None
         self.keeps = self.state_folder is not None
         self.kept = False
-        self.rows = len(data)
+        streamed = isinstance(data, Stream)
+        self.rows = 0 if isinstance(data, Stream) else len(data)
         uncut = [n for n in data.whole if not data.columns[n].whole]
         if uncut and (self.parts > 1 or self.strategy.has_several):
             name, what = min(uncut), "leave `accumulate` out" if self.parts > 1 else "train it in one process"
@@ -120,13 +122,24 @@ class Run:
         fixed = data.fixed
         if fixed is not None:
             self.batch_size = fixed
-            self.rows = len(data) // fixed * fixed
-            if not self.rows:
-                raise BadInput(f"the model takes batches of exactly {fixed} rows; the data have {len(data)}")
-        self.steps_per_epoch = -(-self.rows // self.batch_size)
-        self.steps = self.epochs * self.steps_per_epoch
+            if not isinstance(data, Stream):
+                self.rows = len(data) // fixed * fixed
+                if not self.rows:
+                    raise BadInput(f"the model takes batches of exactly {fixed} rows; the data have {len(data)}")
+        self.steps_per_epoch = data.known_steps if isinstance(data, Stream) else -(-self.rows // self.batch_size)
+        self.steps = None if self.steps_per_epoch is None else self.epochs * self.steps_per_epoch
         schedule = loop.schedule
+        if streamed and self.steps is None and callable(schedule) and not isinstance(schedule, Schedule):
+            raise BadInput(
+                "the length of the stream is not known, and a schedule that is a function takes the share of the run\n"
+                "  hint: steps_per_epoch= (--steps-per-epoch) says when an epoch ends"
+            )
         self.schedule = Schedule.of(schedule, self.steps) if isinstance(schedule, str) else schedule
+        if isinstance(data, Stream) and not data.is_repeatable and self.epochs > 1 and data.steps_per_epoch is None:
+            raise BadInput(
+                f"{data.name} is an iterator, which can be read once, and there are {self.epochs} epochs\n"
+                "  hint: hand over a function that returns it (lambda: rows()), or a list, or steps_per_epoch="
+            )
         if self.schedule not in (None, Schedule("constant")):
             _refuse_second_schedule(self.step)
         # of a function nothing is known that could be compared
@@ -208,6 +221,24 @@ class Run:
         """End the run after this epoch, for this reason."""
         self.position.finished = why
 
+    def batches(self) -> Iterator[tuple[dict[str, np.ndarray], int]]:
+        """The rest of the batches of the present epoch, each with its number of rows on all ranks."""
+        at, data, part = self.position, self.data, self.strategy.part
+        if isinstance(data, Stream):
+            yield from data.batches(self.batch_size, self.seed, at.epoch, (at.row, at.step), part)
+            if data.exhausted:
+                self.finish("the stream ended")
+            return
+        order = np.arange(len(data))
+        if self.shuffle:
+            order = data.order([self.seed, at.epoch], self.batch_size, self.sample)
+        order = order[: self.rows]
+        row = at.row
+        for batch in data.batches(self.batch_size, order, row, [self.seed, at.epoch], part):
+            size = min(self.batch_size, len(order) - row)
+            row += size
+            yield batch, size
+
     # --- inputs that decide its numbers --------------------------------------------------------
 
     @property
@@ -217,7 +248,7 @@ class Run:
             "seed": self.seed,
             "shuffle": self.shuffle,
             "batch_size": self.batch_size,
-            "rows": len(self.data),
+            "rows": None if isinstance(self.data, Stream) else len(self.data),
             "sample": self.sample,
         }
 

@@ -15,11 +15,10 @@ from onnxgrad.training.data import open_data
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column, Columns
-from onnxgrad.training.data.streams import is_stream
-from onnxgrad.training.detection.recipe import DETECTION
+from onnxgrad.training.data.items import is_stream
 from onnxgrad.training.detection.task import open_task
 from onnxgrad.training.graph.class_labels import class_names
-from onnxgrad.training.language.recipe import TaskRecipe
+from onnxgrad.training.language.recipe import DETECTION, TaskRecipe
 from onnxgrad.training.loop.own_losses import has_own, with_examples
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.trained import AnyData

@@ -21,9 +21,11 @@ from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.data.axes import first_dim
+from onnxgrad.training.data.items import is_stream
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
+from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.language.shift import warn_of_unshifted
@@ -34,6 +36,7 @@ from onnxgrad.training.metadata import CLASSES
 from onnxgrad.training.optim.averages import with_averages
 from onnxgrad.training.parallel.ranks import Ranks
 from onnxgrad.training.parallel.strategy import AnyMachine, Strategy
+from onnxgrad.training.pruning.in_training import narrowed, with_masks
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.training.step.snapshot import standing, training_model
@@ -180,23 +183,42 @@ class Trained:
             return data
         name, model = source_name(data, what), None if self.step.source is None else self.step.source.model
         data, arguments = prepared(data, self.task, preparation, self.preprocessing, model)
-        return Data(data, self.fields, name, classes=self.classes, **arguments)
+        classes = self.classes or preparation.class_names
+        return Data(data, self.fields, name, classes=classes, **arguments)
 
     def training_data(
         self,
         data: AnyData,
         what: str = "the training data",
         preparation: PreparationRecipe = PreparationRecipe(),
-    ) -> Data:
+    ) -> Data | Stream:
         """Open data to train on; the model records their preprocessing, and their class names if it has none."""
-        rows = self.data(data, what, preparation)
-        if not self.task.name:
+        rows = self._stream(data, what, preparation) or self.data(data, what, preparation)
+        if not self.task.name and isinstance(rows, Data):
             warn_of_unshifted(rows)
         self.classes = self.classes or rows.classes
         self.preprocessing = self.preprocessing.updated(rows.preprocessing)
         return rows
 
-    def check_classes(self, *data: Data | None) -> None:
+    def _stream(self, data: AnyData, what: str, preparation: PreparationRecipe) -> Stream | None:
+        """`data` as a stream, if they are one or are to be read as one. Raises BadInput where a setting needs rows."""
+        if not is_stream(data) and not preparation.is_streamed:
+            return None
+        for needs, given in (("task", self.task.name), ("validation_split", preparation.holds_out)):
+            if given:
+                raise BadInput(
+                    f"{needs} needs all rows, and {source_name(data, what)} is a stream\n  hint: read a file"
+                )
+        if not is_stream(data) and not isinstance(data, (str, os.PathLike)):
+            raise BadInput("stream and shuffle_buffer are for files and streams; these data lie in memory")
+        _, arguments = prepared({}, self.task, preparation, self.preprocessing, None)
+        classes = self.classes or preparation.class_names
+        return Stream(
+            data, self.fields, source_name(data, what), classes=classes,
+            shuffle_buffer=preparation.shuffle_buffer or 0, **arguments,
+        )  # fmt: skip
+
+    def check_classes(self, *data: Data | Stream | None) -> None:
         """Raise BadInput for `data` whose classes are not as many as the scores of the model."""
         names = None if self.step.source is None else class_names(self.step.source.model)
         for rows in data:
@@ -236,12 +258,13 @@ class Trained:
     def _present(self) -> dict[str, np.ndarray]:
         """The state that the inference model needs, averages in place of weights, not copied."""
         state = with_averages(self.step.source, self.strategy.inference_state())
+        state = with_masks(self.step.source, state)
         others = {name for name, t in self.step.state.items() if t.kind not in ("parameter", "statistic")}
         return {name: array for name, array in state.items() if name not in others}
 
     def _finished(self, model: ir.Model) -> ir.Model:
-        """`model` for the caller: adapters merged, masters of integers rounded, data described."""
-        return self._named(folded(merged(model)))
+        """`model` for the caller: adapters merged, masters rounded, pruned channels removed, data described."""
+        return self._named(narrowed(folded(merged(model))))
 
     def _named(self, model: ir.Model) -> ir.Model:
         if self.classes:

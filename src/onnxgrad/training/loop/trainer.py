@@ -13,15 +13,17 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_keywords, check_whole
 from onnxgrad.model_io import save_model
 from onnxgrad.settings import takes
-from onnxgrad.training.data import Augment, split
+from onnxgrad.training.data import Augment, Data, split
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sampling import check_sample
+from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.language.recipe import METRICS_OF_TASKS
 from onnxgrad.training.language.shift import warn_of_own_input
 from onnxgrad.training.loop.fit import open_run, take_epochs
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
+from onnxgrad.training.loop.pruning import pruning_of
 from onnxgrad.training.loop.rate_finder import RateTest, range_test
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.resume import is_restarted
@@ -189,6 +191,8 @@ class Trainer(Trained):
         if self.strategy.exchange.sync_every > 1:
             raise BadInput("ranks that exchange weights seldom find no common rate; leave sync_every out for this")
         rows = self.training_data(with_labels(data, y), "the training data", PreparationRecipe(**settings))
+        if isinstance(rows, Stream):
+            raise BadInput("a learning rate is looked for over rows by number; give some rows of the stream as a list")
         self.check_classes(rows)
         self.strategy.ranks.agree(
             lambda: {
@@ -232,16 +236,20 @@ class Trainer(Trained):
         prepared, loop, log = recipe.data, recipe.loop, recipe.log
         planned, lowering = rate_plan(loop.schedule, prepared.measures)
         watching = watchers(recipe.watch, prepared.measures)
-        listening = [*log.callbacks, *lowering, *watching, *loggers(log), *writers(log)]
+        listening = [*pruning_of(self.step), *log.callbacks, *lowering, *watching, *loggers(log), *writers(log)]
         listening = [c for c in listening if self.is_writer or not c.is_told_once]
         if prepared.measures:
             asked = self.evaluation.metrics(asked, watched(listening))
             self.evaluation.meters(asked)  # undefined metrics are refused before data are read
         rows = self.training_data(with_labels(data, y), "the training data", prepared)
+        if isinstance(rows, Stream):
+            rows.steps_per_epoch = loop.steps_per_epoch
+        elif loop.steps_per_epoch is not None:
+            raise BadInput("steps_per_epoch is of a stream; an epoch of rows by number takes all of them")
         held_out = None
         if prepared.validation is not None:
             held_out = self.data(prepared.validation, "the validation data", prepared)
-        if prepared.validation_split is not None:
+        if prepared.validation_split is not None and isinstance(rows, Data):
             rows, held_out = split(rows, prepared.validation_split, loop.seed)
         check_sample(loop.sample, rows.labels, loop.shuffle, rows.name)
         if prepared.augment is not None:

@@ -36,6 +36,7 @@ from onnxgrad.training.measure.comparisons import (
     Comparison,
     Embeddings,
     Meter,
+    Points,
     Sequences,
     are_shares,
     companion,
@@ -172,7 +173,9 @@ def evaluate_detector(
     detector = Detector(model, preparation, options=options)
     held_out = held_out_boxes(detector, data)
     found = compare_boxes(detector, held_out, asked, min(batch_size, 16), worst)
-    result = Evaluated("boxes", found.metrics, found.boxes, "boxes", ", ".join(detector.head.values), found.found.confusion)
+    result = Evaluated(
+        "boxes", found.metrics, found.boxes, "boxes", ", ".join(detector.head.values), found.found.confusion
+    )
     result.classes, result.names, result.curves = found.found.classes, found.names, found.found.curves
     result.worst = found.worst if worst else None
     return result
@@ -253,7 +256,7 @@ def evaluate_rows(
             else:
                 comparison = _comparison(model, y, t, every, output, asked, ignore_index, called)
                 _check_classes(comparison, y, every, rows, called, names is not None)
-            usual = (*DEFAULTS[comparison.task], *(("perplexity",) if comparison.tokens else ()))
+            usual = (*DEFAULTS[comparison.task], *comparison.further)
             asked = None if asked is None else list(asked)
             if beside is not None and beside.fits(comparison):
                 of_beside = [m for m in asked or DEFAULTS[beside.task] if is_metric_of(m, beside.task)]
@@ -380,6 +383,8 @@ def _comparison(
     low, high = bounds(output)
     probabilities = low >= 0 and high <= 1
     y, t = alike(y, t)
+    if t.dtype.kind == "f" and t.ndim == 3 and t.shape == (*y.shape[:2], 3) and (y.ndim == 4 or y.shape[2:] == (2,)):
+        return Points()
     misfit = BadInput(f"the labels {called!r} are {list(t.shape)} and the predictions {list(y.shape)}")
     if y.ndim == t.ndim + 1 and (every.dtype.kind in "iub" or (every == np.trunc(every)).all()):
         fitting = [a for a in dict.fromkeys((1, y.ndim - 1)) if [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
@@ -387,7 +392,7 @@ def _comparison(
             raise misfit
         axis = fitting[0] if len(fitting) == 1 else _class_axis(model, output, y)
         probabilities = probabilities or are_shares(y, axis)
-        return Classes(axis, ignored, probabilities, y.ndim == 3, called)
+        return Classes(axis, ignored, probabilities, y.ndim == 3, called, y.ndim > 3)
     if y.shape != t.shape:
         raise misfit
     asked = [m for m in metrics or () if "numbers" not in METRICS[m.partition(":")[0]].tasks]
