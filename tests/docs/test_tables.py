@@ -124,16 +124,16 @@ def test_flags_that_the_pages_name_exist():
         assert named <= known, page
 
 
-def test_every_page_is_linked_from_the_readme_or_the_design_and_has_a_place_in_the_site():
+def test_every_page_is_linked_from_the_readme_or_the_list_and_has_a_place_in_the_site():
     site = (DOCS / "index.md").read_text().split()
     linked = {
         (start.parent / target).resolve()
-        for start in (DOCS.parent / "README.md", DOCS / "design.md")
+        for start in (DOCS.parent / "README.md", DOCS / "pages.md")
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", start.read_text())
     }
     for page in DOCS.rglob("*.md"):
         assert page.relative_to(DOCS).with_suffix("").as_posix() in [*site, "index"], page.name
-        assert page.stem in ("design", "index", "security") or page in linked, page.name
+        assert page.stem in ("pages", "index", "security") or page in linked, page.name
 
 
 def test_contributing_lists_the_markers_options_and_variables_of_the_suite():
