@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
-from onnxgrad.errors import BadInput, close_to, suggested
+from onnxgrad.errors import BadInput, close_to, suggested, warn_renamed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,6 +104,17 @@ def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 f"{called} takes {', '.join(taken)} without a name, and {len(args) - len(places)} more are given\n"
                 f"  hint: give the others by their names: {others}"
             )
+        return function(*args, **kwargs)
+
+    return call
+
+
+def renamed(old: str, function: Callable[P, R]) -> Callable[P, R]:
+    """Return `function` under its deprecated name `old`, with a warning at each call."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        warn_renamed(old, function.__name__)
         return function(*args, **kwargs)
 
     return call

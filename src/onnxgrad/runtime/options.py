@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import onnxruntime
 
-from onnxgrad.errors import BadInput, warn_renamed
-from onnxgrad.keywords import checked_fields
+from onnxgrad.errors import BadInput
+from onnxgrad.keywords import checked_fields, renamed
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.kernels import has_kernels, library
 from onnxgrad.runtime.passes import NAMES
@@ -81,10 +81,8 @@ class Options:
             target = "native" if on_cpu and has_kernels() else "portable"
         return dataclasses.replace(self, target=target)
 
-    def settled(self) -> Options:
-        """Return `resolve_target()`: the deprecated name."""
-        warn_renamed("Options.settled", "resolve_target")
-        return self.resolve_target()
+    #: the deprecated name of `resolve_target`
+    settled = renamed("Options.settled", resolve_target)
 
     def for_a_plan(self) -> Options:
         """The same for a step within a budget of memory: standard operators, unless a target was named.
