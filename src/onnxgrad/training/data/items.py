@@ -60,9 +60,8 @@ def named_source(source: Any, fields: Sequence[Field], name: str = "the data") -
     has_rows = hasattr(source, "__getitem__") and hasattr(source, "__len__") and not hasattr(source, "__array__")
     if has_rows and not is_table(source) and not isinstance(source, (str, tuple, Mapping)) and len(source):
         first = source[0]
-        if isinstance(first, tuple) or (
-            isinstance(first, Mapping) and any(isinstance(v, Mapping) for v in first.values())
-        ):
+        nested = isinstance(first, Mapping) and any(isinstance(v, Mapping) for v in first.values())
+        if nested or isinstance(first, tuple):
             return NamedRows(source, fields, name)
     return named_by_position(source, fields, name)
 

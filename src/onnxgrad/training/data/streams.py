@@ -100,7 +100,10 @@ class Stream:
         if self.steps_per_epoch is not None:
             return self.steps_per_epoch
         has_length = self._as_batches and not self.buffer and self.fixed is None and hasattr(self.source, "__len__")
-        return len(self.source) if has_length else None
+        try:
+            return len(self.source) if has_length else None
+        except TypeError:  # a loader of a dataset without a length
+            return None
 
     def __getattr__(self, name: str) -> Any:
         if name in ("whole", "fixed", "names", "classes", "preprocessing", "notes", "called", "columns", "files"):

@@ -89,6 +89,14 @@ class Text:
         Raises:
             BadInput: no input takes tokens, no column is text or several are, or a row has no tokens.
         """
+        towers = _towers(columns, fields)
+        if len(towers) > 1:
+            found = dict(columns)
+            for name, own in towers.items():
+                others = {n: c for n, c in found.items() if n not in towers}
+                found = found | self.tokenized({**others, name: columns[name]}, own, source)
+                found.pop(name) if name not in {f.name for f in own} else None
+            return found
         roles = _roles(fields, columns)
         name = self._text(columns, roles["ids"], fields, source)
         found = columns[name].take(np.arange(len(columns[name])), roles["ids"])
@@ -168,6 +176,16 @@ def _is_text(column: Column, field: Field) -> bool:
         return rows.ndim == 1 and (rows.dtype.kind == "U" or (rows.dtype.kind == "O" and isinstance(rows[0], str)))
     first = np.asarray(column.take(np.arange(1), field)[0])
     return first.ndim == 0 and first.dtype.kind == "U"
+
+
+def _towers(columns: Mapping[str, Column], fields: Sequence[Field]) -> dict[str, list[Field]]:
+    """The fields that each column of text feeds, by its name, for an encoder that reads several texts of a row."""
+    found: dict[str, list[Field]] = {}
+    for field in fields:
+        role = field.name.partition(".")[0]
+        if not field.label and role in columns and _is_text(columns[role], field):
+            found.setdefault(role, []).append(field)
+    return found
 
 
 def _roles(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, Field]:

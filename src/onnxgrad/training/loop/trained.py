@@ -19,6 +19,7 @@ from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options
 from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
+from onnxgrad.training.build.pairs import unpaired
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.data.items import is_stream
@@ -264,12 +265,14 @@ class Trained:
 
     def _finished(self, model: ir.Model) -> ir.Model:
         """`model` for the caller: adapters merged, masters rounded, pruned channels removed, data described."""
-        return self._named(narrowed(folded(merged(model))))
+        return self._named(unpaired(narrowed(folded(merged(model)))))
 
     def _named(self, model: ir.Model) -> ir.Model:
         if self.classes:
             model.metadata_props[CLASSES] = json_text(self.classes)
-        self.preprocessing.write(model)
+        fed = {v.name for v in model.graph.inputs}
+        own = {name: columns for name, columns in self.preprocessing.inputs.items() if name in fed}
+        replace(self.preprocessing, inputs=own).write(model)
         return model
 
     def save_adapter(
