@@ -23,7 +23,7 @@ from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.measure import evaluate as measured
 from onnxgrad.training.measure.evaluate import Evaluated, as_json
 from onnxgrad.training.measure.misses import confusion_picture, misses_picture
-from onnxgrad.training.metrics.registry import OF_PREDICTIONS
+from onnxgrad.training.metrics.registry import METRICS
 
 #: Classes that are listed one by one.
 MOST = 40
@@ -39,7 +39,7 @@ def evaluate(
     metrics: Annotated[
         str | None,
         panels.output(
-            help=f"Names with commas between them, of {', '.join(OF_PREDICTIONS)}. Default: those usual for the task."
+            help=f"Names with commas between them, of {', '.join(METRICS)}. Default: those usual for the task."
         ),
     ] = None,
     ignore_index: Annotated[int | None, panels.data(help="The label that does not count.")] = None,
@@ -102,11 +102,12 @@ def _print(found: Evaluated) -> None:
     if found.classes and len(found.classes) <= MOST:
         table = Table(box=None, pad_edge=False)
         table.add_column("class", no_wrap=True)
-        for column in ("precision", "recall", "f1", "rows"):
+        columns = list(next(iter(found.classes.values())))
+        for column in columns:
             table.add_column(column, justify="right")
         for name, row in found.classes.items():
-            values = [f"{row[k]:.4f}" for k in ("precision", "recall", "f1")]
-            table.add_row(cell(name), *values, str(int(row["rows"])))
+            values = [f"{row[k]:.4f}" for k in columns[:-1]]
+            table.add_row(cell(name), *values, str(int(row[columns[-1]])))
         out.print(table)
     if found.worst:
         table = Table(box=None, pad_edge=False)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
+import onnxgrad
 from onnxgrad.errors import BadInput
-from onnxgrad.training import Loss
+from onnxgrad.training import Loss, Trainer
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.step.compile import compile_step
 from tests.training.loss.test_losses import linear
@@ -301,3 +302,34 @@ def test_nothing_to_learn_is_finite():
 def test_refusals(loss, shape, message):
     with pytest.raises(BadInput, match=message):
         attach(linear(shape), optimizer="sgd", loss=loss)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("loss", ["dice:ignore_index=9", "lovasz:ignore_index=9", "boundary", "binary_dice", "silog"])
+def test_metrics_of_a_run(loss, ends):
+    """The losses show what they compare: metrics of a run are those of the trained model."""
+    name = loss.partition(":")[0]
+    op = {"binary_dice": "Sigmoid", "silog": "Softplus"}.get(name, "Softmax")
+    shape = ("N", 4 if op == "Softmax" else 1, 5, 6)
+    last = [helper.make_node(op, ["y"], ["z"], **({"axis": 1} if op == "Softmax" else {}))] if ends else []
+    x = np.random.default_rng(0).uniform(1, 2, (4, *shape[1:])).astype(np.float32)
+    labels = {"Softmax": np.where(SOME < 0, 9, SOME) if "=9" in loss else CLASSES, "Sigmoid": BINARY}
+    t = np.concatenate([labels.get(op, DEPTH + 0.5)] * 2)
+    t = t if t.dtype == np.int64 else t.astype(np.float32)
+    metrics = {"Softmax": "miou,accuracy", "Sigmoid": "miou,auc"}.get(op, "abs_rel,delta1,rmse")
+    trainer = Trainer(linear(shape, last), loss=loss, optimizer="sgd", learning_rate=1e-3)
+    trainer.fit({"x": x, "labels": t}, epochs=1, validation={"x": x, "labels": t}, metrics=metrics)
+    ignored = {"ignore_index": 9} if "=9" in loss else {}
+    found = onnxgrad.evaluate(trainer.inference_model(), {"x": x, "labels": t}, metrics=metrics, **ignored).metrics
+    for key, value in found.items():
+        assert trainer.history.epochs[-1][f"validation_{key}"] == pytest.approx(value, rel=1e-5), key
+
+
+def test_labels_that_are_no_class_are_refused():
+    x = np.zeros((2, 4, 5, 6), np.float32)
+    t = CLASSES.copy()
+    t[1, 0, 0] = 7
+    trainer = Trainer(linear(("N", 4, 5, 6)), loss="dice")
+    with pytest.raises(BadInput, match="has the label 7 in row 1; the model tells 4 classes apart"):
+        trainer.fit({"x": x, "labels": t})

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxgrad.training.metrics.dense import peaks
 from onnxgrad.training.metrics.registry import (
     METRICS,
     average_precision,
@@ -57,6 +58,29 @@ def test_of_zeros_and_ones_as_scikit_learn():
         "log_loss": sk.log_loss(ONES, 1 / (1 + np.exp(-ODDS))),
     }.items():
         assert metric(name, "binary", ODDS, ONES) == pytest.approx(wanted), name
+
+
+def test_intersections_as_scikit_learn():
+    sk = pytest.importorskip("sklearn.metrics")
+    wanted = sk.jaccard_score(LABELS, SCORES.argmax(1), labels=[0, 1, 3], average="macro")
+    assert metric("miou", "classes", SCORES, LABELS) == pytest.approx(wanted)
+    assert metric("miou", "binary", ODDS, ONES) == pytest.approx(sk.jaccard_score(ONES, ODDS > 0))
+
+
+def test_depth_by_hand():
+    y, t = np.array([[1.0, 2, 6], [4, 9, 5]]), np.array([[1.0, 4, 5], [0, 10, 0]])
+    assert metric("abs_rel", "numbers", y, t) == pytest.approx(np.mean([0, 0.5, 0.2, 0.1]))
+    assert metric("delta1", "numbers", y, t) == 3 / 4
+
+
+def test_similarity_of_key_points_by_hand():
+    t = np.array([[[0.0, 0, 2], [4, 0, 1], [4, 3, 2], [9, 9, 0]]])
+    y = t[..., :2] + [0.3, 0.4]
+    area = 0.53 * 4 * 3
+    assert metric("oks", "points", y, t) == pytest.approx(np.exp(-0.25 / (8 * area * (1 / 4) ** 2)))
+    maps = np.zeros((1, 4, 5, 6))
+    maps[0, :, 3, 2] = 1
+    np.testing.assert_array_equal(peaks(maps), [[[2, 3]] * 4])
 
 
 def test_of_numbers_as_scikit_learn():

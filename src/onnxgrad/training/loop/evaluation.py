@@ -288,7 +288,8 @@ class Evaluation:
     def _doubt(self, found: Mapping[str, np.ndarray]) -> None:
         """Warn of scores that are taken for logits, and are probabilities by their numbers."""
         for p in self.predictions:
-            if type(p.comparison) is Classes and are_shares(found[p.value], p.comparison.axis):
+            noted = isinstance(p.comparison, Classes) and p.comparison.probabilities
+            if type(p.comparison) is Classes and not noted and are_shares(found[p.value], p.comparison.axis):
                 warnings.warn(
                     f"the scores that are compared with {p.label!r} lie between 0 and 1 and sum to 1: the loss takes "
                     "them for logits, and they look like probabilities\n"

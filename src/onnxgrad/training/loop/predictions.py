@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values
 from onnxgrad.training.loop.loss_by_blocks import LossByBlocks
 from onnxgrad.training.loss.ctc import METADATA
+from onnxgrad.training.loss.dense import COMPARED
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Ranked, Sequences
 
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -56,6 +58,8 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
         label, blank, time = node.metadata_props[METADATA].split(" ")
         sequences = Sequences(int(blank), int(time))
         return Prediction(node.outputs[0].name or "", label, sequences) if label in labels else None
+    if COMPARED in node.metadata_props:
+        return _noted(node.outputs[0], *json.loads(node.metadata_props[COMPARED]), labels)
     y, other = (*node.inputs, None, None)[:2]
     if y is None or other is None:
         return None
@@ -74,7 +78,9 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
         known = classes if isinstance(classes, int) else None
         mean = node.attributes.get("reduction")
         alone = len(node.inputs) < 3 and (mean is None or mean.as_string() == "mean") and _is_end(node.outputs[0])
-        return Prediction(y.name or "", label, Classes(1, ignored, words=_rank(y) == 3, called=label), known, alone)
+        rank = _rank(y) or 0
+        compared = Classes(1, ignored, words=rank == 3, called=label, pixels=rank > 3)
+        return Prediction(y.name or "", label, compared, known, alone)
     if in_rows:
         return None
     if node.op_type == "Mul" and any(u.op_type == "Softplus" for u, _ in y.uses()):
@@ -82,6 +88,17 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
     if node.op_type == "Sub":
         return Prediction(y.name or "", label, Comparison())
     return None
+
+
+def _noted(y: ir.Value, label: str, kind: str, ignored: int | None, labels: set[str]) -> Prediction | None:
+    """The prediction `y` that a loss of masks or depth notes."""
+    if label not in labels:
+        return None
+    if kind != "classes":
+        return Prediction(y.name or "", label, Binary() if kind == "binary" else Comparison())
+    classes = y.shape[1] if y.shape is not None else None
+    compared = Classes(1, ignored, True, called=label, pixels=True)
+    return Prediction(y.name or "", label, compared, classes if isinstance(classes, int) else None)
 
 
 def _is_end(value: ir.Value) -> bool:

@@ -6,6 +6,7 @@ the shape of the scores for the names that begin with ``binary_``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from onnxgrad.training.loss.loss_function import LossFunction, total
 from onnxgrad.training.metrics.dense import sigmas_of
 from onnxgrad.wording import shape_text
 
+#: Metadata of a node whose result is compared with labels: their name, the task of metrics, the label that is ignored.
+COMPARED = "onnxgrad.compared"
 DENSE: dict[str, LossFunction] = {}
 #: Of a denominator.
 _TINY = 1e-7
@@ -49,12 +52,21 @@ def _shares(b: Builder, y: Var, labels: Var, axis: int, ignore_index: int | None
     if axis != 1:
         y = b.Transpose(y, perm=[0, axis, *(a for a in range(1, y.rank) if a != axis)])
     p, t = _rows(b, b.Softmax(y, axis=1), 2), b.Unsqueeze(_rows(b, labels), [1])
+    _note(p, labels, "classes", ignore_index)
     classes = b.Reshape(b.places_along(p, 1), [1, -1, 1])
     hot = b.cast_like(b.Equal(b.Cast(t, to=int(ir.DataType.INT64)), classes), p)
     if ignore_index is None:
         return p, hot, None
     counts = b.cast_like(b.Not(b.Equal(t, b.const(ignore_index, t.dtype))), p)
     return p * counts, hot * counts, counts
+
+
+def _note(y: Var, labels: Var, kind: str, ignored: int | None = None) -> Var:
+    """Note at the node of `y` what it is compared with, for the metrics of a run."""
+    node = y.value.producer()
+    assert node is not None
+    node.metadata_props[COMPARED] = json.dumps([labels.name, kind, ignored])
+    return y
 
 
 def _overlap(b: Builder, p: Var, t: Var, smooth: float, batch: bool) -> Var:
@@ -75,7 +87,8 @@ def dice(b, y, labels, reduction, axis, ignore_index, smooth, batch):  # type: i
 @_dense("binary_dice", label_inputs.as_prediction, ("Sigmoid",), compares="binary", smooth=1e-5, batch=False)
 def binary_dice(b, y, labels, reduction, smooth, batch):  # type: ignore[no-untyped-def]
     """1 - (2·Σp·t + s)/(Σp + Σt + s) for p = σ(y), of each picture, or of a batch"""
-    return _reduce(b, _overlap(b, b.Sigmoid(_rows(b, y)), _rows(b, labels), smooth, batch), reduction)
+    logits = _note(_rows(b, y), labels, "binary")
+    return _reduce(b, _overlap(b, b.Sigmoid(logits), _rows(b, labels), smooth, batch), reduction)
 
 
 def _extension(b: Builder, errors: Var, wanted: Var, counts: Var | None) -> Var:
@@ -116,6 +129,7 @@ def lovasz(b, y, labels, reduction, axis, ignore_index, batch):  # type: ignore[
 def binary_lovasz(b, y, labels, reduction, batch):  # type: ignore[no-untyped-def]
     """the Lovász extension of 1 - IoU, of the hinge 1 - y·(2t - 1), of each picture, or of a batch"""
     y, t = (b.Reshape(x, [1, -1]) if batch else _rows(b, x) for x in (y, labels))
+    _note(y, labels, "binary")
     return _reduce(b, _extension(b, b.Sub(1.0, y * b.Sub(b.Mul(t, 2.0), 1.0)), t, None), reduction)
 
 
@@ -196,7 +210,7 @@ def silog(b, y, labels, reduction, variance, root):  # type: ignore[no-untyped-d
     """√(mean d² - v·(mean d)²) of each picture, for d = log y - log t where t > 0; or its square"""
     if not 0 <= variance <= 1:
         raise BadInput(f"silog: variance lies between 0 and 1, not at {variance}")
-    y, t = _rows(b, y), _rows(b, labels)
+    y, t = _note(_rows(b, y), labels, "numbers"), _rows(b, labels)
     known = t > 0.0
     d = b.Where(known, b.Log(b.Max(y, 1e-6)) - b.Log(b.Where(known, t, 1.0)), 0.0)
     count = b.Max(b.ReduceSum(b.cast_like(known, y), [1], keepdims=0), 1.0)

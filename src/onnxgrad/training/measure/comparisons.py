@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training.metrics.dense import peaks
 from onnxgrad.training.metrics.registry import WHILE_TRAINING, running
 from onnxgrad.training.metrics.running import Running
 
@@ -21,7 +22,7 @@ class Comparison:
 
     Attributes:
         task: which metrics fit (see `onnxgrad.training.metrics.registry`).
-        tokens: whether the labels are tokens in a row, of which perplexity is usual.
+        further: metrics that are usual besides those of the task.
     """
 
     @property
@@ -30,9 +31,9 @@ class Comparison:
         return "numbers"
 
     @property
-    def tokens(self) -> bool:
-        """True if labels are tokens."""
-        return False
+    def further(self) -> tuple[str, ...]:
+        """Metrics that are usual besides those of the task."""
+        return ()
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[Any, Any]:
         """Scores and labels."""
@@ -52,6 +53,7 @@ class Classes(Comparison):
         ignored: the label that does not count.
         probabilities: whether the scores are, so that their logarithms count.
         words: whether labels are tokens in a row.
+        pixels: whether labels are masks.
         called: what the labels are called in messages.
     """
 
@@ -60,6 +62,7 @@ class Classes(Comparison):
     probabilities: bool = False
     words: bool = False
     called: str = "labels"
+    pixels: bool = False
 
     @property
     def task(self) -> str:
@@ -67,9 +70,9 @@ class Classes(Comparison):
         return "classes"
 
     @property
-    def tokens(self) -> bool:
-        """True if labels are tokens."""
-        return self.words
+    def further(self) -> tuple[str, ...]:
+        """Metrics that are usual besides those of the task."""
+        return ("perplexity",) if self.words else ("miou",) if self.pixels else ()
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores [rows, classes], labels [rows] that count."""
@@ -180,6 +183,20 @@ class Sequences(Comparison):
 
 
 @dataclass(frozen=True)
+class Points(Comparison):
+    """Key points [N, K, 2], or heat maps [N, K, H, W], against x, y and visibility [N, K, 3]."""
+
+    @property
+    def task(self) -> str:
+        """The task of the metrics."""
+        return "points"
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Points and labels; of a heat map, the point is its largest cell."""
+        return peaks(prediction) if prediction.ndim == 4 else prediction, label
+
+
+@dataclass(frozen=True)
 class Embeddings(Comparison):
     """Embeddings [N, size] against numbers of groups [N], whose rows belong together."""
 
@@ -249,7 +266,7 @@ class Meter:
         self, comparison: Comparison, names: Sequence[str] | None = None, classes: Sequence[str] | None = None
     ) -> None:
         self.comparison, self._asked, self.size, self.count = comparison, names is not None, 0, 0
-        usual = (*WHILE_TRAINING.get(comparison.task, ()), *(("perplexity",) if comparison.tokens else ()))
+        usual = (*WHILE_TRAINING.get(comparison.task, ()), *comparison.further)
         self.running: dict[str, Running] = {
             name: running(name, comparison.task, classes) for name in (usual if names is None else names)
         }
