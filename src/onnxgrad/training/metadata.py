@@ -16,6 +16,8 @@ SCHEDULED = "onnxgrad.schedule"
 AVERAGE = "onnxgrad.average"
 #: Of a model with a new head, until it is trained: the output that the head's weights are named after.
 HEAD = "onnxgrad.head"
+#: Of an encoder that is trained on pairs: the inputs and the output that it had, as JSON.
+PAIRS = "onnxgrad.pairs"
 #: Of a training model that was saved during a run: the count that the masks of Dropout are drawn from.
 MASKS = "onnxgrad.dropout_step"
 #: Of an algorithm: where Adam adds its epsilon, in words.

@@ -89,9 +89,10 @@ def integers():
     return model
 
 
-def test_the_scale_of_stored_integers_does_not_train(integers):
+def test_stored_integers_train_with_their_scale(integers):
     trainer = Trainer(integers, loss="mse", optimizer="sgd", learning_rate=0.1)
-    assert [n for n, t in trainer.step.state.items() if t.kind == "parameter"] == ["bias"]
+    trained = {n for n, t in trainer.step.state.items() if t.kind == "parameter"}
+    assert trained == {"bias", "w", "fc.weight_scale"}
 
 
 def test_adapters_of_integer_products_are_refused_by_name(integers):
@@ -425,7 +426,7 @@ def test_weights_of_integer_operators_are_named():
         g (float[N, 2] x) => (float[N, 2] y)
         <int8[2, 2] q = {1, 2, 3, 4}, float s = {0.5}, uint8 u = {0}, int8 z = {0}> {
             a = QuantizeLinear (x, s, u)
-            b = QLinearMatMul (a, s, u, q, s, z, s, u)
+            b = QLinearMatMul (q, s, z, a, s, u, s, u)
             y = DequantizeLinear (b, s, u)
         }""")
     with pytest.raises(BadInput, match=r"nothing to train\n  hint: the weights of QLinearMatMul are integers"):

@@ -8,7 +8,7 @@ and its state, a counter of steps, the learning rate. Where the network behaves 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -34,6 +34,7 @@ from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.build.choose_weights import WeightChoice
 from onnxgrad.training.build.cut_off import cut_off
 from onnxgrad.training.build.heads import beside_head
+from onnxgrad.training.build.pairs import EMBEDDINGS, paired
 from onnxgrad.training.build.recipe import ALGORITHM, further_settings
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import is_rounding, standardize, through_rounding
@@ -49,7 +50,10 @@ from onnxgrad.training.optim.optimizers import DEFAULT_OPTIMIZER, completed_sett
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.optim.second_order import LossOfWeights, write_step
 from onnxgrad.training.optim.update import State, Update
+from onnxgrad.training.pruning.in_training import Masks
+from onnxgrad.training.pruning.plan import PrunePlan
 from onnxgrad.training.quantization.masters import with_masters
+from onnxgrad.training.quantization.operators import open_operators
 from onnxgrad.training.quantization.record import Storage
 from onnxgrad.training.quantization.scales import LearnedScale, learned_scales
 from onnxgrad.training.spec.training_info import Source
@@ -115,7 +119,10 @@ def attached(
     rest = {name: settings.pop(name) for name in further if name in settings and name not in settings_of(*ALGORITHM)}
     output = rest.pop("output", None)
     loss, optimizer, weights, adapters = read_recipes("attach", ALGORITHM, settings, ["model", "accumulate", *further])
-    terms = terms_of("cross_entropy" if loss.loss is None else loss.loss, loss.prediction or output, loss.labels)
+    prediction = loss.prediction or output
+    if loss.pairs is not None:
+        model, prediction = paired(model, loss.pairs, prediction), EMBEDDINGS
+    terms = terms_of("cross_entropy" if loss.loss is None else loss.loss, prediction, loss.labels)
     asked = {**changed_settings(optimizer), **rest}
     chosen = Optimizer.of(asked.pop("optimizer", None) or DEFAULT_OPTIMIZER, **asked, schedule=schedule)
     check_step_metrics(metrics)
@@ -124,7 +131,10 @@ def attached(
     adapter, freeze = adapters.build_adapter(), weights.freeze or ()
     patterns = [*(weights.trainable or ()), *freeze, *(group.pattern for group in chosen.groups)]
     tied = None if weights.untie or adapter is not None else patterns
-    attachment = _Attachment(model, weights.trainable, freeze, adapter, tied)
+    plans = [PrunePlan.of(text) for text in ([weights.prune] if isinstance(weights.prune, str) else weights.prune)]
+    if plans and (adapter is not None or chosen.takes_loss):
+        raise BadInput(f"prune is not for {'adapters' if adapter is not None else f'the optimizer {chosen.name!r}'}")
+    attachment = _Attachment(model, weights.trainable, freeze, adapter, tied, plans)
     with through_rounding(attachment.model):
         return attachment.attach(terms, chosen, mode, metrics, accumulate)
 
@@ -139,6 +149,7 @@ class _Attachment:
         freeze: Sequence[str],
         adapter: Adapter | None = None,
         chosen: Sequence[str] | None = None,
+        plans: Sequence[PrunePlan] = (),
     ) -> None:
         self.model = open_model(model, standardize).model
         self.graph = self.model.graph
@@ -151,8 +162,9 @@ class _Attachment:
         self.model.metadata_props.pop(HEAD, None)
         own_tensors(self.model, trainable or ())
         tied = [] if chosen is None else tie_weights(self.graph, chosen)
+        self.masks = Masks(self.model, plans)
         self.adapter = adapted(self.model, adapter)
-        self.scales = self._opened_integers()
+        self.scales = self._opened_integers(trainable, freeze)
         write_otherwise(self.graph)  # so that the stock runtime is right about the trained file
         self.model.opset_imports.setdefault(DOMAIN, 1)
         self.builder = Builder(self.graph)
@@ -164,13 +176,13 @@ class _Attachment:
             self.model, self.nodes, self.held, self.scales, self.adapter, trainable, freeze, tied
         )
 
-    def _opened_integers(self) -> dict[str, LearnedScale]:
+    def _opened_integers(self, trainable: Sequence[str] | None, freeze: Sequence[str]) -> dict[str, LearnedScale]:
         """Replace stored integers by floats, if any. Returns the scales that can train, by name.
 
         With an adapter, integers are unchanged.
         """
         if self.adapter is None:
-            with_masters(self.model)
+            with_masters(self.model, opened=open_operators(self.model, trainable, freeze))
         elif any(is_rounding(n) for n in self.graph):
             Storage().write(self.model)
         return {} if self.adapter is not None else learned_scales(list(self.graph))
@@ -210,6 +222,7 @@ class _Attachment:
                 for x, g in zip(parameters, gradients)
             ]
             update.write(parameters, gradients, owners, "gradient_norm" in metrics)
+            self.masks.write_scores(state, parameters, gradients)
         for held in self.graph.initializers.values() if optimizer.schedule is not None else ():
             if FED in held.metadata_props:
                 held.metadata_props[SCHEDULED] = str(optimizer.schedule)
@@ -263,7 +276,13 @@ class _Attachment:
         return list(self.builder.append(node))
 
     def _add_initializer(
-        self, name: str, array: np.ndarray, dtype: ir.DataType, fed: bool = False, average: str | None = None
+        self,
+        name: str,
+        array: np.ndarray,
+        dtype: ir.DataType,
+        fed: bool = False,
+        average: str | None = None,
+        notes: Mapping[str, str] | None = None,
     ) -> Var:
         """A new initializer of its own (constants of the builder are shared)."""
         tensor = ir.tensor(array.astype(dtype.numpy(), copy=False), name=self.builder.names.exactly(identifier(name)))
@@ -272,9 +291,11 @@ class _Attachment:
             value.metadata_props[FED] = "rate"
         if average is not None:
             value.metadata_props[AVERAGE] = average
+        value.metadata_props.update(notes or {})
         return Var(self.builder, value)
 
     def _bind(self, held: ir.Value, new: Var) -> None:
+        new = self.masks.masked(self.builder, held, new, self._add_initializer, self._bind)
         if held.name in self.scales:
             new = self.scales[held.name].following(self.builder, new, self.optimizer)
         if new.value.producer() is None or new.name in self.bindings.values():

@@ -15,6 +15,7 @@ class AlgorithmKeywords(TypedDict, total=False):
     loss: Any
     prediction: str | None
     labels: str | None
+    pairs: str | Sequence[str] | None
     optimizer: Optimizer | str | None
     learning_rate: float | None
     weight_decay: float | None

@@ -30,6 +30,12 @@ class LossRecipe:
     )
     prediction: str | None = setting(None, "The output that meets the labels. Default: the only float output.")
     labels: str | None = setting(None, "The array (or model input) that holds the labels. Default: 'labels'.")
+    pairs: str | Sequence[str] | None = setting(
+        None,
+        "Train an encoder on several columns of each row, which it reads in turn: anchor,positive,negative. For the "
+        "losses multiple_negatives, triplet_margin, cosine_similarity and cosent.",
+        kind=str,
+    )
 
 
 @dataclass(frozen=True)

@@ -201,10 +201,11 @@ def _channel_norm(j: Joined, node: ir.Node) -> None:
     x, *parameters = node.inputs
     for out in node.outputs[:1]:
         broadcast(j, [x], out)
-        for value in parameters:
+        for at, value in enumerate(parameters):
             if value is not None:
                 j.join(value, 0, out, 1)
-                j.made.setdefault((value, 0), node) if node.op_type == "BatchNormalization" else None
+                if node.op_type == "BatchNormalization" and at < 2:  # with these at zero, so is the result
+                    j.made.setdefault((value, 0), node)
     for value in node.outputs[1:]:
         if value.name and x is not None:
             j.join(value, 0, x, 1)

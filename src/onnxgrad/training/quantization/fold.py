@@ -12,6 +12,7 @@ from onnxgrad.ir.match import constant
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.metadata import QUANTIZED
 from onnxgrad.training.quantization.numbers import quantize
+from onnxgrad.training.quantization.operators import close_operators
 from onnxgrad.training.quantization.record import Bias, record_in
 
 #: The most steps of a bias: an int32 must have room for it and for the sum that it is added to.
@@ -34,6 +35,8 @@ def folded(model: ir.Model) -> ir.Model:
         _fold_bias(graph, name, bias, names)
     for name, stored in record.weights.items():
         _fold_weight(graph, name, stored)
+    if record.operators:
+        close_operators(model, record)
     del model.metadata_props[QUANTIZED]
     return model
 

@@ -27,7 +27,9 @@ STORED = frozenset({
 _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8")
 
 
-def with_masters(model: ir.Model, known: Mapping[str, np.ndarray] | None = None) -> Storage | None:
+def with_masters(
+    model: ir.Model, known: Mapping[str, np.ndarray] | None = None, opened: Storage | None = None
+) -> Storage | None:
     """Replace the integers that `model` stores by floats, in place. Returns a record of them.
 
     None if no node in its main graph is quantized.
@@ -35,12 +37,13 @@ def with_masters(model: ir.Model, known: Mapping[str, np.ndarray] | None = None)
     Args:
         model: may be one to which that was done before.
         known: the weights before they were quantized, by the names that they had.
+        opened: a record to add to, of operators that were opened.
     """
     graph = model.graph
     nodes = [n for n in graph if is_rounding(n)]
     if not nodes:
         return None
-    record = record_in(model) or Storage()
+    record = record_in(model) or opened or Storage()
     names = Names.of_graph(graph)
     for node in nodes:
         for at in range(len(node.inputs)):

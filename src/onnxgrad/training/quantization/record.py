@@ -41,10 +41,15 @@ class Storage:
     Attributes:
         weights: the names of integers, by those of the floats that a QuantizeLinear rounds while they train.
         biases: by the names of the floats that stand for them.
+        operators: nodes that compute on integers, in base64, which floats stand for while they train (see `operators`);
+            several in a row belong together.
+        forms: element types and shapes of initializers that such nodes read, by name, where they differ.
     """
 
     weights: dict[str, str] = field(default_factory=dict)
     biases: dict[str, Bias] = field(default_factory=dict)
+    operators: list[list[str]] = field(default_factory=list)
+    forms: dict[str, list[int]] = field(default_factory=dict)
 
     def write(self, model: ir.Model) -> None:
         """Store the record in the metadata of `model`, which is then trained through its rounding."""
@@ -79,6 +84,10 @@ def _read(fields: Mapping[str, Any]) -> Storage:
     found = Storage(dict(fields["weights"]), {name: Bias(**about) for name, about in fields["biases"].items()})
     names = [*found.weights.values()]
     names += [n for b in found.biases.values() for n in (b.stored, b.scale, b.point, b.input, b.weight)]
+    found.operators, found.forms = list(fields.get("operators", ())), dict(fields.get("forms", {}))
+    names += [text for texts in found.operators for text in texts]
+    if not all(isinstance(n, int) for form in found.forms.values() for n in form):
+        raise ValueError
     if not all(isinstance(n, str) for n in names) or not all(isinstance(b.axis, int) for b in found.biases.values()):
         raise ValueError
     return found
