@@ -20,7 +20,8 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import named_values, prune, subgraphs
 from onnxgrad.ir.match import constant, is_op
 from onnxgrad.keywords import check_keywords
-from onnxgrad.model_io import AnyModel, Signature, load_model, signature
+from onnxgrad.model_io import AnyModel, load_model, signature
+from onnxgrad.model_io.results import Results, fill, jets_of, names_in, rename
 from onnxgrad.model_io.save import gathered
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.feeds import as_fed, bind, copy_feeds
@@ -39,9 +40,6 @@ from onnxgrad.wording import tensor_text
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-#: Names of outputs, by derivative: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
-Results = Mapping[str, Any]
 
 
 class Function:
@@ -145,8 +143,8 @@ class Function:
         Raises:
             BadInput: arguments that the model does not take, or that ONNX Runtime fails on.
         """
-        found = self.session.run(self.feeds(*args, **kwargs), list(dict.fromkeys(_leaves(self.results))))
-        return _fill_leaves(self.results, found)
+        found = self.session.run(self.feeds(*args, **kwargs), list(dict.fromkeys(names_in(self.results))))
+        return fill(self.results, found)
 
     def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Map input names to the arguments, as arrays of the right dtype or lists of arrays."""
@@ -168,8 +166,8 @@ class Function:
         both = self._derive(first_order.value_and_grad, lambda s: {"": self.results, " ": s.gradients}, wrt=wrt, of=of)
 
         def value_and_grad(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            found = both.session.run(both.feeds(*args, **kwargs), list(dict.fromkeys(_leaves(both.results))))
-            return _fill_leaves(both.results[""], found), _fill_leaves(both.results[" "], found)
+            found = both.session.run(both.feeds(*args, **kwargs), list(dict.fromkeys(names_in(both.results))))
+            return fill(both.results[""], found), fill(both.results[" "], found)
 
         return value_and_grad
 
@@ -201,7 +199,7 @@ class Function:
 
     def jet(self, *, wrt: Names, order: int, of: Names | None = None) -> Function:
         """Derivatives along a path, whose derivatives are further arguments (see `onnxgrad.jet`)."""
-        return self._derive(jet, _jets, wrt=wrt, of=of, order=order)
+        return self._derive(jet, jets_of, wrt=wrt, of=of, order=order)
 
     def laplacian(self, *, wrt: str, of: Names | None = None, batch: int | None = None) -> Function:
         """The Laplacian of each `of`, in its shape."""
@@ -254,7 +252,7 @@ class Function:
         def make() -> Function:
             mapped = Function(vmap(self.model, in_axes, out_axes, axis_size=axis_size), options=self.options)
             names = dict(zip((v.name for v in self.model.graph.outputs), (v.name for v in mapped.model.graph.outputs)))
-            mapped.results = _rename_leaves(self.results, names)
+            mapped.results = rename(self.results, names)
             return mapped
 
         axes = [tuple(sorted(a.items())) if isinstance(a, Mapping) else a for a in (in_axes, out_axes)]
@@ -300,7 +298,7 @@ class Function:
         def at(*args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
             feeds = primal.feeds(*args, **kwargs)
             held = signature(linear.model).residuals
-            found = primal.session.run(feeds, list(dict.fromkeys([*_leaves(self.results), *held])))
+            found = primal.session.run(feeds, list(dict.fromkeys([*names_in(self.results), *held])))
             point = {
                 n: copy_feeds(a) for n, a in feeds.items() if n in linear._types
             }  # the caller may go on to change them
@@ -311,7 +309,7 @@ class Function:
                     raise BadInput(f"{len(directions)} arguments for {len(seeds)} inputs: {', '.join(seeds.values())}")
                 return linear(**point, **dict(zip(seeds.values(), directions)))
 
-            return _fill_leaves(self.results, found), apply
+            return fill(self.results, found), apply
 
         return at
 
@@ -325,7 +323,7 @@ class Function:
     def _with(self, model: ir.Model, results: Callable[..., Results]) -> Function:
         derived = Function(model, options=self.options)
         derived.results = results(signature(model))
-        wanted = set(_leaves(derived.results))
+        wanted = set(names_in(derived.results))
         kept = [v for v in model.graph.outputs if v.name in wanted]
         model.graph.outputs.clear()
         model.graph.outputs.extend(kept)
@@ -342,7 +340,7 @@ class Function:
     def _float_results(self) -> tuple[str, ...] | None:
         """The float outputs among the results, which derivatives are of by default."""
         values = {v.name: v for v in self.model.graph.outputs}
-        names = dict.fromkeys(_leaves(self.results))
+        names = dict.fromkeys(names_in(self.results))
         return tuple(n for n in names if values[n].dtype in FLOATS) or None
 
 
@@ -383,10 +381,6 @@ def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
     return opened
 
 
-def _jets(s: Signature) -> Results:
-    return {of: dict(enumerate(names, start=1)) for of, names in s.jets.items()}
-
-
 def _given_constant(output: ir.Value) -> np.ndarray:
     """The elements of an output that is a constant."""
     node = output.producer()
@@ -400,22 +394,3 @@ def _overwrites_inputs(node: ir.Node) -> bool:
     if is_op(node, "BatchNormalization") and node.attributes.get_int("training_mode"):
         return True
     return any(_overwrites_inputs(inner) for graph in subgraphs(node) for inner in graph)
-
-
-def _leaves(results: Any) -> list[str]:
-    return [n for r in results.values() for n in _leaves(r)] if isinstance(results, Mapping) else [results]
-
-
-def _rename_leaves(results: Any, names: Mapping[str | None, str | None]) -> Any:
-    """The same tree with the new names."""
-    if not isinstance(results, Mapping):
-        return names[results]
-    return {label: _rename_leaves(r, names) for label, r in results.items()}
-
-
-def _fill_leaves(results: Any, found: Mapping[str, np.ndarray]) -> Any:
-    """The same tree with arrays in place of names; a dict of one entry is that entry."""
-    if not isinstance(results, Mapping):
-        return found[results]
-    filled = {label: _fill_leaves(r, found) for label, r in results.items()}
-    return next(iter(filled.values())) if len(filled) == 1 else filled
