@@ -12,7 +12,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime import Options
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison
-from onnxgrad.training.measure.evaluate import alike, compare, labelled_rows
+from onnxgrad.training.measure.evaluate import labelled_rows
+from onnxgrad.training.measure.kinds import alike, compare
 from onnxgrad.training.measure.predict import as_given, batches_of
 from onnxgrad.training.metrics.calibration import probabilities, temperature
 from onnxgrad.uncertainty.prediction import PredictionGraph

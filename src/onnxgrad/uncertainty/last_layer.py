@@ -25,7 +25,8 @@ from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime import Options
 from onnxgrad.training.build.heads import last_layer
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison
-from onnxgrad.training.measure.evaluate import alike, compare, labelled_rows
+from onnxgrad.training.measure.evaluate import labelled_rows
+from onnxgrad.training.measure.kinds import alike, compare
 from onnxgrad.training.measure.predict import as_given, batches_of
 from onnxgrad.training.metrics.calibration import probabilities
 from onnxgrad.uncertainty.prediction import PredictionGraph

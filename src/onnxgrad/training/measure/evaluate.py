@@ -23,25 +23,20 @@ from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.detection.predict import Detector
-from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.class_labels import class_names, label_output
-from onnxgrad.training.graph.row_axis import row_axis, rows_first
 from onnxgrad.training.language.limits import scores_of
 from onnxgrad.training.language.recipe import DETECTION, METRICS_OF_TASKS, TaskRecipe
 from onnxgrad.training.language.task import Language, prepared
-from onnxgrad.training.loss.class_axis import axis_beside, class_axis
 from onnxgrad.training.measure.comparisons import (
-    Binary,
     Classes,
     Comparison,
     Embeddings,
     Meter,
-    Points,
     Sequences,
-    are_shares,
     companion,
 )
 from onnxgrad.training.measure.detections import compare_boxes, held_out_boxes
+from onnxgrad.training.measure.kinds import alike, are_sequences, choose_comparison
 from onnxgrad.training.measure.misses import Miss, Misses
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of
 from onnxgrad.training.measure.texts import compare_texts, complete
@@ -249,12 +244,12 @@ def evaluate_rows(
             others += int((np.array(names)[y.argmax(1)] != found[own].astype(str)).sum())
         if meter is None:
             every = rows.arrays.get(called, t)
-            if asked is not None and _are_sequences(asked, y, t):
+            if asked is not None and are_sequences(asked, y, t):
                 comparison: Comparison = Sequences(blank)
             elif asked and all(is_metric_of(m, "embeddings") for m in asked):
                 comparison = Embeddings()
             else:
-                comparison = _comparison(model, y, t, every, output, asked, ignore_index, called)
+                comparison = choose_comparison(model, y, t, every, output, asked, ignore_index, called)
                 _check_classes(comparison, y, every, rows, called, names is not None)
             usual = (*DEFAULTS[comparison.task], *comparison.further)
             asked = None if asked is None else list(asked)
@@ -345,75 +340,6 @@ def _labels(columns: Mapping[str, Column], name: str | None, source: str, fed: s
     if not others:
         raise BadInput(f"{source} has no labels, only what feeds the model: {', '.join(map(repr, columns))}")
     raise BadInput(f"which array of {source} holds the labels? Say so with --labels: {', '.join(map(repr, others))}")
-
-
-def _are_sequences(metrics: Sequence[str], y: np.ndarray, t: np.ndarray) -> bool:
-    """True if all `metrics` compare sequences, and the shapes are scores [N, T, C] and labels [N, L]."""
-    names = (m.partition(":")[0] for m in metrics)
-    return all("sequences" in METRICS[n].tasks for n in names) and y.ndim == 3 and t.ndim == 2
-
-
-def alike(y: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions and labels, without an axis of size 1 that only one of them has."""
-    if y.ndim == t.ndim + 1 and y.shape[-1] == 1:
-        return y[..., 0], t
-    if t.ndim and t.shape[-1] == 1 and (y.ndim == t.ndim - 1 or (y.ndim == t.ndim and y.shape[-1] > 1)):
-        return y, t[..., 0]
-    return y, t
-
-
-def compare(
-    model: ir.Model, y: np.ndarray, t: np.ndarray, every: np.ndarray, output: ir.Value, called: str
-) -> Comparison:
-    """The comparison of predictions `y` with labels `t` of a batch, which are called so; `every` label decides it."""
-    return _comparison(model, y, t, every, output, None, None, called)
-
-
-def _comparison(
-    model: ir.Model,
-    y: np.ndarray,
-    t: np.ndarray,
-    every: np.ndarray,
-    output: ir.Value,
-    metrics: Sequence[str] | None,
-    ignored: int | None,
-    called: str,
-) -> Comparison:
-    """The comparison of predictions `y` with labels `t` of a batch; `every` label decides the kind."""
-    low, high = bounds(output)
-    probabilities = low >= 0 and high <= 1
-    y, t = alike(y, t)
-    if t.dtype.kind == "f" and t.ndim == 3 and t.shape == (*y.shape[:2], 3) and (y.ndim == 4 or y.shape[2:] == (2,)):
-        return Points()
-    misfit = BadInput(f"the labels {called!r} are {list(t.shape)} and the predictions {list(y.shape)}")
-    if y.ndim == t.ndim + 1 and (every.dtype.kind in "iub" or (every == np.trunc(every)).all()):
-        fitting = [a for a in dict.fromkeys((1, y.ndim - 1)) if [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
-        if not fitting:
-            raise misfit
-        axis = fitting[0] if len(fitting) == 1 else _class_axis(model, output, y)
-        probabilities = probabilities or are_shares(y, axis)
-        return Classes(axis, ignored, probabilities, y.ndim == 3, called, y.ndim > 3)
-    if y.shape != t.shape:
-        raise misfit
-    asked = [m for m in metrics or () if "numbers" not in METRICS[m.partition(":")[0]].tasks]
-    if np.isin(every, (0, 1)).all() and (asked or (not metrics and (probabilities or every.dtype.kind in "iub"))):
-        return Binary(probabilities)
-    return Comparison()
-
-
-def _class_axis(model: ir.Model, output: ir.Value, y: np.ndarray) -> int:
-    """The axis of the classes of scores `y` with rows first, where the sizes fit two axes.
-
-    Raises:
-        BadInput: it cannot be told.
-    """
-    if output.shape is None or len(output.shape) != y.ndim:
-        raise BadInput(
-            f"the predictions {output.name!r} are {list(y.shape)}: along which axis are the classes?\n"
-            "  hint: declare the shape of the output in the model, with a number for the classes"
-        )
-    rows = row_axis(model, output)
-    return rows_first(y.ndim, rows).index(axis_beside(output, rows)) if rows else class_axis(output, square=True)
 
 
 def as_json(found: Evaluated) -> str:
