@@ -160,7 +160,7 @@ def sim_ota(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assigned:
     cost = b.Where(candidate > 0.5, cost, _NEVER)
     many = b.Floor(b.ReduceSum(_kth(b, overlaps, OTA_CANDIDATES), [2], keepdims=1))
     cheapest = _kth(b, cost, OTA_CANDIDATES, largest=False)
-    last = b.Cast(b.Max(many, 1.0), to=7) - 1
+    last = b.Min(b.Max(b.Cast(many, to=7), 1), b.shape_of(cheapest, 2, 3)) - 1  # also of overlaps that are no numbers
     bound = b.GatherElements(cheapest, last, axis=2)
     mask = _one_label(b, number(b, both(b, cost <= bound, candidate > 0.5)), b.Neg(cost))
     return _paired(b, mask, labels, b.ReduceSum(mask * overlaps, [1], keepdims=0))

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder
-from onnxgrad.ir.graph import add_initializer, named_values, prune, reads
+from onnxgrad.ir.graph import add_initializer, dependents, named_values, prune, reads
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.match import constant, is_op, producer
 from onnxgrad.ir.names import Names
@@ -49,10 +49,10 @@ def with_classes(
         return head, []
     ends = [v.name or "" for v in model.graph.outputs]
     feeds = noise(model, 1, head.size)
-    shapes = {n: a.shape for n, a in run_values(model, ends, feeds).items()}
+    shapes = _shapes_behind(model, head, ends, feeds)
     plain = model.clone()
     new = _widened(model, head, kept, len(names))
-    _rewrite_sizes(model.graph, head, new)
+    _Sizes(model.graph, head, new, shapes)
     infer_anew(model)
     what = f"{len(names)} classes in the place of {head.classes}"
     notes = [f"{what}; {len(kept)} of the same names keep their weights" if kept else what]
@@ -71,6 +71,16 @@ def with_classes(
         *notes,
         "the ending of the model fits its classes alone: outputs are now boxes, scores, labels, picture",
     ]
+
+
+def _shapes_behind(
+    model: ir.Model, head: Head, ends: Sequence[str], feeds: Mapping[str, np.ndarray]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of `ends`, and of the values between the head and them."""
+    named = named_values(model.graph)
+    behind = dependents(model.graph, [named[name] for name in head.values])
+    inner = [v.name for v in behind if v.name and isinstance(v.type, ir.TensorType)]
+    return {n: a.shape for n, a in run_values(model, list(dict.fromkeys([*ends, *inner])), feeds).items()}
 
 
 def _sizes(head: Head, new: Head) -> dict[int, int]:
@@ -189,50 +199,106 @@ def _rows(
     return np.concatenate(found, axis=1).reshape(-1, *array.shape[1:])
 
 
-def _rewrite_sizes(graph: ir.Graph, head: Head, new: Head) -> None:
-    """Change the constants behind the head that count classes: shapes, splits, slices, and divisors of flat indices."""
-    sizes = _sizes(head, new)
-    k, c = head.levels[0].scores.size, new.levels[0].scores.size
-    named = named_values(graph)
-    reached = {named[name] for name in head.values}
-    shaped: list[ir.Node] = []
-    for node in graph:
-        if reached.isdisjoint(reads(node)):
-            continue
-        reached.update(node.outputs)
-        if is_op(node, ("Reshape", "Expand", "Tile")):
-            shaped.append(node)
-            _change(graph, node, 1, sizes, one=True)
-        elif is_op(node, "Split"):
-            _change(graph, node, 1, sizes, one=True)
-        elif is_op(node, "Slice"):
-            for place in (1, 2):
-                _change(graph, node, place, sizes, one=True)
-        elif is_op(node, ("Mod", "Div")) and node.outputs[0].dtype in (ir.DataType.INT64, ir.DataType.INT32):
-            _change(graph, node, 1, {k: c}, one=True)
-    for node in shaped:  # shapes that the graph joins: [N, -1, classes, H, W]
-        shape = node.inputs[1]
-        joined = None if shape is None else shape.producer()
-        if is_op(joined, "Concat"):
-            for place in range(len(joined.inputs)):
-                if _change(graph, joined, place, sizes, one=True):
+class _Sizes:
+    """Changes the constants behind the head that count classes: shapes, splits, slices, divisors of flat indices.
+
+    Args:
+        graph: of the detector, whose layers of scores are new.
+        head: as it was.
+        new: as it is.
+        shapes: of the values behind the head, as they were.
+
+    Attributes:
+        changed: values along the way whose sizes change.
+        places: indices of scores.
+    """
+
+    def __init__(self, graph: ir.Graph, head: Head, new: Head, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.graph, self.shapes, self.sizes = graph, shapes, _sizes(head, new)
+        count = head.levels[0].scores.size
+        self.single = {count: self.sizes[count]}
+        named = named_values(graph)
+        self.changed = {named[level.scores.value] for level in head.levels}
+        self.places: set[ir.Value] = set()
+        for node in graph:
+            if not self.changed.isdisjoint(reads(node)) or not self.places.isdisjoint(reads(node)):
+                self.follow(node)
+
+    def follow(self, node: ir.Node) -> None:
+        """Change the constants of `node`, and note what its outputs are."""
+        data = next((v for v in node.inputs if v is not None), None)
+        if is_op(node, ("Mod", "Div")) and node.outputs[0].dtype in (ir.DataType.INT64, ir.DataType.INT32):
+            _change(self.graph, node, 1, self.single)
+        if is_op(node, ("TopK", "ArgMax", "NonZero", "NonMaxSuppression")):
+            self.places.update(node.outputs)
+            return
+        if not self.places.isdisjoint(reads(node)):
+            self.places.update(node.outputs)
+        if is_op(node, _PICKS):
+            self.changed.update(node.outputs if data in self.changed else ())
+            return
+        if is_op(node, ("Shape", "Size")) or self.changed.isdisjoint(reads(node)):
+            return
+        if is_op(node, "Split") and self._axis_size(node, node.attributes.get_int("axis", 0)) in self.sizes:
+            before = constant(node.inputs[1])
+            _change(self.graph, node, 1, self.sizes)
+            after = constant(node.inputs[1])
+            if before is not None and after is not None:
+                self.changed.update(v for v, o, n in zip(node.outputs, before, after) if o != n)
+                return
+        if is_op(node, "Slice"):
+            if self._slice(node):
+                self.changed.update(node.outputs)
+            return
+        if is_op(node, ("Reshape", "Expand", "Tile")) and not _change(self.graph, node, 1, self.sizes):
+            joined = producer(node.inputs[1], "Concat")  # a shape that the graph joins: [N, -1, classes, H, W]
+            for place in range(0 if joined is None else len(joined.inputs)):
+                if _change(self.graph, joined, place, self.sizes):  # type: ignore[arg-type]
                     break
+        self.changed.update(node.outputs)
+
+    def _axis_size(self, node: ir.Node, axis: int) -> int | None:
+        shape = self.shapes.get(node.inputs[0].name or "" if node.inputs[0] is not None else "")
+        return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+
+    def _slice(self, node: ir.Node) -> bool:
+        """Change the bounds of a Slice of channels. True if the size of its result changes."""
+        starts, ends, axes = (constant(v) for v in node.inputs[1:4]) if len(node.inputs) > 3 else (None,) * 3
+        if starts is None or ends is None or axes is None or len(axes) != 1:
+            return True
+        size = self._axis_size(node, int(axes[0]))
+        if size not in self.sizes:
+            return True
+        rest, old = size - next(iter(self.single)), next(iter(self.single))
+        bounds = [min(max(int(v) + size if v < 0 else int(v), 0), size) for v in (starts[0], ends[0])]
+        moves = {size: self.sizes[size]} | (
+            {} if rest in (old, 0) else {old: self.single[old]} if rest not in bounds else {}
+        )
+        for place, bound, given in zip((1, 2), bounds, (starts[0], ends[0])):
+            if bound in moves and 0 < given <= size:
+                _change(self.graph, node, place, {int(given): moves[bound]})
+        length = [moves.get(v, v) for v in bounds]
+        return length[1] - length[0] != bounds[1] - bounds[0]
 
 
-def _change(graph: ir.Graph, node: ir.Node, place: int, sizes: Mapping[int, int], one: bool) -> bool:
-    """Replace the most particular of `sizes` in a constant operand of whole numbers."""
+#: Operators that pick rows of their first operand by indices.
+_PICKS = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
+
+
+def _change(graph: ir.Graph, node: ir.Node, place: int, sizes: Mapping[int, int]) -> bool:
+    """Replace the most particular of `sizes` in a constant operand of whole numbers.
+
+    Of several that are equal, the third of five counts ([N, anchors, classes, H, W]), and otherwise the last.
+    """
     held = node.inputs[place] if place < len(node.inputs) else None
     array = constant(held)
     if held is None or array is None or array.dtype.kind != "i":
         return False
     flat = array.reshape(-1).copy()
-    for old, new in sizes.items():
-        places = np.flatnonzero(flat == old)
-        if len(places):
-            flat[places[0] if one else places] = new
-            break
-    else:
+    old = next((size for size in sizes if size in flat), None)
+    if old is None:
         return False
+    flat[2 if len(flat) == 5 and flat[2] == old else np.flatnonzero(flat == old)[-1]] = sizes[old]
     name = f"{held.name}_{node.name or node.outputs[0].name}_sizes"
     node.replace_input_with(place, add_initializer(graph, ir.tensor(flat.reshape(array.shape), name=name)))
     return True

@@ -151,12 +151,13 @@ def find_head(model: ir.Model, image_size: int | None = None) -> Head:
         ) from None
 
 
-def has_head(model: ir.Model) -> bool:
-    """True if `model` looks like a detector: `find_head` finds a head without a complaint."""
+def known_head(model: ir.Model) -> Head | None:
+    """The head of `model` if it is a detector whose maps have several sizes, or whose queries are boxes; else None."""
     try:
-        return bool(find_head(model).classes)
+        found = find_head(model)
     except BadInput:
-        return False
+        return None
+    return found if len(found.levels) > 1 or found.kind == "detr" else None
 
 
 class _Unknown(Exception):

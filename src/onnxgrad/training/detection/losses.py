@@ -1,6 +1,6 @@
 """Losses of detectors as graphs: of boxes, classes and objectness, against the labels that an assigner pairs.
 
-A loss is a model whose inputs are raw values of the detector, by their names there, and ``labels`` [N, M, 5]. Its first
+A loss is a model whose inputs are raw values of the detector, by their names there, and labels [N, M, 5]. Its first
 result is the sum; the terms are further results. Each kind of head has the loss that its authors trained it with:
 
 - ``dfl``: CIoU, distribution focal loss and cross entropy, TaskAligned (Ultralytics: 7.5, 1.5, 0.5);
@@ -28,9 +28,13 @@ from onnxgrad.training.detection.matching import query_loss
 from onnxgrad.training.detection.recipe import BOX_LOSSES
 from onnxgrad.training.detection.terms import Positives, cross_entropies, focal, smooth, summed
 
-#: The input of labels, and its shape.
-LABELS = "labels"
 Terms = dict[str, Var]
+
+
+def labels_of(model: ir.Model) -> str:
+    """The name of the input of labels: one that no value of `model` has."""
+    held = {v.name for v in model.graph.inputs} | set(named_values(model.graph))
+    return next(name for name in ("labels", "boxes_to_learn", "onnxgrad_labels") if name not in held)
 
 
 def detection_loss(model: ir.Model, head: Head, box_loss: str | None = None) -> ir.Model:
@@ -58,7 +62,7 @@ def detection_loss(model: ir.Model, head: Head, box_loss: str | None = None) -> 
         value = ir.Value(name=name, type=like.type, shape=shape)
         graph.inputs.append(value)
         values[name] = builder.var(value)
-    given = ir.Value(name=LABELS, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["N", "M", 5]))
+    given = ir.Value(name=labels_of(model), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["N", "M", 5]))
     graph.inputs.append(given)
     found = decode(builder, head, values)
     labels = Labels.of(builder, builder.var(given), head.classes)
@@ -94,18 +98,18 @@ def _of_distances(b: Builder, head: Head, found: Decoded, labels: Labels, box_lo
         "box": b.Mul(summed(b, (1.0 - overlaps) * weight) / total, 7.5),
         "classes": b.Mul(summed(b, cross_entropies(b, found.scores, targets)) / total, 0.5),
     }
-    if head.bins > 1:
+    if head.bins > 1:  # axes from 0: ONNX Runtime reduces no rows along -1 to a wrong shape
         wanted = b.Clip(wanted, 0.0, head.bins - 1.01)
         low = b.Floor(wanted)
         shares = b.Unsqueeze(wanted - low, [-1])
         steps = b.const(np.arange(head.bins, dtype=np.float32))
         low = b.Unsqueeze(low, [-1])
         expected = number(b, b.Equal(steps, low)) * (1.0 - shares) + number(b, b.Equal(steps, low + 1.0)) * shares
-        logs = b.LogSoftmax(b.Reshape(rows(found.encoded), [-1, 4, head.bins]), axis=-1)
-        misses = b.Neg(b.ReduceMean(b.ReduceSum(logs * expected, [-1], keepdims=0), [-1], keepdims=0))
+        logs = b.LogSoftmax(b.Reshape(rows(found.encoded), [0, 4, head.bins]), axis=-1)
+        misses = b.Neg(b.ReduceMean(b.ReduceSum(logs * expected, [2], keepdims=0), [1], keepdims=0))
     else:  # distances as shares of the picture (Ultralytics, without distributions)
         scale = twice / b.const(np.array([head.size[1], head.size[0]] * 2, np.float32))
-        misses = b.ReduceMean(b.Abs((rows(found.encoded) - wanted) * scale), [-1], keepdims=0)
+        misses = b.ReduceMean(b.Abs((rows(found.encoded) - wanted) * scale), [1], keepdims=0)
     return {**terms, "distances": b.Mul(summed(b, misses * weight) / total, 1.5)}
 
 

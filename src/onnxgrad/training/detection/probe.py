@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values, prune
 from onnxgrad.runtime import Options, Session
+from onnxgrad.training.metadata import DETECTOR
 
 #: Side of a picture where neither the model nor the caller fixes one.
 DEFAULT_SIDE = 640
@@ -30,7 +32,9 @@ def picture_input(graph: ir.Graph) -> ir.Value:
 
 
 def picture_size(model: ir.Model, asked: int | None = None) -> tuple[int, int]:
-    """Height and width of pictures: those that the model fixes, those `asked` for, the exporter's note, or 640.
+    """Height and width of pictures: those that the model fixes, those `asked` for, those of a note, or 640.
+
+    A note is of training, or of an exporter.
 
     Raises:
         BadInput: the model fixes another size than the one asked for.
@@ -39,6 +43,11 @@ def picture_size(model: ir.Model, asked: int | None = None) -> tuple[int, int]:
     assert image.shape is not None
     fixed = [d if isinstance(d, int) else None for d in list(image.shape)[2:]]
     noted = [int(t) for t in model.metadata_props.get("imgsz", "").strip("[] ").split(",") if t.strip().isdigit()]
+    if (trained := model.metadata_props.get(DETECTOR)) is not None:
+        try:
+            noted = [int(json.loads(trained)["letterbox"][k]) for k in ("height", "width")]
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"the model's metadata {DETECTOR!r} are damaged: {trained[:60]}") from error
     for given in fixed:
         if asked is not None and given is not None and asked != given:
             raise BadInput(f"the model takes pictures of {fixed[1]} by {fixed[0]} pixels; drop image_size={asked}")

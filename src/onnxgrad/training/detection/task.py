@@ -19,7 +19,7 @@ from onnxgrad.training.detection.classes import with_classes
 from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.heads import Head, find_head, stored_names
 from onnxgrad.training.detection.letterbox import Letterbox
-from onnxgrad.training.detection.losses import LABELS, detection_loss
+from onnxgrad.training.detection.losses import detection_loss, labels_of
 from onnxgrad.training.detection.probe import picture_input
 from onnxgrad.training.detection.reading import read_detection
 from onnxgrad.training.detection.recipe import DetectionRecipe
@@ -73,7 +73,7 @@ class DetectionTask:
         head, changes = with_classes(opened, head, data.names, old)
         notes += changes
         if recipe.unfold_bn:
-            feed = DetectionFeed(data, letterbox, head.image, LABELS)
+            feed = DetectionFeed(data, letterbox, head.image)
             rows = np.linspace(0, len(data) - 1, min(_PICTURES, len(data))).astype(int)
             notes.append(unfold(opened, feed(np.unique(rows))[head.image], head.image))
         for key in ("names", "character"):
@@ -87,7 +87,8 @@ class DetectionTask:
         """The inputs of the step for `data`."""
         last = picture_input(self.model.graph).shape
         channels_last = last is not None and last[3] == 3 and last[1] != 3
-        return DetectionFeed(data, self.letterbox, self.head.image, LABELS, channels_last=channels_last).columns()
+        labels = labels_of(self.model)
+        return DetectionFeed(data, self.letterbox, self.head.image, labels, channels_last=channels_last).columns()
 
 
 def letterbox_of(model: ir.Model, head: Head, preparation: PreparationRecipe = PreparationRecipe()) -> Letterbox:

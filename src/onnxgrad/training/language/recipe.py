@@ -20,7 +20,7 @@ SPLITS = ("paragraphs", "file")
 
 @dataclass(frozen=True)
 class TaskRecipe:
-    """The task of a language model or a detector: it makes inputs and labels of text or pictures, and chooses the loss."""
+    """The task of a language model or a detector: it makes inputs and labels, and chooses the loss."""
 
     panel: ClassVar[str] = "Data"
 

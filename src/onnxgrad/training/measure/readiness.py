@@ -12,6 +12,8 @@ from onnxgrad.errors import BadInput, OnnxGradError, printable
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.validity import complaint
 from onnxgrad.training.build.attach import attach
+from onnxgrad.training.detection.heads import known_head
+from onnxgrad.training.detection.losses import detection_loss
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.spec.training_info import training_notes
 from onnxgrad.training.step.compile import compile_step
@@ -21,6 +23,8 @@ from onnxgrad.wording import tensor_text
 FACT, MENDED, ADVICE, REFUSED = "trains", "mended", "advice", "refused"
 #: Where a network of so many convolutions has no normalization, an exporter has most likely folded it.
 MANY = 8
+#: What trains a detector.
+_COMMAND = "onnxgrad train --task detection --data boxes.json trains it on COCO's boxes, and others"
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Findin
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        loss: as of `attach`; default: cross_entropy, or mse where that does not fit.
+        loss: as of `attach`; default: that of a detector's head, or cross_entropy, or mse where that does not fit.
         attached: further arguments of `attach`.
 
     Returns:
@@ -48,9 +52,13 @@ def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Findin
     opened = open_model(model).model
     found = [*_inputs(opened), *_nodes(opened)]
     why: dict[str, list[str]] = {}
-    for name in ("cross_entropy", "mse") if loss is None else (loss,):
+    losses = [(name, name) for name in ("cross_entropy", "mse")] if loss is None else [(loss, loss)]
+    if loss is None and (head := known_head(opened)) is not None:
+        losses = [("detection", detection_loss(opened, head))]
+        found = [Finding(FACT, f"{head.text}; {_COMMAND}"), *found]
+    for name, function in losses:
         try:
-            proto = attach(model, loss=name, **attached)
+            proto = attach(model, loss=function, **attached)
             compile_step(proto)
         except OnnxGradError as error:
             why.setdefault(" ".join(str(error).split()), []).append(printable(name))

@@ -1,0 +1,176 @@
+"""Small detectors with the heads and endings of exporters, for one picture of 64 by 64 pixels."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir import Builder, Var
+from onnxgrad.training.metadata import CLASSES
+
+SIDE, STRIDES = 64, (8, 16)
+KINDS = ("yolov8", "yolov8_nms", "yolov8_raw", "yolov10", "yolov5", "yolox", "nanodet", "ssd", "retinanet", "detr")
+#: Anchors of YOLOv5 as widths and heights.
+ANCHORS = np.float32([[[8, 10], [14, 12], [12, 24]], [[24, 20], [30, 44], [48, 32]]])
+
+
+def detector(kind: str, names: list[str], seed: int = 0) -> ir.Model:
+    """A detector with random weights, for the classes `names`."""
+    return _Writer(kind, names, seed).model
+
+
+class _Writer:
+    """Writes one model."""
+
+    def __init__(self, kind: str, names: list[str], seed: int) -> None:
+        self.random = np.random.RandomState(seed)
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name=kind)
+        self.model = ir.Model(graph, ir_version=10)
+        self.model.metadata_props[CLASSES] = json.dumps(names)
+        image = ir.Value(name="images", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 3, SIDE, SIDE]))
+        graph.inputs.append(image)
+        self.b, self.k = Builder(graph), len(names)
+        x = self.b.var(image)
+        maps = []
+        for channels in (8, 12, 16, 16):
+            x = self.b.Relu(self.conv(x, channels, 3, 2))
+            maps.append(x)
+        outputs = getattr(self, kind.partition("_")[0])(maps[2:], kind.partition("_")[2])
+        for name, var in outputs.items():
+            var.value.name = name
+            graph.outputs.append(var.value)
+
+    def conv(self, x: Var, channels: int, size: int = 1, stride: int = 1) -> Var:
+        """A convolution with a bias."""
+        inner = x.dims[1]
+        weight = self.random.standard_normal((channels, inner, size, size)) * np.sqrt(2 / (inner * size * size))
+        bias = self.b.const((0.01 * self.random.standard_normal(channels)).astype(np.float32))
+        pads = [size // 2] * 4
+        return self.b.Conv(x, self.b.const(weight.astype(np.float32)), bias, pads=pads, strides=[stride] * 2)
+
+    def places(self, offset: float) -> tuple[np.ndarray, np.ndarray]:
+        """Centres [2, A] in places, and strides [1, A]."""
+        centres, strides = [], []
+        for s in STRIDES:
+            y, x = np.meshgrid(*[np.arange(SIDE // s) + offset] * 2, indexing="ij")
+            centres.append(np.stack([x.ravel(), y.ravel()]))
+            strides.append(np.full((1, x.size), s))
+        return np.concatenate(centres, 1).astype(np.float32), np.concatenate(strides, 1).astype(np.float32)
+
+    def yolov8(self, maps: list[Var], ending: str) -> dict[str, Var]:
+        """Distributions and classes, decoded as Ultralytics does, with or without suppression."""
+        b, k = self.b, self.k
+        joined = [b.Concat(self.conv(m, 64), self.conv(m, k), axis=1) for m in maps]
+        flat = b.Concat(*(b.Reshape(j, [1, 64 + k, -1]) for j in joined), axis=2)
+        if ending == "raw":
+            return {"output0": flat}
+        boxes, scores = b.Split(flat, [64, k], axis=1, outputs=2)
+        count = sum((SIDE // s) ** 2 for s in STRIDES)
+        shares = b.Softmax(b.Transpose(b.Reshape(boxes, [1, 4, 16, count]), perm=[0, 2, 1, 3]), axis=1)
+        sides = b.Reshape(b.Conv(shares, b.const(np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))), [1, 4, count])
+        centres, strides = self.places(0.5)
+        low = b.const(centres[None]) - b.Slice(sides, [0], [2], [1])
+        high = b.const(centres[None]) + b.Slice(sides, [2], [4], [1])
+        centre = b.Mul(low + high, 0.5)
+        decoded = b.Concat(centre, high - low, axis=1) * b.const(strides[None])
+        scores = b.Sigmoid(scores)
+        if ending != "nms":
+            return {"output0": b.Concat(decoded, scores, axis=1)}
+        rows = b.Transpose(decoded, perm=[0, 2, 1])
+        chosen = b.NonMaxSuppression(
+            rows, scores, np.array([20]), np.float32([0.5]), np.float32([0.01]), center_point_box=1
+        )
+        return {"chosen": chosen, "boxes": rows, "scores": scores}
+
+    def yolov10(self, maps: list[Var], ending: str) -> dict[str, Var]:
+        """One prediction for each object: the best 20 of all classes, and no suppression."""
+        b, k = self.b, self.k
+        found = self.yolov8(maps, ending)["output0"]
+        rows = b.Transpose(found, perm=[0, 2, 1])
+        flat = b.Reshape(b.Slice(rows, [4], [4 + k], [2]), [1, -1])
+        scores, places = b.TopK(flat, np.array([20]), outputs=2)
+        label, row = b.Mod(places, np.array(k)), b.Div(places, np.array(k))
+        boxes = b.GatherElements(rows, b.Expand(b.Unsqueeze(row, [2]), np.array([1, 20, 4])), axis=1)
+        last = b.Concat(b.Unsqueeze(scores, [2]), b.Unsqueeze(b.Cast(label, to=1), [2]), axis=2)
+        return {"output0": b.Concat(boxes, last, axis=2)}
+
+    def yolov5(self, maps: list[Var], ending: str) -> dict[str, Var]:
+        """Three anchors for each place, decoded."""
+        b, parts = self.b, []
+        for m, s, anchors in zip(maps, STRIDES, ANCHORS):
+            side = SIDE // s
+            x = b.Reshape(self.conv(m, 3 * (5 + self.k)), [1, 3, 5 + self.k, side, side])
+            y = b.Sigmoid(b.Transpose(x, perm=[0, 1, 3, 4, 2]))
+            centre, size, others = b.Split(y, [2, 2, 1 + self.k], axis=4, outputs=3)
+            grid = np.stack(np.meshgrid(np.arange(side), np.arange(side)), -1)[None, None].astype(np.float32) - 0.5
+            centre = b.Mul(b.Mul(centre, 2.0) + b.const(grid), float(s))
+            size = b.Mul(size, 2.0) ** 2.0 * b.const(anchors.reshape(1, 3, 1, 1, 2))
+            parts.append(b.Reshape(b.Concat(centre, size, others, axis=4), [1, 3 * side * side, 5 + self.k]))
+        return {"output": b.Concat(*parts, axis=1)}
+
+    def yolox(self, maps: list[Var], ending: str) -> dict[str, Var]:
+        """Boxes, objectness and classes, not decoded."""
+        b, parts = self.b, []
+        for m in maps:
+            each = [self.conv(m, 4), b.Sigmoid(self.conv(m, 1)), b.Sigmoid(self.conv(m, self.k))]
+            parts.append(b.Reshape(b.Concat(*each, axis=1), [1, 5 + self.k, -1]))
+        return {"output": b.Transpose(b.Concat(*parts, axis=2), perm=[0, 2, 1])}
+
+    def nanodet(self, maps: list[Var], ending: str) -> dict[str, Var]:
+        """Classes beside distributions in one layer."""
+        b, parts = self.b, []
+        for m in maps:
+            scores, boxes = b.Split(self.conv(m, self.k + 32), [self.k, 32], axis=1, outputs=2)
+            parts.append(b.Reshape(b.Concat(b.Sigmoid(scores), boxes, axis=1), [1, self.k + 32, -1]))
+        return {"output": b.Transpose(b.Concat(*parts, axis=2), perm=[0, 2, 1])}
+
+    def anchors(self) -> np.ndarray:
+        """Three anchors for each place, x1, y1, x2, y2."""
+        found = []
+        for s in STRIDES:
+            y, x = np.meshgrid(*[(np.arange(SIDE // s) + 0.5) * s] * 2, indexing="ij")
+            centres, half = np.stack([x, y], -1).reshape(-1, 1, 2), np.array([[1, 1], [1.5, 1], [1, 1.5]]) * s
+            found.append(np.concatenate([centres - half, centres + half], -1).reshape(-1, 4))
+        return np.concatenate(found).astype(np.float32)
+
+    def anchored(self, maps: list[Var], count: int, softmax: bool) -> dict[str, Var]:
+        """Classes and offsets for anchors, decoded."""
+        b, flat = self.b, []
+        for each in (4, count):
+            parts = []
+            for m, s in zip(maps, STRIDES):
+                side = SIDE // s
+                apart = b.Reshape(self.conv(m, 3 * each), [1, 3, each, side, side])
+                parts.append(b.Reshape(b.Transpose(apart, perm=[0, 3, 4, 1, 2]), [1, -1, each]))
+            flat.append(b.Concat(*parts, axis=1))
+        encoded, scores = flat
+        anchors = b.const(self.anchors()[None])
+        size = b.Slice(anchors, [2], [4], [2]) - b.Slice(anchors, [0], [2], [2])
+        scale = np.float32([0.1, 0.1, 0.2, 0.2] if softmax else [1, 1, 1, 1])
+        scaled = encoded * b.const(scale)
+        centre = b.Slice(scaled, [0], [2], [2]) * size + b.Slice(anchors, [0], [2], [2]) + b.Mul(size, 0.5)
+        half = b.Mul(b.Exp(b.Slice(scaled, [2], [4], [2])) * size, 0.5)
+        return {
+            "boxes": b.Concat(centre - half, centre + half, axis=2),
+            "scores": b.Softmax(scores, axis=2) if softmax else b.Sigmoid(scores),
+        }
+
+    def ssd(self, maps: list[Var], ending: str) -> dict[str, Var]:
+        """SSD, with a background."""
+        return self.anchored(maps, 1 + self.k, softmax=True)
+
+    def retinanet(self, maps: list[Var], ending: str) -> dict[str, Var]:
+        """RetinaNet."""
+        return self.anchored(maps, self.k, softmax=False)
+
+    def detr(self, maps: list[Var], ending: str) -> dict[str, Var]:
+        """Queries: the places of the last map."""
+        b = self.b
+        rows = b.Transpose(b.Reshape(maps[-1], [1, 16, -1]), perm=[0, 2, 1])
+        ends = []
+        for count in (self.k + 1, 4):
+            weight = b.const((0.1 * self.random.standard_normal((16, count))).astype(np.float32))
+            ends.append(b.MatMul(rows, weight) + b.const(np.zeros(count, np.float32)))
+        return {"logits": ends[0], "pred_boxes": b.Sigmoid(ends[1])}

@@ -1,0 +1,180 @@
+"""Losses of the original implementations on the cases of `raw_maps`; their results are the literals of `test_losses`.
+
+``python -m tests.training.detection.reference_losses KIND [FILE]``, in an environment with PyTorch and
+
+- dfl: ultralytics 8.4.190;
+- yolox: yolox 0.3.0, on the path;
+- yolo5: FILE, the folder ``yolov5/utils`` of the package yolov5 7.0.14;
+- ssd, retinanet: torchvision 0.28.0;
+- detr, deformable: transformers 5.23.0.
+
+Ultralytics and YOLOv5 multiply the loss by the number of pictures; the results here are divided by it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.training.detection.raw_maps import ANCHORS, CLASSES, COUNTS, SIZE, STRIDES, Case, case
+
+
+def tensors(c: Case) -> dict[str, torch.Tensor]:
+    """The raw maps as tensors."""
+    return {name: torch.tensor(array) for name, array in c.maps.items()}
+
+
+def rows(c: Case) -> list[list[float]]:
+    """Labels as picture, class, and the box as centre and size, in shares of the picture."""
+    height, width = SIZE
+    return [
+        [k, r[0], (r[1] + r[3]) / 2 / width, (r[2] + r[4]) / 2 / height, (r[3] - r[1]) / width, (r[4] - r[2]) / height]
+        for k, labels in enumerate(c.labels)
+        for r in labels
+        if r[0] >= 0
+    ]
+
+
+def dfl() -> dict[str, float]:
+    """Ultralytics' loss of YOLOv8."""
+    from ultralytics.utils.loss import v8DetectionLoss
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = torch.nn.Parameter(torch.zeros(1))
+            self.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5)
+            self.model = [SimpleNamespace(stride=torch.tensor(STRIDES).float(), nc=CLASSES, reg_max=16)]
+
+    c = case("dfl")
+    t, r = tensors(c), torch.tensor(np.float32(rows(c)))
+    maps = [t[f"boxes{s}"] for s in STRIDES]
+    given = {
+        "boxes": torch.cat([m.flatten(2) for m in maps], 2),
+        "scores": torch.cat([t[f"scores{s}"].flatten(2) for s in STRIDES], 2),
+        "feats": maps,
+    }
+    loss, _ = v8DetectionLoss(Model())(given, {"batch_idx": r[:, 0], "cls": r[:, 1], "bboxes": r[:, 2:]})
+    return dict(zip(("box", "classes", "distances"), (loss / len(COUNTS)).tolist()))
+
+
+def yolox() -> dict[str, float]:
+    """YOLOX's loss."""
+    from yolox.models.yolo_head import YOLOXHead
+
+    c = case("yolox")
+    t, head, parts = tensors(c), YOLOXHead(CLASSES, 0.25), []
+    for k, s in enumerate(STRIDES):
+        joined = torch.cat([t[f"boxes{s}"], t[f"objects{s}"], t[f"scores{s}"]], 1)
+        out, grid = head.get_output_and_grid(joined, k, s, "torch.FloatTensor")
+        parts.append((grid[:, :, 0], grid[:, :, 1], torch.full((1, grid.shape[1]), float(s)), out))
+    x, y, strides, outputs = map(list, zip(*parts))
+    labels = torch.zeros(c.labels.shape)
+    for picture, row, (number, *box) in [(k, j, r) for k, p in enumerate(c.labels) for j, r in enumerate(p)]:
+        if number >= 0:
+            low, high = torch.tensor(box[:2]), torch.tensor(box[2:])
+            labels[picture, row] = torch.cat([torch.tensor([number]), (low + high) / 2, high - low])
+    found = head.get_losses(None, x, y, strides, labels, torch.cat(outputs, 1), [], torch.float32)
+    return {"box": float(found[1]), "objects": float(found[2]), "classes": float(found[3])}
+
+
+def yolo5(folder: str) -> dict[str, float]:
+    """YOLOv5's loss, whose file is read without its package."""
+    metrics, names = (Path(folder) / "metrics.py").read_text(), {"torch": torch, "math": math}
+    start = metrics.index("def bbox_iou(")
+    exec(metrics[start : metrics.index("\ndef ", start + 5)], names)
+    source = re.sub(r"^from yolov5.*$", "", (Path(folder) / "loss.py").read_text(), flags=re.M)
+    space: dict[str, Any] = {"bbox_iou": names["bbox_iou"], "de_parallel": lambda m: m}
+    exec(source, space)
+    gains = {"box": 0.05, "obj": SIZE[0] * SIZE[1] / 640**2, "cls": 0.5 * CLASSES / 80}
+    strides = torch.tensor(STRIDES).float()
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = torch.nn.Parameter(torch.zeros(1))
+            self.hyp = {**gains, "cls_pw": 1, "obj_pw": 1, "fl_gamma": 0, "anchor_t": 4.0}
+            anchors = torch.tensor(ANCHORS) / strides.view(-1, 1, 1)
+            self.model = [SimpleNamespace(stride=strides, na=3, nc=CLASSES, nl=3, anchors=anchors)]
+
+    c = case("yolo5")
+    maps = [
+        m.view(len(COUNTS), 3, 5 + CLASSES, *m.shape[2:]).permute(0, 1, 3, 4, 2).contiguous()
+        for m in tensors(c).values()
+    ]
+    _, parts = space["ComputeLoss"](Model())(maps, torch.tensor(np.float32(rows(c))))
+    return dict(zip(("box", "objects", "classes"), parts.tolist()))
+
+
+def anchored(kind: str) -> dict[str, float]:
+    """torchvision's losses of SSD and RetinaNet."""
+    from torchvision.models.detection import _utils, retinanet, ssd
+    from torchvision.ops import boxes as box_ops
+
+    c = case(kind)
+    t, background = tensors(c), kind == "ssd"
+    flat = {}
+    for name, n in (("boxes", 4), ("scores", CLASSES + background)):
+        apart = [t[f"{name}{s}"].view(len(COUNTS), 3, n, -1).permute(0, 3, 1, 2) for s in STRIDES]
+        flat[name] = torch.cat([m.reshape(len(COUNTS), -1, n) for m in apart], 1)
+    there = [torch.tensor(p[p[:, 0] >= 0]) for p in c.labels]
+    targets = [{"boxes": p[:, 1:], "labels": p[:, 0].long() + background} for p in there]
+    anchors = torch.tensor(c.head.anchors)
+    matcher = _utils.SSDMatcher(0.5) if background else _utils.Matcher(0.5, 0.4, allow_low_quality_matches=True)
+    matched = [
+        matcher(box_ops.box_iou(p["boxes"], anchors)) if len(p["boxes"]) else torch.full((len(anchors),), -1)
+        for p in targets
+    ]
+    outputs = {"bbox_regression": flat["boxes"], "cls_logits": flat["scores"]}
+    whole = [anchors] * len(COUNTS)
+    if background:
+        model = ssd.SSD.__new__(ssd.SSD)
+        torch.nn.Module.__init__(model)
+        model.box_coder, model.neg_to_pos_ratio = _utils.BoxCoder((10.0, 10.0, 5.0, 5.0)), 3
+        found = model.compute_loss(targets, outputs, whole, matched)
+        return {"box": float(found["bbox_regression"]), "classes": float(found["classification"])}
+    classes = retinanet.RetinaNetClassificationHead(8, 3, CLASSES).compute_loss(targets, outputs, matched)
+    boxes = retinanet.RetinaNetRegressionHead(8, 3).compute_loss(targets, outputs, whole, matched)
+    return {"box": float(boxes), "classes": float(classes)}
+
+
+def queries(sigmoid: bool) -> dict[str, float]:
+    """The losses of DETR and Deformable DETR in transformers."""
+    from transformers.loss import loss_deformable_detr as deformable
+    from transformers.loss import loss_for_object_detection as detr
+
+    c = case("detr", sigmoid)
+    r = np.float32(rows(c))
+    targets = [
+        {"class_labels": torch.tensor(r[r[:, 0] == k, 1]).long(), "boxes": torch.tensor(r[r[:, 0] == k, 2:])}
+        for k in range(len(COUNTS))
+    ]
+    costs = {"class_cost": 1, "bbox_cost": 5, "giou_cost": 2}
+    about = {"num_classes": CLASSES, "losses": ["labels", "boxes"]}
+    if sigmoid:
+        matcher = deformable.DeformableDetrHungarianMatcher(**costs)
+        criterion = deformable.DeformableDetrImageLoss(matcher=matcher, focal_alpha=0.25, **about)
+    else:
+        criterion = detr.ImageLoss(matcher=detr.HungarianMatcher(**costs), eos_coef=0.1, **about)
+    found = criterion(tensors(c), targets)
+    return {
+        "classes": float(found["loss_ce"]),
+        "box": 5 * float(found["loss_bbox"]),
+        "overlap": 2 * float(found["loss_giou"]),
+    }
+
+
+if __name__ == "__main__":
+    which = sys.argv[1]
+    runs: dict[str, Any] = {
+        "dfl": dfl, "yolox": yolox, "ssd": lambda: anchored("ssd"), "retinanet": lambda: anchored("retinanet"),
+        "detr": lambda: queries(False), "deformable": lambda: queries(True), "yolo5": lambda: yolo5(sys.argv[2]),
+    }  # fmt: skip
+    print({name: round(value, 6) for name, value in runs[which]().items()})

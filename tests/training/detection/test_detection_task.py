@@ -1,0 +1,141 @@
+"""Training of detectors by the task: every kind of head learns, and the file keeps its ending."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import onnxgrad
+from onnxgrad.cli.app import build
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import load_model, open_model, save_model
+from onnxgrad.training.detection.heads import find_head, stored_names
+from onnxgrad.training.detection.probe import noise, picture_size, run_values
+from onnxgrad.training.detection.recipe import DetectionRecipe
+from onnxgrad.training.detection.unfold import unfold
+from onnxgrad.training.measure.readiness import readiness
+from tests.training.detection.detectors import KINDS, SIDE, detector
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory):
+    """A COCO file of bright and dark squares on noise."""
+    folder, random = tmp_path_factory.mktemp("boxes"), np.random.RandomState(0)
+    found = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "fox"}]}
+    for k in range(12):
+        pixels = random.randint(90, 160, (SIDE, SIDE, 3)).astype(np.uint8)
+        for part in range(2):
+            size, kind = random.randint(14, 26), random.randint(2)
+            x, y = np.minimum(random.randint(0, 32 - size // 2, 2) + np.array([32, 16]) * part, SIDE - size)
+            pixels[y : y + size, x : x + size] = 250 * kind
+            box = {"image_id": k, "category_id": int(kind) + 1, "bbox": [int(x), int(y), size, size]}
+            found["annotations"].append({"id": len(found["annotations"]), "area": size**2, "iscrowd": 0, **box})
+        Image.fromarray(pixels).save(folder / f"{k}.png")
+        found["images"].append({"id": k, "file_name": f"{k}.png", "width": SIDE, "height": SIDE})
+    (folder / "boxes.json").write_text(json.dumps(found))
+    return folder / "boxes.json"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains(kind, boxes, tmp_path):
+    model = detector(kind, ["ant", "bee", "cat"])
+    before = {v.name: v.shape for v in model.graph.outputs}
+    output = tmp_path / "mine.onnx"
+    trainer = onnxgrad.train(
+        model, boxes, task="detection", output=output, epochs=8, batch_size=4, optimizer="adam", learning_rate=3e-3,
+        image_mean=0.0, image_std=1.0,
+    )  # fmt: skip
+    assert json.loads(trainer.inference_ir().metadata_props["onnxgrad.detector"])["letterbox"]["std"] == [1.0]
+    losses = [epoch["loss"] for epoch in trainer.history.epochs]
+    assert losses[-1] < 0.9 * losses[0]
+    plain = onnxruntime.InferenceSession(output)
+    assert [v.name for v in plain.get_outputs()] == list(before)
+    saved = load_model(output)
+    head = find_head(open_model(saved).model)
+    assert (head.kind, head.classes) == (find_head(open_model(model).model).kind, 2)
+    assert stored_names(saved, 2) == ("cat", "fox")
+    plain.run(None, noise(saved, 1, head.size))
+
+
+def test_classes_are_chosen(boxes):
+    trainer = onnxgrad.train(
+        detector("yolov8", ["ant", "bee", "cat"]), boxes, task="detection", classes="fox", epochs=1, batch_size=4
+    )
+    assert trainer.inference_ir().graph.outputs[0].shape[1] == 5
+    with pytest.raises(onnxgrad.UnknownName, match="owl"):
+        onnxgrad.train(detector("yolov8", ["ant"]), boxes, task="detection", classes=["owl"])
+
+
+def test_size_of_pictures():
+    model = detector("yolov8", ["ant"])
+    assert picture_size(model) == (SIDE, SIDE)
+    with pytest.raises(BadInput, match="takes pictures of 64 by 64"):
+        picture_size(model, 96)
+    model.graph.inputs[0].shape = type(model.graph.inputs[0].shape)(["N", 3, "H", "W"])
+    assert picture_size(model) == (640, 640)
+    assert picture_size(model, 96) == (96, 96)
+    model.metadata_props["imgsz"] = "[320, 352]"
+    assert picture_size(model) == (320, 352)
+    model.metadata_props["onnxgrad.detector"] = json.dumps({"letterbox": {"height": 160, "width": 192}})
+    assert picture_size(model) == (160, 192)
+    model.metadata_props["onnxgrad.detector"] = "{}"
+    with pytest.raises(BadInput, match="damaged"):
+        picture_size(model)
+
+
+def test_normalization_is_written_out(boxes):
+    model = open_model(detector("yolov8", ["cat", "fox"])).model
+    head = find_head(model)
+    feeds = noise(model, 1, head.size)
+    before = run_values(model, head.values, feeds)
+    note = unfold(model, np.concatenate(list(feeds.values())), head.image)
+    assert note == "BatchNormalization stands behind 4 convolutions, with the statistics of 1 pictures"
+    after = run_values(model, head.values, feeds)
+    for name, array in before.items():  # nothing changes at first
+        np.testing.assert_allclose(after[name], array, atol=1e-4)
+    normal = next(n for n in model.graph if n.op_type == "BatchNormalization")
+    values = run_values(model, [normal.inputs[0].name], feeds)[normal.inputs[0].name]
+    np.testing.assert_allclose(normal.inputs[3].const_value.numpy(), values.mean((0, 2, 3)), atol=1e-5)
+    np.testing.assert_allclose(normal.inputs[4].const_value.numpy(), values.var((0, 2, 3)), atol=1e-4)
+    with pytest.raises(BadInput, match="unfold_bn"):
+        unfold(model, np.concatenate(list(feeds.values())), head.image)
+    trainer = onnxgrad.train(
+        detector("yolov8", ["cat", "fox"]), boxes, task="detection", unfold_bn=True, epochs=1, batch_size=4
+    )
+    assert any(n.op_type == "BatchNormalization" for n in trainer.inference_ir().graph)
+
+
+def test_settings():
+    assert DetectionRecipe(classes="cat, fox").names == ["cat", "fox"]
+    for settings in ({"classes": "cat,cat"}, {"classes": ""}, {"box_loss": "l1"}, {"image_size": 8}):
+        with pytest.raises(BadInput):
+            DetectionRecipe(**settings)
+
+
+def test_a_loss_is_refused(boxes):
+    with pytest.raises(BadInput, match="drop loss"):
+        onnxgrad.train(detector("yolov8", ["ant"]), boxes, task="detection", loss="mse")
+
+
+def test_check_names_the_command(tmp_path):
+    model = detector("yolov8", ["ant", "bee"])
+    found = [f.text for f in readiness(model)]
+    assert any("--task detection" in text for text in found)
+    assert found[0] == "with loss detection; labels: labels float32[N, M, 5]"
+
+
+def test_command(boxes, tmp_path):
+    save_model(detector("yolov8", ["ant", "bee", "cat"]), tmp_path / "yolo.onnx")
+    output = tmp_path / "mine.onnx"
+    asked = ["train", str(tmp_path / "yolo.onnx"), "--task", "detection", "--data", str(boxes), "-o", str(output)]
+    result = CliRunner().invoke(build(), [*asked, "--epochs", "1", "--classes", "cat,fox", "--batch-size", "4"])
+    assert result.exit_code == 0, result.output
+    assert "its batch is now dynamic" in result.output
+    assert "2 classes in the place of 3; 1 of the same names keep their weights" in result.output
+    onnx.checker.check_model(onnx.load(output), full_check=True)

@@ -1,0 +1,179 @@
+"""Losses of detectors: equal to the original implementations, with derivatives that stop at assignments."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import onnxgrad
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder
+from onnxgrad.model_io import to_proto
+from onnxgrad.runtime import Options, Session
+from onnxgrad.training.detection.boxes import overlap
+from onnxgrad.training.detection.losses import detection_loss
+from onnxgrad.training.detection.matching import pair
+from tests.training.detection.raw_maps import case
+
+#: Results of `reference_losses`.
+REFERENCES = {
+    "dfl": {"box": 4.692288, "classes": 1200.446045, "distances": 4.20922},
+    "yolox": {"box": 4.620537, "objects": 122.762474, "classes": 2.393831},
+    "yolo5": {"box": 0.126129, "objects": 0.131392, "classes": 0.060257},
+    "ssd": {"box": 4.916819, "classes": 16.185259},
+    "retinanet": {"box": 2.426455, "classes": 330.648651},
+    "detr": {"classes": 1.674707, "box": 2.434967, "overlap": 1.94727},
+    "deformable": {"classes": 5.196993, "box": 2.526981, "overlap": 2.072268},
+}
+
+
+def _case(kind):
+    return case("detr", sigmoid=True) if kind == "deformable" else case(kind)
+
+
+def _loss(kind, **about):
+    c = _case(kind)
+    return detection_loss(c.model, c.head, **about), c
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_equal_to_the_original(kind):
+    loss, c = _loss(kind)
+    found = Session(loss, Options(target="portable")).run(c.feeds)
+    total = found.pop("detection_loss")
+    expected = {f"{name}_loss": value for name, value in REFERENCES[kind].items()}
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4)
+    np.testing.assert_allclose(total, sum(expected.values()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_no_labels(kind):
+    loss, c = _loss(kind)
+    feeds = {**c.feeds, "labels": np.full((3, 5, 5), -1, np.float32)}
+    found = Session(loss, Options(target="portable")).run(feeds)
+    assert all(np.isfinite(v) for v in found.values())
+    assert found["box_loss"] == 0
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_derivative(kind):
+    """The derivative along a direction is the slope of the loss where assignments do not change."""
+    loss, c = _loss(kind)
+    names = c.head.values
+    derived = onnxgrad.value_and_grad(to_proto(loss), wrt=names, of="detection_loss")
+    found = Session(derived, Options(target="portable")).run(c.feeds)
+    gradients = {n: found[f"{n}_grad"] for n in names}
+    assert all(np.isfinite(g).all() for g in gradients.values())
+    assert any(np.abs(g).max() > 0 for g in gradients.values())
+    scores = {p.value for level in c.head.levels for p in (level.scores,)}
+    random, run = np.random.RandomState(0), Session(loss, Options(target="portable"))
+    # along scores alone, by so little that no assignment changes; targets are constants, so the slope is exact
+    step = {n: random.standard_normal(c.maps[n].shape) * (n in scores) for n in names}
+    if kind in ("yolo5",):  # one map holds everything
+        step = {n: _only(d, c.head.levels[0].scores, 3) for n, d in step.items()}
+    predicted = sum(float((gradients[n] * step[n]).sum()) for n in names)
+    size, name = 1e-3, "classes_loss"
+    ends = [
+        run.run({**c.feeds, **{n: (c.maps[n] + s * size * step[n]).astype(np.float32) for n in names}})[name]
+        for s in (-1, 1)
+    ]
+    if kind not in ("dfl", "yolox"):  # whose targets follow the scores
+        np.testing.assert_allclose((ends[1] - ends[0]) / (2 * size), predicted, rtol=0.02, atol=0.05)
+
+
+def _only(direction, part, anchors):
+    apart = direction.reshape(direction.shape[0], anchors, -1, *direction.shape[2:])
+    kept = np.zeros_like(apart)
+    kept[:, :, part.start :] = apart[:, :, part.start :]
+    return kept.reshape(direction.shape)
+
+
+@pytest.mark.filterwarnings("ignore::onnxgrad.errors.ZeroDerivative")
+@pytest.mark.parametrize("kind", ["dfl", "yolox"])
+def test_targets_are_constants(kind):
+    """Derivatives by scores are those of the entropies against fixed targets: sigmoid less target, over the count."""
+    loss, c = _loss(kind)
+    names = c.head.values
+    derived = onnxgrad.value_and_grad(to_proto(loss), wrt=names, of="classes_loss")
+    found = Session(derived, Options(target="portable")).run(c.feeds)
+    for name in names:
+        if not name.startswith("scores"):
+            np.testing.assert_array_equal(found[f"{name}_grad"], 0)
+
+
+def _boxes(random, count):
+    low = random.uniform(0, 50, (count, 2))
+    return np.concatenate([low, low + random.uniform(1, 40, (count, 2))], 1)
+
+
+def _graph(arrays, write):
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g")
+    for name, array in arrays.items():
+        shape = ir.Shape([None] * array.ndim)
+        graph.inputs.append(ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape))
+    b = Builder(graph)
+    result = write(b, *map(b.var, graph.inputs))
+    graph.outputs.append(result.value)
+    feeds = {name: array.astype(np.float32) for name, array in arrays.items()}
+    return next(iter(Session(ir.Model(graph, ir_version=10), Options(target="portable")).run(feeds).values()))
+
+
+@pytest.mark.parametrize("kind", ["iou", "giou", "diou", "ciou"])
+def test_overlaps(kind):
+    random = np.random.RandomState(0)
+    one, other = _boxes(random, 40), _boxes(random, 40)
+    other[0] = one[0]
+    found = _graph({"one": one, "other": other}, lambda b, x, y: overlap(b, x, y, kind))
+    expected = np.array([_overlap(p, q, kind) for p, q in zip(one, other)])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert found[0] == pytest.approx(1, abs=1e-5)
+
+
+def _overlap(p, q, kind):
+    """By the formulas of the papers."""
+    shared = max(0, min(p[2], q[2]) - max(p[0], q[0])) * max(0, min(p[3], q[3]) - max(p[1], q[1]))
+    area = [(r[2] - r[0]) * (r[3] - r[1]) for r in (p, q)]
+    union = sum(area) - shared
+    hull = max(p[2], q[2]) - min(p[0], q[0]), max(p[3], q[3]) - min(p[1], q[1])
+    apart = ((p[0] + p[2] - q[0] - q[2]) ** 2 + (p[1] + p[3] - q[1] - q[3]) ** 2) / 4
+    found = shared / union
+    if kind == "giou":
+        return found - (hull[0] * hull[1] - union) / (hull[0] * hull[1])
+    if kind in ("diou", "ciou"):
+        iou, found = found, found - apart / (hull[0] ** 2 + hull[1] ** 2)
+    if kind == "ciou":
+        v = 4 / np.pi**2 * (np.arctan2(q[2] - q[0], q[3] - q[1]) - np.arctan2(p[2] - p[0], p[3] - p[1])) ** 2
+        found -= v * v / (1 - iou + v) if v else 0
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 4, 6), (4, 8, 8), (4, 10, 40)])
+@pytest.mark.parametrize("contended", [False, True])
+def test_pairs_of_least_cost(sizes, contended):
+    optimize = pytest.importorskip("scipy.optimize")
+    random = np.random.RandomState(sum(sizes))
+    cost = random.standard_normal(sizes)
+    if contended:  # all labels want the same predictions
+        cost = cost[:, :1] + 0.05 * cost
+    counts = random.randint(0, sizes[1] + 1, sizes[0])
+    there = (np.arange(sizes[1]) < counts[:, None]).astype(np.float32)
+    found = _graph({"cost": cost, "there": there}, pair)
+    for k, count in enumerate(counts):
+        rows, columns = optimize.linear_sum_assignment(cost[k, :count])
+        np.testing.assert_array_equal(found[k].sum(1), there[k])
+        assert found[k].sum(0).max() <= 1
+        assert (found[k] * cost[k]).sum() == pytest.approx(cost[k][rows, columns].sum(), abs=1e-4)
+
+
+def test_other_overlap():
+    values = {}
+    for kind in ("giou", "diou", "ciou"):
+        loss, c = _loss("dfl", box_loss=kind)
+        values[kind] = float(Session(loss, Options(target="portable")).run(c.feeds)["box_loss"])
+    assert len(set(values.values())) == 3
+    assert values["ciou"] == pytest.approx(REFERENCES["dfl"]["box"], rel=1e-4)
+    with pytest.raises(BadInput, match="box_loss"):
+        _loss("ssd", box_loss="giou")
