@@ -33,6 +33,7 @@ class AlgorithmKeywords(TypedDict, total=False):
     freeze_bn: bool | Sequence[str]
     train_mode: bool
     dropout: Mapping[str, float] | None
+    update: str | None
     prune: Sequence[str]
     adapter: Adapter | None
     lora: int | None

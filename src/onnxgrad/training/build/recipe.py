@@ -94,6 +94,11 @@ class WeightsRecipe:
         None, "Drop a share behind nodes of a type or name: Relu=0.1.", many=True, python="As {'Relu': 0.1}."
     )
 
+    update: str | None = setting(
+        None,
+        "Train only weights whose gradient is worth what they cost: auto:bytes=2MB (of a step's results and state) or "
+        "auto:milliseconds=5; the backward pass ends at the first of them.",
+    )
     prune: Sequence[str] = setting(
         (),
         "Prune while training: channels=0.5, heads=0.25, weights=0.8 or weights=2:4; "

@@ -33,7 +33,7 @@ from onnxgrad.training.language.shift import warn_of_unshifted
 from onnxgrad.training.language.task import prepared
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
 from onnxgrad.training.loop.evaluation import Evaluation
-from onnxgrad.training.metadata import CLASSES
+from onnxgrad.training.metadata import CLASSES, PREPROCESSING
 from onnxgrad.training.optim.averages import with_averages
 from onnxgrad.training.parallel.ranks import Ranks
 from onnxgrad.training.parallel.strategy import AnyMachine, Strategy
@@ -167,6 +167,7 @@ class Trained:
         data: AnyData,
         what: str = "the data",
         preparation: PreparationRecipe = PreparationRecipe(),
+        fit_rows: np.ndarray | None = None,
     ) -> Data:
         """`data` as rows for this step.
 
@@ -174,6 +175,7 @@ class Trained:
             data: see `fit`.
             what: to call them in messages.
             preparation: how columns, images and text become arrays, where that is not as the model was trained.
+            fit_rows: the rows that the preparation of tables is fitted on. Default: all.
 
         Raises:
             BadInput: they do not fit.
@@ -185,16 +187,17 @@ class Trained:
         name, model = source_name(data, what), None if self.step.source is None else self.step.source.model
         data, arguments = prepared(data, self.task, preparation, self.preprocessing, model)
         classes = self.classes or preparation.class_names
-        return Data(data, self.fields, name, classes=classes, **arguments)
+        return Data(data, self.fields, name, classes=classes, fit_rows=fit_rows, **arguments)
 
     def training_data(
         self,
         data: AnyData,
         what: str = "the training data",
         preparation: PreparationRecipe = PreparationRecipe(),
+        fit_rows: np.ndarray | None = None,
     ) -> Data | Stream:
         """Open data to train on; the model records their preprocessing, and their class names if it has none."""
-        rows = self._stream(data, what, preparation) or self.data(data, what, preparation)
+        rows = self._stream(data, what, preparation) or self.data(data, what, preparation, fit_rows)
         if not self.task.name and isinstance(rows, Data):
             warn_of_unshifted(rows)
         self.classes = self.classes or rows.classes
@@ -205,7 +208,10 @@ class Trained:
         """`data` as a stream, if they are one or are to be read as one. Raises BadInput where a setting needs rows."""
         if not is_stream(data) and not preparation.is_streamed:
             return None
-        for needs, given in (("task", self.task.name), ("validation_split", preparation.holds_out)):
+        fitted = "a table that is fitted (missing, categories, standardize)"
+        for needs, given in (
+            ("task", self.task.name), ("validation_split", preparation.holds_out), (fitted, preparation.tables)
+        ):  # fmt: skip
             if given:
                 raise BadInput(
                     f"{needs} needs all rows, and {source_name(data, what)} is a stream\n  hint: read a file"
@@ -265,14 +271,17 @@ class Trained:
 
     def _finished(self, model: ir.Model) -> ir.Model:
         """`model` for the caller: adapters merged, masters rounded, pruned channels removed, data described."""
-        return self._named(unpaired(narrowed(folded(merged(model)))))
+        model = unpaired(narrowed(folded(merged(model))))
+        model.metadata_props.pop(PREPROCESSING, None)
+        return self._named(model, self.preprocessing.in_front_of(model))
 
-    def _named(self, model: ir.Model) -> ir.Model:
+    def _named(self, model: ir.Model, preprocessing: Preprocessing | None = None) -> ir.Model:
+        preprocessing = self.preprocessing if preprocessing is None else preprocessing
         if self.classes:
             model.metadata_props[CLASSES] = json_text(self.classes)
         fed = {v.name for v in model.graph.inputs}
-        own = {name: columns for name, columns in self.preprocessing.inputs.items() if name in fed}
-        replace(self.preprocessing, inputs=own).write(model)
+        own = {name: columns for name, columns in preprocessing.inputs.items() if name in fed}
+        replace(preprocessing, inputs=own).write(model)
         return model
 
     def save_adapter(

@@ -60,7 +60,7 @@ class LossFunction:
         if self.mean == "elements":
             return b.cast_like(b.Size(y), y)
         if self.mean == "rows" and not options.get("batch"):
-            return b.cast_like(b.size_of(labels[0], 0), y)
+            return b.cast_like(b.size_of(labels[0] if labels else y, 0), y)
         return None
 
     def by_rows(

@@ -21,6 +21,7 @@ from onnxgrad.training.loss.ctc import ctc_rows
 from onnxgrad.training.loss.dense import DENSE
 from onnxgrad.training.loss.loss_function import LossFunction, as_scores, counted, total, weight_of
 from onnxgrad.training.loss.score_blocks import OfRows
+from onnxgrad.training.loss.similarity import SIMILARITY
 from onnxgrad.training.option_strings import completed, looked_up, one_of
 
 LOSSES: dict[str, LossFunction] = {}
@@ -331,7 +332,14 @@ def orpo(b, y, labels, reduction, axis, ignore_index, beta):  # type: ignore[no-
     return _reduce(b, b.Mul(b.Softplus(-_of_pairs(b, odds)), beta) - chosen, reduction)
 
 
-LOSSES |= DENSE
+@_loss("policy_gradient", label_inputs.rewarded, ("Softmax", "LogSoftmax"), "batch", axis=-1, ignore_index=-100)
+def policy_gradient(b, y, labels, advantage, reduction, axis, ignore_index):  # type: ignore[no-untyped-def]
+    """-a·mean log softmax(y)[t] over the labels that count, with the advantage a of the row"""
+    found, counts = _log_likelihoods(b, y, labels, axis, ignore_index)
+    return _reduce(b, -(b.cast_like(advantage, found) * (found / counts)), reduction)
+
+
+LOSSES |= DENSE | SIMILARITY
 
 
 def loss_named(name: str, options: Mapping[str, Any]) -> tuple[LossFunction, dict[str, Any]]:

@@ -190,7 +190,8 @@ class Objective:
             if count and how_much is None:
                 raise BadInput(
                     f"the loss {term.name!r} does not say over how much its mean is taken, or compares the examples "
-                    "of a batch with each other; it cannot be accumulated over parts of a batch"
+                    "of a batch with each other; it cannot be accumulated over parts of a batch\n"
+                    "  hint: --memory 2GB needs less memory as well, and computes the same"
                 )
             value = b.Mul(value, float(term.factor)) if term.factor != 1 else value
             if len(self.terms) > 1:
