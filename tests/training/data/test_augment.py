@@ -166,8 +166,8 @@ def test_what_are_no_pictures_is_refused():
     flat = Data({"x": np.zeros((4, 9), np.float32)}, [Field("x", np.dtype(np.float32), (9,))])
     with pytest.raises(BadInput, match=r"augmentation is of pictures.*feeds 'x' \(float32\[N, 9\]\)"):
         flat.augmented(Augment(flip=1))
-    fields = [Field("x", np.dtype(np.float32), (1, 4, 4)), Field("t", np.dtype(np.int64), (4, 4), label=True)]
-    masks = Data({"x": np.zeros((4, 1, 4, 4), np.float32), "t": np.zeros((4, 4, 4), int)}, fields)
+    fields = [Field("x", np.dtype(np.float32), (1, 4, 4)), Field("t", np.dtype(np.int64), (5, 4), label=True)]
+    masks = Data({"x": np.zeros((4, 1, 4, 4), np.float32), "t": np.zeros((4, 5, 4), int)}, fields)
     with pytest.raises(BadInput, match="would have to move with the pictures"):
         masks.augmented(Augment(flip=1))
     assert masks.augmented(Augment(jitter=0.1)).pictures == ["x"]

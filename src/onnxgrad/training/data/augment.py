@@ -1,4 +1,4 @@
-"""Pictures in random variants while training: mirrored, moved, of other contrast, with a hole.
+"""Pictures in random variants while training: mirrored, moved, of other contrast, with a hole; masks move along.
 
 The random numbers of a row are a function of the seed, the epoch and the index of the row alone: batches of any size,
 in any order, by any thread and after any interruption have the same images. They come from SplitMix64 (Steele, Lea,
@@ -87,13 +87,46 @@ class Augment:
         if not found:
             held = ", ".join(f"{f.name!r} ({f.wanted})" for f in fields if not f.label)
             raise BadInput(f"augmentation is of pictures, [N, C, H, W] or [N, H, W, C]; {source} feeds {held}")
+        maps = self.maps(fields, shapes)
         for field in fields:
-            if field.label and len(field.shape) > 1 and (self.flip or self.vflip or self.crop or self.erase):
+            moves = self.flip or self.vflip or self.crop
+            if field.name in maps and self.crop and field.indices and field.ignored is None:
+                raise BadInput(
+                    f"crop moves the masks {field.name!r}, and no label says what is outside of them\n"
+                    "  hint: an option of the loss does, as in dice:ignore_index=255"
+                )
+            if field.name in maps:
+                continue
+            if field.label and len(field.shape) > 1 and (moves or self.erase):
                 raise BadInput(
                     f"the labels {field.name!r} are {field.wanted}, and would have to move with the pictures\n"
                     "  hint: of these variants, jitter alone leaves every pixel where it is"
                 )
         return found
+
+    def maps(self, fields: Sequence[Field], shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, float]:
+        """The labels that are maps of the pictures (masks, depth), and the label beyond an edge.
+
+        Their last two axes, or those before a last axis of size 1, are the height and the width of the pictures.
+        """
+        spaces = set()
+        for field in fields:
+            if not field.label and (axis := _channels(shapes.get(field.name, ()))) is not None:
+                spaces.add(tuple(s for k, s in enumerate(shapes[field.name]) if k != axis))
+        found = {}
+        for field in fields:
+            size = shapes.get(field.name, field.shape)
+            space = tuple(s for k, s in enumerate(size) if k != size.index(1)) if len(size) == 3 and 1 in size else size
+            if field.label and space in spaces:
+                found[field.name] = 0 if field.ignored is None else field.ignored
+        return found
+
+    def moved(self, maps: np.ndarray, rows: np.ndarray, draw: Sequence[int], beyond: float) -> np.ndarray:
+        """`maps` of pictures, moved as these are; `beyond` comes in."""
+        flat = maps[..., 0] if maps.ndim == 4 and maps.shape[-1] == 1 else maps.reshape(len(maps), *maps.shape[-2:])
+        chances = uniform(draw, rows, _DRAWS * len(_USUAL)).reshape(len(rows), -1, _DRAWS)
+        found = np.stack([self._move(x[None], *chance[:3], beyond)[0] for x, chance in zip(flat, chances)])
+        return found.reshape(maps.shape)
 
     def __call__(self, pictures: np.ndarray, rows: np.ndarray, draw: Sequence[int]) -> np.ndarray:
         """Variants of `pictures`, the `rows` of the data; `draw` is the seed and the epoch."""
@@ -108,14 +141,7 @@ class Augment:
     def _augment_one(self, x: np.ndarray, chance: np.ndarray) -> np.ndarray:
         """A variant of one picture [C, H, W]."""
         flip, vflip, crop, jitter, erase = chance[:5]
-        if flip[0] < self.flip:
-            x = x[:, :, ::-1]
-        if vflip[0] < self.vflip:
-            x = x[:, ::-1]
-        if self.crop:
-            y0, x0 = (int(u * (2 * self.crop + 1)) for u in crop[:2])
-            around = np.pad(x, ((0, 0), (self.crop, self.crop), (self.crop, self.crop)))
-            x = around[:, y0 : y0 + x.shape[1], x0 : x0 + x.shape[2]]
+        x = self._move(x, flip, vflip, crop, 0)
         if self.jitter:
             contrast, brightness = self.jitter * (2 * jitter[:2] - 1)
             wide = x.astype(np.float64)
@@ -131,6 +157,19 @@ class Augment:
             y0, x0 = int(erase[3] * (high - h + 1)), int(erase[4] * (wide_ - w + 1))
             mean = x.mean(axis=(1, 2), keepdims=True, dtype=np.float64)
             x[:, y0 : y0 + h, x0 : x0 + w] = _as(mean, x.dtype)
+        return x
+
+    def _move(self, x: np.ndarray, flip: np.ndarray, vflip: np.ndarray, crop: np.ndarray, beyond: float) -> np.ndarray:
+        """[C, H, W], mirrored and moved."""
+        if flip[0] < self.flip:
+            x = x[:, :, ::-1]
+        if vflip[0] < self.vflip:
+            x = x[:, ::-1]
+        if self.crop:
+            y0, x0 = (int(u * (2 * self.crop + 1)) for u in crop[:2])
+            edges = ((0, 0), (self.crop, self.crop), (self.crop, self.crop))
+            around = np.pad(x, edges, constant_values=beyond)
+            x = around[:, y0 : y0 + x.shape[1], x0 : x0 + x.shape[2]]
         return x
 
 
