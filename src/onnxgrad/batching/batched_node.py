@@ -52,10 +52,10 @@ class BatchedNode:
         """The elements of the vector operand `i`, which must be constant; none if it is omitted."""
         if i >= len(self.x) or self.x[i] is None:
             return []
-        held = None if self.stacked[i] else self.x[i].const
-        if held is None:
+        array = None if self.stacked[i] else self.x[i].const
+        if array is None:
             raise Unstackable
-        return [int(n) for n in held.reshape(-1)]
+        return [int(n) for n in array.reshape(-1)]
 
     def only(self, *which: int) -> Var:
         """The first of the operands `which`, which must all be stacks, and the only ones."""

@@ -60,15 +60,15 @@ def vmapped(
     if count == 0:
         return [_none(builder, r) for r in results]
     if count == 1:
-        found = write([builder.Squeeze(s, [0]) for s in seeds])
-        return [builder.Unsqueeze(_set_rank(y, r), [r.axis]) for y, r in zip(found, results)]
+        written = write([builder.Squeeze(s, [0]) for s in seeds])
+        return [builder.Unsqueeze(_set_rank(y, r), [r.axis]) for y, r in zip(written, results)]
     b, body = empty(builder, "directions")
     slices = [_slice(builder, s) for s in seeds]
-    found = [_set_rank(y, r) for y, r in zip(write(slices), results)]
+    written = [_set_rank(y, r) for y, r in zip(write(slices), results)]
     depends = dependents(builder.graph, [s.value for s in slices])
     moved = [node for node in builder.graph if any(v in depends for v in node.outputs)]
     builder.move(moved, b)
-    needed = ancestors(moved, [y.value for y in found])
+    needed = ancestors(moved, [y.value for y in written])
 
     def emit(w: Builder, scans: bool = True) -> list[Var]:
         pieces = [Var(w, s.value) for s in seeds]
@@ -77,11 +77,11 @@ def vmapped(
                 raise Unstackable
             number = [count] if isinstance(count, int) else w.Shape(pieces[0], start=0, end=1)
             inside = {s.value: x for s, x in zip(slices, pieces)}
-            stacks = stack(w, needed, inside, [y.value for y in found], number, scans)
+            stacks = stack(w, needed, inside, [y.value for y in written], number, scans)
         except Unstackable:
             if not scans:
                 raise
-            give(b, [Var(b, y.value) for y in found])
+            give(b, [Var(b, y.value) for y in written])
             body.inputs.extend(s.value for s in slices)
             for end, r in zip(body.outputs, results):
                 end.shape = end.shape if end.shape is not None else r.like.value.shape

@@ -114,9 +114,9 @@ def _pad(s: BatchedNode) -> Var:
     b, x, rank = s.b, s.only(0), s.rank(0)
     pads, axes = s.x[1], s.constant_ints(3)
     if axes:  # to sizes for every axis: ONNX Runtime folds a Pad that names its axes wrongly
-        given, every = s.constant_ints(1), [0] * (2 * rank)
+        amounts, every = s.constant_ints(1), [0] * (2 * rank)
         for i, axis in enumerate(axes):
-            every[axis % rank], every[axis % rank + rank] = given[i], given[i + len(axes)]
+            every[axis % rank], every[axis % rank + rank] = amounts[i], amounts[i + len(axes)]
         pads = b.const(every)
     before, after = (b.Slice(pads, [n], [m], [0]) for n, m in ((0, rank), (rank, 2 * rank)))
     both = b.join([0], fold_known(b, before), [0], fold_known(b, after))

@@ -107,9 +107,9 @@ def recurrent(s: BatchedNode) -> list[Var]:
         x, at = s.stack(i), batch[i]
         operands[i] = _merge_axes(b, b.Transpose(x, perm=_axis_order(x.rank, 0, at)), at)
     each = b.shape_of(Var(b, s.values[0]), 1, 2) if not s.stacked[0] else b.shape_of(s.x[0], 2, 3)  # type: ignore[arg-type]
-    found = s.emit_again(*operands)
+    again = s.emit_again(*operands)
     results = []
-    for y in found if isinstance(found, tuple) else (found,):
+    for y in again if isinstance(again, tuple) else (again,):
         at = y.rank - 2
         y = _split_axis(b, y, at, s.count, each)
         results.append(b.Transpose(y, perm=_axis_order(y.rank, at, 0)))
@@ -125,11 +125,11 @@ def _axis_order(rank: int, source: int, target: int) -> list[int]:
 def resize(s: BatchedNode) -> Var:
     """Rows as well, where it leaves the batch axis alone."""
     scales, axes = s.x[2] if len(s.x) > 2 else None, s.node.attributes.get_ints("axes")
-    held = None if scales is None else scales.const
-    if held is None or not held.size or s.constant_ints(1):
+    factors = None if scales is None else scales.const
+    if factors is None or not factors.size or s.constant_ints(1):
         raise Unstackable
     at = [a % s.rank(0) for a in axes] if axes is not None else list(range(s.rank(0)))
-    if any(a == 0 and scale != 1 for a, scale in zip(at, held)):
+    if any(a == 0 and scale != 1 for a, scale in zip(at, factors)):
         raise Unstackable
     return rows(s)
 

@@ -103,13 +103,13 @@ class Stacking:
 
         for node in nodes:
             operands = reads(node)
-            held = any(v in waiting.given for v in operands)
-            if not held and not any(v in self.stacks for v in operands):
+            is_waiting = any(v in waiting.given for v in operands)
+            if not is_waiting and not any(v in self.stacks for v in operands):
                 self._copy_node(node)
-            elif held and not _has_rule(node):
+            elif is_waiting and not _has_rule(node):
                 waiting.add(node)
             else:
-                if held:
+                if is_waiting:
                     loops()
                 try:
                     self._write(node)
@@ -131,8 +131,8 @@ class Stacking:
             write = batching_rule(node)
             if write is None:
                 raise Unstackable
-            found = write(BatchedNode(self.b, node, self.stacks, self.plain, self.count))
-            self._keep(node.outputs, [found] if isinstance(found, Var) else found)
+            results = write(BatchedNode(self.b, node, self.stacks, self.plain, self.count))
+            self._keep(node.outputs, [results] if isinstance(results, Var) else results)
 
     def _keep(self, values: Iterable[ir.Value], found: Iterable[Var]) -> None:
         """Note the stacks of `values`, and their shapes."""
@@ -248,12 +248,12 @@ class Stacking:
         give(inner, [inside.stack_of(v) if s else inside.plain_of(v) for v, s in zip(it.body.outputs, stacked)])
         initial = [self.stack_of(o) if s in moved else self.plain_of(o) for s, o in zip(it.states, it.initial)]
         if it.lead:
-            found = loop(self.b, body, lead[0], lead[1], initial)
+            results = loop(self.b, body, lead[0], lead[1], initial)
         else:
             pieces = [self._piece(o, slot, s in moved) for s, o, slot in zip(it.slices, it.scanned, it.ins)]
             outs = [ScanAxis(0, slot.backwards) for slot in it.outs]
-            found = scan(self.b, body, initial, pieces, outs)
-        for i, (value, y, is_stack) in enumerate(zip(node.outputs, found, stacked[it.head :])):
+            results = scan(self.b, body, initial, pieces, outs)
+        for i, (value, y, is_stack) in enumerate(zip(node.outputs, results, stacked[it.head :])):
             if i >= it.count:
                 y = self._collected(y, it.outs[i - it.count], is_stack, value)
             if is_stack:
@@ -280,24 +280,24 @@ class Stacking:
         for value in states:
             inside.stacks[value] = new = formal(inner, value, value.name or "state")
             new.value.shape = ir.Shape([self.first, *value.shape])  # type: ignore[misc]
-        held = formal(inner, active.value, "active")
-        held.value.shape = ir.Shape([self.first])
+        active_inside = formal(inner, active.value, "active")
+        active_inside.value.shape = ir.Shape([self.first])
         inside._fill(it.body)
         following = []
         for value, after in zip(it.states, it.following):
             if after.shape != value.shape:
                 raise Unstackable
-            following.append(select(held, inside.stack_of(after), inside.stacks[value]))
-        more = inner.And(held, mask_of(inside.stack_of(it.body.outputs[0])))
+            following.append(select(active_inside, inside.stack_of(after), inside.stacks[value]))
+        more = inner.And(active_inside, mask_of(inside.stack_of(it.body.outputs[0])))
         if limit is not None:
             more = inner.And(more, inner.Add(inside.plain[number], 1) < Var(inner, limit.value))
         body.inputs.extend([inside.plain[number].value, ongoing.value])
         body.inputs.extend(inside.stacks[v].value for v in states)
-        body.inputs.append(held.value)
+        body.inputs.append(active_inside.value)
         give(inner, [any_of(more), *following, more])
         counted = None if limit is not None or trips is None else self.plain_of(trips).value
-        found = loop(b, body, counted, any_of(active).value, [*map(self.stack_of, it.initial), active])
-        self._keep(node.outputs, found[:-1])
+        results = loop(b, body, counted, any_of(active).value, [*map(self.stack_of, it.initial), active])
+        self._keep(node.outputs, results[:-1])
 
     def _varying_values(self, it: Iteration) -> set[ir.Value]:
         """The values of the body that differ between directions at some step."""

@@ -31,8 +31,8 @@ def _if_jvp(op: Op, tangents: Cotangents) -> list[Var | None]:
 
     def push(b: Builder, graph: ir.Graph) -> list[Var]:
         outs = [graph.outputs[i] for i in moved]
-        found = forward(b, list(graph), {v: Var(b, t.value) for v, t in seeds.items()}, outs)
-        return [found[v] if v in found else b.zeros_like(b.var(b.now(v))) for v in outs]
+        pushed = forward(b, list(graph), {v: Var(b, t.value) for v, t in seeds.items()}, outs)
+        return [pushed[v] if v in pushed else b.zeros_like(b.var(b.now(v))) for v in outs]
 
     pushed = _derived_if(op, push, [op.node.outputs[i] for i in moved])
     result: list[Var | None] = [None] * len(op.node.outputs)
@@ -44,13 +44,13 @@ def _if_jvp(op: Op, tangents: Cotangents) -> list[Var | None]:
 @rule("If", wrt=(), jvp=_if_jvp, total=True)  # if its branches are
 def branch(op: Op, g: object) -> dict[ir.Value, Var]:
     """y = then(c) if condition else other(c), c captured: the taken branch pulls g back to c"""
-    given = dict(enumerate(g if isinstance(g, tuple) else (g,)))
+    cotangents = dict(enumerate(g if isinstance(g, tuple) else (g,)))
     wrt = [c.value for c in op.captures if c.value in op.active]
 
     def pull(b: Builder, graph: ir.Graph) -> list[Var]:
-        here = [(graph.outputs[i], Var(b, u.value)) for i, u in given.items() if u is not None]
-        found = reverse(b, list(graph), add_cotangents((out, _as_here(u, b.var(out))) for out, u in here), wrt)
-        return [found[v] if v in found else b.zeros_like(b.var(v)) for v in wrt]
+        here = [(graph.outputs[i], Var(b, u.value)) for i, u in cotangents.items() if u is not None]
+        pulled = reverse(b, list(graph), add_cotangents((out, _as_here(u, b.var(out))) for out, u in here), wrt)
+        return [pulled[v] if v in pulled else b.zeros_like(b.var(v)) for v in wrt]
 
     return dict(zip(wrt, _derived_if(op, pull, wrt)))
 

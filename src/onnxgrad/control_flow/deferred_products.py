@@ -73,13 +73,13 @@ def products(
         free: what the steps stack anyway, and how; a stack of anything else must not be larger than the sum is for
             each step, or than one that the steps read.
     """
-    found: list[Product | RowSum] = []
+    parts: list[Product | RowSum] = []
     for term in _terms(total):
         part = _row_sum(term, like, free) or _product(term, like, columns)
         if part is None or not (part.b in free or any(_is_small(part.b, v) for v in (like, *columns))):
             return []
-        found.append(part)
-    return found
+        parts.append(part)
+    return parts
 
 
 def _product(term: ir.Value, like: ir.Value, columns: Mapping[ir.Value, StepInput]) -> Product | None:

@@ -53,7 +53,7 @@ def step_slices(op: Op, body: ir.Graph) -> list[StepSlice]:
     if not Iteration.of(op.node).lead or body.inputs[0].shape is None or len(body.inputs[0].shape):
         return []
     own = set(body.inputs) | set(body.initializers.values()) | {v for n in body for v in n.outputs}
-    found = []
+    slices = []
     for node in body:
         if not is_op(node, "Gather") or node.inputs[0] not in op.active or node.inputs[0] in own:
             continue
@@ -61,8 +61,8 @@ def step_slices(op: Op, body: ir.Graph) -> list[StepSlice]:
         offset = _offset(index, body.inputs[0], own)
         if x is not None and x.shape is not None and isinstance(x.type, ir.TensorType) and offset is not None:
             axis = node.attributes.get_int("axis") or 0
-            found.append(StepSlice(node, x, axis % len(x.shape), offset[0]))
-    return found
+            slices.append(StepSlice(node, x, axis % len(x.shape), offset[0]))
+    return slices
 
 
 def _offset(index: ir.Value | None, step: ir.Value, own: set[ir.Value]) -> tuple[ir.Value | None] | None:

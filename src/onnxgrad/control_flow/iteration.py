@@ -69,9 +69,9 @@ class Iteration:
         """The same iteration with a copy of the body, and a builder for it."""
         copies = Copies({}, builder.names, builder.noting)
         body = copies.graph(self.body)
-        held = Iteration(self.node, body, self.lead, self.head, self.count, list(self.ins), list(self.outs))
-        held.originals = {new: old for old, new in copies.values.items()}
-        return builder.nested(body), held
+        copied = Iteration(self.node, body, self.lead, self.head, self.count, list(self.ins), list(self.outs))
+        copied.originals = {new: old for old, new in copies.values.items()}
+        return builder.nested(body), copied
 
     @property
     def initial(self) -> list[ir.Value]:
@@ -227,8 +227,8 @@ def stack_outputs(op: Op, value: ir.Value) -> ir.Value:
     it.body.outputs.append(copy)
     for name in ("scan_output_axes", "scan_output_directions"):
         if name in op.node.attributes:
-            held = op.node.attributes[name].as_ints()
-            op.node.attributes[name] = ir.AttrInt64s(name, [*held, 0])
+            numbers = op.node.attributes[name].as_ints()
+            op.node.attributes[name] = ir.AttrInt64s(name, [*numbers, 0])
     op.node.resize_outputs(len(op.node.outputs) + 1)
     out = op.node.outputs[-1]
     out.name = op.builder.names.fresh(f"{value.name}_tape")

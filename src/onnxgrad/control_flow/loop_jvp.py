@@ -27,9 +27,9 @@ def push(op: Op) -> list[Var | None]:
     seeds = {c.value: Var(b, tangents[c.value].value) for c in op.captures if c.value in tangents}
     seeds |= {states[i]: t for i, t in t_states.items()} | {slices[j]: t for j, t in t_slices.items()}
     following = [it.following[i] for i in carried]
-    given = [it.slice_results[k] for k in outs]
-    found = forward(b, list(body), seeds, list(dict.fromkeys([*following, *given])))
-    ends = [found[v] if v in found else b.zeros_like(b.var(b.now(v))) for v in [*following, *given]]
+    stacked = [it.slice_results[k] for k in outs]
+    pushed = forward(b, list(body), seeds, list(dict.fromkeys([*following, *stacked])))
+    ends = [pushed[v] if v in pushed else b.zeros_like(b.var(b.now(v))) for v in [*following, *stacked]]
     if not ends:
         return [None] * len(op.node.outputs)
 
@@ -39,7 +39,7 @@ def push(op: Op) -> list[Var | None]:
     give(b, [*head, *nexts, *ends])
     for end, like in zip(body.outputs[it.head + len(kept) :], [it.next_like(i) for i in carried]):
         end.shape = like.shape
-    for end, like in zip(body.outputs[len(body.outputs) - len(outs) :], given):
+    for end, like in zip(body.outputs[len(body.outputs) - len(outs) :], stacked):
         end.shape = end.shape if end.shape is not None else like.shape
     used = values_read(body)
     reads = [j for j, s in enumerate(slices) if s in used]

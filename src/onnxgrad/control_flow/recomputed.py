@@ -82,8 +82,8 @@ def _read_alike(node: ir.Node, back: ir.Node) -> dict[ir.Value, ir.Value]:
     """Map each slice of a step of `node` to the slice of `back` of the same values; empty if one has none."""
     there, here = Iteration.of(back), Iteration.of(node)
     columns = {(x, slot): s for x, slot, s in zip(there.scanned, there.ins, there.slices)}
-    found = {s: columns.get((x, slot.reverse())) for s, x, slot in zip(here.slices, here.scanned, here.ins)}
-    return {} if None in found.values() else {k: v for k, v in found.items() if v is not None}
+    partners = {s: columns.get((x, slot.reverse())) for s, x, slot in zip(here.slices, here.scanned, here.ins)}
+    return {} if None in partners.values() else {k: v for k, v in partners.items() if v is not None}
 
 
 def _merge_nodes(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value], names: Names) -> bool:
@@ -114,10 +114,10 @@ def _merge_nodes(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value],
             new.name = names.fresh(old.name or "row")
         body.append(again)
     slots = [*Iteration.of(back).outs, *(slot.reverse() for slot in it.outs)]
-    for given, out in zip(it.slice_results, node.outputs):
-        identity = ir.Node("", "Identity", [values.get(given, given)], name=names.fresh("row"))
+    for slice_result, out in zip(it.slice_results, node.outputs):
+        identity = ir.Node("", "Identity", [values.get(slice_result, slice_result)], name=names.fresh("row"))
         (new,) = identity.outputs
-        new.name, new.type, new.shape = names.fresh(given.name or "row"), given.type, given.shape
+        new.name, new.type, new.shape = names.fresh(slice_result.name or "row"), slice_result.type, slice_result.shape
         body.append(identity)
         body.outputs.append(new)
         back.resize_outputs(len(back.outputs) + 1)
@@ -131,8 +131,8 @@ def _merge_nodes(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value],
 
 def _constants(graph: ir.Graph, other: ir.Graph) -> dict[ir.Value, ir.Value]:
     """The constants of `graph` that `other` has as well."""
-    held = {_content(v): v for v in other.initializers.values()}
-    return {v: held[key] for v in graph.initializers.values() if (key := _content(v)) in held}
+    by_content = {_content(v): v for v in other.initializers.values()}
+    return {v: by_content[key] for v in graph.initializers.values() if (key := _content(v)) in by_content}
 
 
 def _content(value: ir.Value) -> tuple[str, tuple[int, ...], bytes]:

@@ -64,11 +64,11 @@ class RowBlocks:
 
         An operation that is defined for that row is defined for its copies; a row of zeros might be entirely masked.
         """
-        given = x.dims
+        dims = x.dims
         if self.filled:
             x = b.Pad(x, b.join([0], self.missing), None, [axis], mode="edge")
         x = b.reshape(x, b.join(b.shape_of(x, 0, axis), self.count, self.each, b.shape_of(x, axis + 1)))
-        x.value.shape = ir.Shape([*given[:axis], self.steps, self.rows, *given[axis + 1 :]])
+        x.value.shape = ir.Shape([*dims[:axis], self.steps, self.rows, *dims[axis + 1 :]])
         return x
 
     def join_blocks(self, b: Builder, x: Var, axis: int) -> Var:
@@ -98,10 +98,10 @@ def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, wri
     inner, body = empty(b, "rows")
     blocks = RowBlocks.of(b, *columns[0], most)
     read = []
-    for given, at in columns:
-        read.append((blocks.cut(b, given, at), ScanAxis(at)))
-        dims = [*given.dims[:at], blocks.rows, *given.dims[at + 1 :]]
-        body.inputs.append(ir.Value(name=b.names.fresh("rows"), type=given.value.type, shape=ir.Shape(dims)))
+    for column, at in columns:
+        read.append((blocks.cut(b, column, at), ScanAxis(at)))
+        dims = [*column.dims[:at], blocks.rows, *column.dims[at + 1 :]]
+        body.inputs.append(ir.Value(name=b.names.fresh("rows"), type=column.value.type, shape=ir.Shape(dims)))
     written = list(write(inner, [inner.var(v) for v in body.inputs]))
     give(inner, [value for value, _ in written])
     with b.record() as nodes:

@@ -49,9 +49,9 @@ def stack_saved(
     if not values:
         return {}
     it = Iteration.of(op.node)
-    given = dict(zip(ends[it.head + it.count :], range(it.count, len(op.node.outputs))))
-    stacked = [v for v in given if it.outs[given[v] - it.count] == ScanAxis() and op.node.outputs[given[v]].name]
-    places = {v: given[v] for v in values if v in stacked}
+    place = dict(zip(ends[it.head + it.count :], range(it.count, len(op.node.outputs))))
+    stacked = [v for v in place if it.outs[place[v] - it.count] == ScanAxis() and op.node.outputs[place[v]].name]
+    places = {v: place[v] for v in values if v in stacked}
     new = [v for v in values if v not in places]
     if all(v in originals for v in new):
         body = it.body
@@ -107,12 +107,12 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
 def _selections(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.Value]) -> set[ir.Value]:
     """The values that only select from values available outside the iteration."""
     own = {v for node in nodes for v in node.outputs}
-    found: set[ir.Value] = set()
+    selected: set[ir.Value] = set()
     for node in nodes:
         picks = traits_of(node).moves is not None or (node.op_type in _CHEAP and node.domain == "")
-        if picks and all(v in found or (v not in own and v not in states) or v not in varies for v in reads(node)):
-            found.update(node.outputs)
-    return found
+        if picks and all(v in selected or (v not in own and v not in states) or v not in varies for v in reads(node)):
+            selected.update(node.outputs)
+    return selected
 
 
 def _is_shaped(node: ir.Node) -> bool:

@@ -49,8 +49,8 @@ def _steps(node: ir.Node) -> int | None:
     """The number of steps of `node`, if the model fixes it."""
     if node.op_type == "Loop":
         trips = node.inputs[0]
-        held = constant_tensor(trips)
-        return None if held is None or not always_goes_on(node) else max(0, int(held.numpy().item()))
+        tensor = constant_tensor(trips)
+        return None if tensor is None or not always_goes_on(node) else max(0, int(tensor.numpy().item()))
     it = Iteration.of(node)
     sizes = [x.shape[s.axis] for x, s in zip(it.scanned, it.ins) if x.shape is not None]
     return next((d for d in sizes if isinstance(d, int)), None)
@@ -63,8 +63,8 @@ def _root(b: Builder, n: Var) -> Var:
 
 def _of_all(it: Iteration, used: Sequence[int], results: Sequence[Var]) -> list[Var | None]:
     """All outputs of an iteration, given its states and those of its stacks that are `used`."""
-    found = dict(zip(used, results[it.count :]))
-    return [*results[: it.count], *(found.get(k) for k in range(len(it.node.outputs) - it.count))]
+    stacks = dict(zip(used, results[it.count :]))
+    return [*results[: it.count], *(stacks.get(k) for k in range(len(it.node.outputs) - it.count))]
 
 
 # --- Loop ------------------------------------------------------------------------------------------

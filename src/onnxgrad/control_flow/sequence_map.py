@@ -43,11 +43,11 @@ def _push(op: Op, tangents: object) -> list[Var | None]:
             seeds[inside] = formal(b, inside, "tangent")
             columns.append((seeds[inside].value, op.tangents[outside].value))
     outs = list(graph.outputs)
-    found = forward(b, list(graph), seeds, list(dict.fromkeys(outs)))
-    moved = [i for i, v in enumerate(outs) if v in found]
+    pushed = forward(b, list(graph), seeds, list(dict.fromkeys(outs)))
+    moved = [i for i, v in enumerate(outs) if v in pushed]
     if not moved:
         return [None] * len(outs)
-    give(b, [found[outs[i]] for i in moved])
+    give(b, [pushed[outs[i]] for i in moved])
     result: list[Var | None] = [None] * len(outs)
     for i, t in zip(moved, _map(op, b, columns)):
         result[i] = t
@@ -64,13 +64,13 @@ def sequence_map(op: Op, g: object) -> dict[ir.Value, Var]:
     wrt += [(c.value, c.value) for c in op.captures if c.value in op.active]
     seeds = {i: formal(b, graph.outputs[i], "cotangent") for i in of}
     columns += [(seeds[i].value, u.value) for i, u in of.items()]
-    found = reverse(
+    cotangents = reverse(
         b, list(graph), add_cotangents((graph.outputs[i], s) for i, s in seeds.items()), [v for v, _ in wrt]
     )
-    wrt = [(inside, outside) for inside, outside in wrt if inside in found]
+    wrt = [(inside, outside) for inside, outside in wrt if inside in cotangents]
     if not wrt:
         return {}
-    give(b, [found[inside] for inside, _ in wrt])
+    give(b, [cotangents[inside] for inside, _ in wrt])
     pulled = []
     for (inside, outside), each in zip(wrt, _map(op, b, columns)):
         whole = inside is outside or not isinstance(outside.type, ir.SequenceType)

@@ -61,12 +61,12 @@ class CustomRule:
                 "a rule that is a Python function cannot be kept in a file\n  hint: give it as an ONNX graph"
             )
         model = to_proto(open_model(model_of(self.graph)).model)
-        held: dict[str, Any] = {"mode": self.mode, "wrt": self.rule.wrt}
+        record: dict[str, Any] = {"mode": self.mode, "wrt": self.rule.wrt}
         if self.cut is None:
-            held["operator"] = "::".join(self.operator or ())
+            record["operator"] = "::".join(self.operator or ())
         else:
-            held |= {"inputs": self.cut.inputs, "outputs": self.cut.outputs}
-        onnx.helper.set_model_props(model, {RULE: json.dumps(held)})
+            record |= {"inputs": self.cut.inputs, "outputs": self.cut.outputs}
+        onnx.helper.set_model_props(model, {RULE: json.dumps(record)})
         save_model(model, path)
 
 
@@ -78,13 +78,15 @@ def load_rule(path: str | os.PathLike) -> CustomRule:
     """
     model = load_model(path)
     try:
-        held = json.loads(model.metadata_props.pop(RULE))
-        make = {"vjp": custom_vjp, "jvp": custom_jvp}[held["mode"]]
+        record = json.loads(model.metadata_props.pop(RULE))
+        make = {"vjp": custom_vjp, "jvp": custom_jvp}[record["mode"]]
         for name in ("wrt", "inputs", "outputs"):
-            held[name] = None if held.get(name) is None else tuple(held[name])
+            record[name] = None if record.get(name) is None else tuple(record[name])
     except (KeyError, ValueError, TypeError) as e:
         raise BadInput(f"{os.fspath(path)} is no rule that onnxgrad wrote") from e
-    return make(held.get("operator"), to_proto(model), wrt=held["wrt"], inputs=held["inputs"], outputs=held["outputs"])
+    return make(
+        record.get("operator"), to_proto(model), wrt=record["wrt"], inputs=record["inputs"], outputs=record["outputs"]
+    )
 
 
 def custom_vjp(
@@ -183,8 +185,8 @@ def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
     """
     table: dict[tuple[str, str], Rule] = {}
     cuts: list[Cut] = []
-    for given in rules:
-        custom = load_rule(given) if isinstance(given, (str, os.PathLike)) else given
+    for rule in rules:
+        custom = load_rule(rule) if isinstance(rule, (str, os.PathLike)) else rule
         if not isinstance(custom, CustomRule):
             raise BadInput(f"a rule is a result of custom_vjp or custom_jvp, or a file, not a {type(custom).__name__}")
         if custom.cut is not None:
@@ -248,5 +250,5 @@ class _Custom(General):
         for t, g in zip(tangents, cotangents):
             if t is not None and g is not None:
                 seeds[t.value] = add([seeds[t.value], g]) if t.value in seeds else g
-        found = reverse(b, emitted, seeds, [p.value for p in probes if p is not None])
-        return [None if p is None else found.get(p.value) for p in probes]
+        transposed = reverse(b, emitted, seeds, [p.value for p in probes if p is not None])
+        return [None if p is None else transposed.get(p.value) for p in probes]

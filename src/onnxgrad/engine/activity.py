@@ -22,14 +22,14 @@ _DISCRETE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, i
 
 def is_differentiable(value: ir.Value) -> bool:
     """True if a value can carry a tangent: floats, containers of floats, values of unknown type."""
-    held = value.type
-    if type(held) is ir.TensorType and held.dtype in FLOATS:
+    kind = value.type
+    if type(kind) is ir.TensorType and kind.dtype in FLOATS:
         return True
-    while isinstance(held, (ir.SequenceType, ir.OptionalType)):
-        held = held.elem_type
-    if held is None or not isinstance(held, ir.TensorType):
-        return held is None
-    return held.dtype in FLOATS or _is_estimated(value)
+    while isinstance(kind, (ir.SequenceType, ir.OptionalType)):
+        kind = kind.elem_type
+    if kind is None or not isinstance(kind, ir.TensorType):
+        return kind is None
+    return kind.dtype in FLOATS or _is_estimated(value)
 
 
 def _is_estimated(value: ir.Value) -> bool:
@@ -98,13 +98,13 @@ def on_path(
 def stoppers(nodes: Sequence[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder) -> list[str]:
     """The operators before `of` with a zero derivative that read values depending on `wrt`."""
     active, wanted = active_values(nodes, wrt, builder), set(of)
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for node in reversed(nodes):
         if any(v in wanted for v in node.outputs):
             wanted.update(v for v in reads(node) if v is not None)
             if not any(v in active for v in node.outputs) and any(v in active for v in reads(node)):
-                found[node.op_type] = None
-    return list(found)[::-1]
+                names[node.op_type] = None
+    return list(names)[::-1]
 
 
 def prepare(
@@ -199,14 +199,14 @@ def _walk(
     queue = deque([node])
     while queue:
         current = queue.popleft()
-        found = next((v.name or "?" for v in touches(current) if v in goal), None)
-        if found is not None:
+        reached = next((v.name or "?" for v in touches(current) if v in goal), None)
+        if reached is not None:
             trail: list[ir.Node] = []
             back: ir.Node | None = current
             while back is not None and back is not node:
                 trail.append(back)
                 back = came[back]
-            return found, trail[::-1]
+            return reached, trail[::-1]
         for n in onward(current):
             if n not in came:
                 came[n] = current

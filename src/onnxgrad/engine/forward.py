@@ -41,20 +41,20 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
     """The tangents of the outputs of `node`, given those of its operands."""
     rule = rule_of(node, builder)
     assert rule is not None  # `prepare` has seen to it
-    given = [None if v is None or not rule.carries(i) else tangents.get(v) for i, v in enumerate(node.inputs)]
-    if all(t is None for t in given) and not any(v in tangents for v in captured(node)):
+    of_operands = [None if v is None or not rule.carries(i) else tangents.get(v) for i, v in enumerate(node.inputs)]
+    if all(t is None for t in of_operands) and not any(v in tangents for v in captured(node)):
         return {}  # the path from here has no slope
-    op = Op(builder, node, [t is not None for t in given])
-    given += [None] * (len(op.inputs) - len(given))
+    op = Op(builder, node, [t is not None for t in of_operands])
+    of_operands += [None] * (len(op.inputs) - len(of_operands))
     op.tangents = tangents
     with telling(node):
-        result = rule.jvp(op, given)
+        result = rule.jvp(op, of_operands)
     if result is None:
         return _transpose_vjp(builder, node, tangents)
-    found = {v: t for v, t in zip(node.outputs, result) if t is not None and is_differentiable(v)}
-    for v, t in found.items():
+    result_tangents = {v: t for v, t in zip(node.outputs, result) if t is not None and is_differentiable(v)}
+    for v, t in result_tangents.items():
         _check(node, rule, Var(builder, v), t)
-    return found
+    return result_tangents
 
 
 def _probe(x: Var) -> Var:
@@ -72,5 +72,5 @@ def _transpose_vjp(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, 
         probes = {v: builder.append(ir.Node("", "Identity", [_probe(Var(builder, v)).value]))[0] for v in outputs}
         pulled = pull_back(builder, node, [probes.get(v) for v in node.outputs], moved)
     probed = [p.value for p in probes.values()]
-    found = reverse(builder, emitted, add_cotangents((g.value, tangents[v]) for v, g in pulled.items()), probed)
-    return {v: found[p.value] for v, p in probes.items() if p.value in found}
+    transposed = reverse(builder, emitted, add_cotangents((g.value, tangents[v]) for v, g in pulled.items()), probed)
+    return {v: transposed[p.value] for v, p in probes.items() if p.value in transposed}

@@ -65,14 +65,14 @@ class CallRule(Rule):
         """Cotangents of the operands."""
         operands = list(op.node.inputs)
         moved = tuple(bool(v is not None and v in op.active) for v in operands)
-        found = _call(op, "backward", moved, cotangents)
-        return add_cotangents((value, g) for i, g in found.items() if (value := operands[i]) is not None)
+        results = _call(op, "backward", moved, cotangents)
+        return add_cotangents((value, g) for i, g in results.items() if (value := operands[i]) is not None)
 
     def _jvp(self, op: Op, tangents: Cotangents) -> list[Var | None]:
         count = len(op.node.outputs)
         moved = tuple(t is not None for t in tangents[: len(op.node.inputs)])
-        found = _call(op, "tangent", moved, tangents)
-        return [found.get(i) for i in range(count)]
+        results = _call(op, "tangent", moved, tangents)
+        return [results.get(i) for i in range(count)]
 
 
 def _call(op: Op, mode: Mode, moved: tuple[bool, ...], seeds: Cotangents) -> dict[int, Var]:
@@ -80,12 +80,12 @@ def _call(op: Op, mode: Mode, moved: tuple[bool, ...], seeds: Cotangents) -> dic
     functions = op.builder.functions
     assert isinstance(functions, Functions)
     body = functions.body(op.node)
-    given = tuple(s is not None for s in seeds)
-    key = mode, body.key, moved, given
+    is_seeded = tuple(s is not None for s in seeds)
+    key = mode, body.key, moved, is_seeded
     known = _derived.setdefault(functions, {})
     derived = known.get(key)
     if derived is None:
-        derived = known[key] = derive(functions, op.node, body, mode, moved, given)
+        derived = known[key] = derive(functions, op.node, body, mode, moved, is_seeded)
     operands = list(op.node.inputs)
     results = len(functions.table[op.node.op_identifier()].outputs)
     if derived.primal is not None:
@@ -153,28 +153,28 @@ def derive(
             seeds[i] = ir.Value(name=name, type=like.type, shape=like.shape)
     start = [*graph.inputs]
     with builder.record() as emitted:
-        found: dict[int, Var] = {}
+        derivatives: dict[int, Var] = {}
         variables = {i: builder.var(v) for i, v in seeds.items()}
         if mode == "backward":
             wrt = {i: v for i, v in formals.items() if moved[i]}
             totals = add_cotangents((seeded[i], u) for i, u in variables.items())
             gradients = reverse(builder, list(graph), totals, list(wrt.values()))
-            found = {i: gradients[v] for i, v in wrt.items() if v in gradients}
+            derivatives = {i: gradients[v] for i, v in wrt.items() if v in gradients}
         else:
             pushed = forward(builder, list(graph), {seeded[i]: t for i, t in variables.items()}, outputs)
-            found = {i: pushed[v] for i, v in enumerate(outputs) if v in pushed}
+            derivatives = {i: pushed[v] for i, v in enumerate(outputs) if v in pushed}
     outputs = list(graph.outputs)  # some may have been lowered
-    cut = residuals((g.value for g in found.values()), primal_values(graph, emitted, set(seeds.values())))
+    cut = residuals((g.value for g in derivatives.values()), primal_values(graph, emitted, set(seeds.values())))
     sources: dict[ir.Value, Source] = {v: ("operand", i) for i, v in formals.items()}
     sources |= {v: ("result", i) for i, v in reversed(list(enumerate(outputs))) if v not in sources}
     sources |= {v: ("seed", i) for i, v in seeds.items()}
     saved = [v for v in cut if v not in sources]
     sources |= {v: ("residual", k) for k, v in enumerate(saved)}
-    made = list(dict.fromkeys(g.value for g in found.values() if g.value not in sources))
+    made = list(dict.fromkeys(g.value for g in derivatives.values() if g.value not in sources))
     result = Derived(body, residuals=len(saved))
     result.takes = [sources[v] for v in (*cut, *seeds.values())]
     sources |= {v: ("linear", k) for k, v in enumerate(made)}
-    result.gives = {i: sources[g.value] for i, g in found.items()}
+    result.gives = {i: sources[g.value] for i, g in derivatives.items()}
     graph.inputs.extend(seeds.values())
     if saved:
         part = part_of(graph, start, [*outputs, *saved], builder.names)

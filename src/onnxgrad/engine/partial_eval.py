@@ -61,5 +61,5 @@ def seedless_values(graph: ir.Graph, seeds: Collection[ir.Value], given: Iterabl
 
     Values that depend on weights alone are constants in either part.
     """
-    moving, found = dependents(graph, seeds), dependents(graph, given)
-    return lambda value: value in found and value not in moving
+    moving, computed = dependents(graph, seeds), dependents(graph, given)
+    return lambda value: value in computed and value not in moving

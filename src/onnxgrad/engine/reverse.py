@@ -49,12 +49,12 @@ def reverse(
 
 
 def _total(terms: dict[ir.Value, list[Var]], value: ir.Value) -> Var | None:
-    found = terms.get(value)
-    if not found:
+    parts = terms.get(value)
+    if not parts:
         return None
-    if len(found) > 1:
-        terms[value] = found = [add(combine_terms(found))]
-    return found[0]
+    if len(parts) > 1:
+        terms[value] = parts = [add(combine_terms(parts))]
+    return parts[0]
 
 
 def pull_back(
@@ -70,14 +70,14 @@ def pull_back(
         result = rule.vjp(op, cotangents)
     named = isinstance(result, dict)
     pairs = list(result.items()) if isinstance(result, dict) else list(zip(node.inputs, result))
-    found: list[tuple[ir.Value, Var]] = []
+    pulled: list[tuple[ir.Value, Var]] = []
     for i, (key, g) in enumerate(pairs):
         value = key.value if isinstance(key, Var) else key
         if g is not None and value is not None and (value in active if named else needs[i]):
             if value.shape is not g.value.shape or value.type is not g.value.type:
                 _check(node, rule, Var(builder, value), g)
-            found.append((value, g))
-    return add_cotangents(found)
+            pulled.append((value, g))
+    return add_cotangents(pulled)
 
 
 class telling:  # noqa: N801  (it reads like a function)

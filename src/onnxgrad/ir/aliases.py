@@ -11,8 +11,8 @@ _KEY = "onnxgrad.aliases"
 
 def known_as(value: ir.Value) -> tuple[str, ...]:
     """All names of `value`, the present one first."""
-    held = notes(value)
-    before = held.get(_KEY, ()) if held else ()
+    own_notes = notes(value)
+    before = own_notes.get(_KEY, ()) if own_notes else ()
     return tuple(dict.fromkeys([value.name, *before] if value.name else before))
 
 

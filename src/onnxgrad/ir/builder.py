@@ -223,15 +223,15 @@ class Builder:
         A ``None`` attribute is omitted; an ``ir.Attr`` is used unchanged.
         """
         values = self._values(inputs)
-        attrs, held = self._attributes(attributes)
+        attrs, hashable = self._attributes(attributes)
         key: Any = None
         opset = self.infer.context.get_opset_version(domain) if domain else self.opset
-        if held is not None and is_repeatable(op_type, domain, opset):
-            key = (op_type, domain, outputs, *held, *map(id, values))
+        if hashable is not None and is_repeatable(op_type, domain, opset):
+            key = (op_type, domain, outputs, *hashable, *map(id, values))
             results = self._emitted.get(key)
             if results is not None and self._has(_first(results)):
                 return results
-        known = None if domain or outputs != 1 or held is None else self.infer.look_up(op_type, values, held)
+        known = None if domain or outputs != 1 or hashable is None else self.infer.look_up(op_type, values, hashable)
         if known is None:
             results = self.append(ir.Node(domain, op_type, values, attrs, num_outputs=outputs))
             results = results[0] if outputs == 1 else results
@@ -326,7 +326,7 @@ class Builder:
         inner.graph.extend(nodes)
         gone = set(nodes)
         self._emitted = {k: v for k, v in self._emitted.items() if _first(v).value.producer() not in gone}
-        self._shapes = {k: held for k, held in self._shapes.items() if held.value.producer() not in gone}
+        self._shapes = {k: shape for k, shape in self._shapes.items() if shape.value.producer() not in gone}
 
     def named(self, name: str, outputs: Sequence[Var | None], *, of: Sequence[Var | None], **attributes: Any) -> None:
         """Note that `outputs` are the function `name` of `of`, for which a runtime may have a kernel: `ir.composites`.
@@ -351,10 +351,10 @@ class Builder:
             return self.Shape(x, start=start or None, end=end)
         if all(isinstance(d, int) for d in dims):
             return self.const(np.array(dims, np.int64))
-        found = self._shapes.get(dims)
-        if found is None or not self._has(found):
-            found = self._shapes[dims] = self.Shape(x, start=start or None, end=end)
-        return found
+        shape = self._shapes.get(dims)
+        if shape is None or not self._has(shape):
+            shape = self._shapes[dims] = self.Shape(x, start=start or None, end=end)
+        return shape
 
     def size_of(self, x: Var, axis: int) -> Var:
         """The size of `x` along `axis`, a scalar."""

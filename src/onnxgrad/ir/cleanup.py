@@ -45,20 +45,20 @@ def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None =
 def write_otherwise(graph: ir.Graph, names: Names | None = None, graphs: Sequence[ir.Graph] = ()) -> None:
     """Rewrite, in place, the nodes of `graph`, whose scopes are `graphs`, that ONNX Runtime misreads."""
     windows = ("AveragePool", "Conv", "LpPool", "MaxPool")
-    found: dict[str, list[ir.Node]] = {name: [] for name in ("Pad", "MatMul", "Transpose", *windows)}
+    nodes_of: dict[str, list[ir.Node]] = {name: [] for name in ("Pad", "MatMul", "Transpose", *windows)}
     for g in graphs or scopes(graph):
         for node in g:
-            if (op_type := node.op_type) in found:
-                found[op_type].append(node)
-    pads = [n for n in found["Pad"] if is_standard(n) and len(n.inputs) > 3 and n.inputs[3] is not None]
-    products = [n for n in found["MatMul"] if _has_vector(n) and rank(n.inputs[1])] if found["Transpose"] else []
+            if (op_type := node.op_type) in nodes_of:
+                nodes_of[op_type].append(node)
+    pads = [n for n in nodes_of["Pad"] if is_standard(n) and len(n.inputs) > 3 and n.inputs[3] is not None]
+    products = [n for n in nodes_of["MatMul"] if _has_vector(n) and rank(n.inputs[1])] if nodes_of["Transpose"] else []
     if pads or products:
         names, infer = names or Names.of_graph(graph), Inference(dict(graph.opset_imports))
         for nodes, write in ((pads, _name_no_axes), (products, _make_a_column)):
             for node in nodes:
                 assert isinstance(node.graph, ir.Graph)
                 write(Builder(node.graph, names, infer, before=node), node)
-    for node in (n for name in windows for n in found[name]):
+    for node in (n for name in windows for n in nodes_of[name]):
         _write_same_pads(node)
 
 

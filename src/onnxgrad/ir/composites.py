@@ -79,8 +79,8 @@ def named_parts(graph: ir.Graph) -> Iterator[Part]:
     """
     seen: set[int] = set()
     for node in graph:
-        held = notes(node)
-        part = held.get(_KEY) if held else None
+        node_notes = notes(node)
+        part = node_notes.get(_KEY) if node_notes else None
         if part is not None and id(part) not in seen:
             seen.add(id(part))
             yield part
@@ -118,8 +118,8 @@ def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None], written:
     """
     read: dict[str, Part | None] = {}
     for node in graph:
-        held = properties(node)
-        text = held.pop(_KEY, None) if held else None
+        node_notes = properties(node)
+        text = node_notes.pop(_KEY, None) if node_notes else None
         if text is None:
             continue
         if text not in read:

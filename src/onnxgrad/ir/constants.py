@@ -27,10 +27,10 @@ MOST_WRITTEN = 1 << 20
 
 def known_value(value: ir.Value, opset: int, depth: int = 16) -> np.ndarray | None:
     """`constant`, or the result of at most `depth` nodes over constants; else None."""
-    held = constant(value)
+    value_array = constant(value)
     node = value.producer()
-    if held is not None or node is None or not depth or len(node.outputs) != 1 or not node.inputs:
-        return held
+    if value_array is not None or node is None or not depth or len(node.outputs) != 1 or not node.inputs:
+        return value_array
     feeds = {}
     for operand in node.inputs:
         if operand is not None:

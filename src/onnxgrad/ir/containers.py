@@ -30,10 +30,10 @@ def map_sequences(b: Builder, f: Callable[..., Var], *sequences: Var) -> Var:
     graph = ir.Graph([], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports))
     inner = b.nested(graph)
     for x in sequences:
-        held = x.value.type.elem_type  # type: ignore[union-attr]
+        element = x.value.type.elem_type  # type: ignore[union-attr]
         dims = None if x.shape is None else [d if isinstance(d, int) else None for d in x.shape]
         shape = None if dims is None else ir.Shape(dims)
-        graph.inputs.append(ir.Value(name=b.names.fresh("element"), type=held, shape=shape))  # type: ignore[arg-type]
+        graph.inputs.append(ir.Value(name=b.names.fresh("element"), type=element, shape=shape))  # type: ignore[arg-type]
     result = f(*map(inner.var, graph.inputs))
     if result.value.producer() is None:
         result = inner.Identity(result)
@@ -45,8 +45,8 @@ def map_sequences(b: Builder, f: Callable[..., Var], *sequences: Var) -> Var:
 
 def empty_optional(b: Builder, x: Var) -> Var:
     """An optional without a value, of the type of `x`."""
-    held = x.value.type.elem_type  # type: ignore[union-attr]
-    attr = ir.Attr("type", ir.AttributeType.TYPE_PROTO, ir.TypeAndShape(held, None))  # type: ignore[arg-type]
+    element = x.value.type.elem_type  # type: ignore[union-attr]
+    attr = ir.Attr("type", ir.AttributeType.TYPE_PROTO, ir.TypeAndShape(element, None))  # type: ignore[arg-type]
     node = ir.Node("", "Optional", [], [attr])
     node.outputs[0].type = x.value.type
     return b.append(node)[0]
@@ -61,9 +61,9 @@ def either(b: Builder, condition: Var, then: Callable[[Builder], Var], other: Ca
         result = write(inner)
         maker = result.value.producer()
         if maker is None or maker.graph is not graph:
-            held = result.value.type, result.value.shape
+            kinds = result.value.type, result.value.shape
             result = inner.append(ir.Node("", "Identity", [result.value]))[0]
-            result.value.type, result.value.shape = held
+            result.value.type, result.value.shape = kinds
         graph.outputs.append(result.value)
         branches.append(ir.AttrGraph(name, graph))
         results.append(result.value)
@@ -91,8 +91,8 @@ def contents(b: Builder, x: Var, like: Var) -> Var:
     """The content of the optional `x`; zeros of the shape of `like` if it is empty."""
     maker = x.value.producer()
     if is_op(maker, "Optional"):
-        held = maker.inputs[0] if maker.inputs else None
-        return b.zeros_like(like) if held is None else b.var(held)
+        operand = maker.inputs[0] if maker.inputs else None
+        return b.zeros_like(like) if operand is None else b.var(operand)
     y = either(
         b,
         b.OptionalHasElement(x),
@@ -140,9 +140,9 @@ def _loop_body(b: Builder, state: Var) -> tuple[Builder, Var, list[Var]]:
     for hint, dtype in (("step", ir.DataType.INT64), ("goes_on", ir.DataType.BOOL)):
         value = ir.Value(name=b.names.fresh(hint), type=ir.TensorType(dtype), shape=ir.Shape([]))
         graph.inputs.append(value)
-    held = ir.Value(name=b.names.fresh("so_far"), type=state.value.type, shape=state.value.shape)
-    graph.inputs.append(held)
-    return inner, inner.var(graph.inputs[0]), [inner.var(held)]
+    state_inside = ir.Value(name=b.names.fresh("so_far"), type=state.value.type, shape=state.value.shape)
+    graph.inputs.append(state_inside)
+    return inner, inner.var(graph.inputs[0]), [inner.var(state_inside)]
 
 
 def _loop(b: Builder, inner: Builder, count: Var, result: Var, first: Var) -> Var:

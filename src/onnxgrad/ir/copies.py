@@ -35,13 +35,13 @@ class Copies:
     def graph(self, graph: ir.Graph) -> ir.Graph:
         """A copy of `graph`."""
         inputs = [self.value(v) for v in graph.inputs]
-        held = [self.values[v] if v in self.values else self.value(v) for v in graph.initializers.values()]
+        initializers = [self.values[v] if v in self.values else self.value(v) for v in graph.initializers.values()]
         nodes = [self.node(node) for node in graph]
         made = ir.Graph(
             inputs,
             [self.values.get(v, v) for v in graph.outputs],
             nodes=nodes,
-            initializers=held,
+            initializers=initializers,
             doc_string=graph.doc_string,
             opset_imports=graph.opset_imports.copy(),
             name=graph.name,
@@ -118,6 +118,6 @@ def _copy_notes(made: Noted, like: Noted) -> Noted:
     """`made`, with the notes of `like`."""
     if metadata := properties(like):
         made.metadata_props.update(metadata)
-    if held := notes(like):
-        made.meta.update(held)
+    if own_notes := notes(like):
+        made.meta.update(own_notes)
     return made

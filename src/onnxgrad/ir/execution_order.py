@@ -111,8 +111,8 @@ def _edges(nodes: Sequence[ir.Node]) -> tuple[dict[ir.Node, list[ir.Node]], dict
 
 def _steps(nodes: Sequence[ir.Node], before: Mapping[ir.Node, Sequence[ir.Node]]) -> dict[ir.Node, tuple[int, int]]:
     """The most products, and the most nodes, on a way through `before` from each node on."""
-    found: dict[ir.Node, tuple[int, int]] = {}
+    steps: dict[ir.Node, tuple[int, int]] = {}
     for node in nodes:
-        products = max((found[p][0] for p in before[node]), default=0) + traits_of(node).is_product
-        found[node] = products, 1 + max((found[p][1] for p in before[node]), default=0)
-    return found
+        products = max((steps[p][0] for p in before[node]), default=0) + traits_of(node).is_product
+        steps[node] = products, 1 + max((steps[p][1] for p in before[node]), default=0)
+    return steps

@@ -91,12 +91,17 @@ def _fold(
             continue
         (value,) = node.outputs
         tensor = ir.tensor(array, dtype=value.dtype, name=value.name)
-        held = ir.Value() if hold is None else hold(node, tensor)
-        held.name, held.type, held.shape, held.const_value = value.name, value.type, ir.Shape(array.shape), tensor
-        value.replace_all_uses_with(held)
+        fixed = ir.Value() if hold is None else hold(node, tensor)
+        fixed.name, fixed.type, fixed.shape, fixed.const_value = (
+            value.name,
+            value.type,
+            ir.Shape(array.shape),
+            tensor,
+        )
+        value.replace_all_uses_with(fixed)
         graph.remove(node, safe=True)
         if hold is None:
-            graph.register_initializer(held)
+            graph.register_initializer(fixed)
         count += 1
     return count
 

@@ -16,23 +16,23 @@ from onnxgrad.ir.notes import SETTLED, notes
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs in the attributes of `node`."""
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for a in node.attributes.data.values():
         if a.type == ir.AttributeType.GRAPH:
-            found.append(a.as_graph())
+            graphs.append(a.as_graph())
         elif a.type == ir.AttributeType.GRAPHS:
-            found.extend(a.as_graphs())
-    return found
+            graphs.extend(a.as_graphs())
+    return graphs
 
 
 def scopes(graph: ir.Graph) -> list[ir.Graph]:
     """`graph`, and every graph inside it."""
-    found = [graph]
+    graphs = [graph]
     for node in graph:
         if node.attributes.data:  # a length would be asked of it in Python, once for each node
             for inner in subgraphs(node):
-                found += scopes(inner)
-    return found
+                graphs += scopes(inner)
+    return graphs
 
 
 def captured(node: ir.Node) -> list[ir.Value]:
@@ -68,34 +68,34 @@ def values_read(graph: ir.Graph) -> set[ir.Value]:
 
 def dependents(nodes: Iterable[ir.Node], start: Iterable[ir.Value]) -> set[ir.Value]:
     """`start`, and everything that `nodes`, in topological order, compute from it."""
-    found = set(start)
+    dependent = set(start)
     for node in nodes:
-        if not found.isdisjoint(reads(node)):
-            found.update(node.outputs)
-    return found
+        if not dependent.isdisjoint(reads(node)):
+            dependent.update(node.outputs)
+    return dependent
 
 
 def ancestors(nodes: Reversible[ir.Node], ends: Iterable[ir.Value], start: Collection[ir.Value] = ()) -> list[ir.Node]:
     """The nodes, in topological order, that compute `ends`, starting from the values `start`."""
     wanted = {v for v in ends if v not in start}
-    found = []
+    nodes_before = []
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.outputs):
             wanted.update(v for v in reads(node) if v not in start)
-            found.append(node)
-    return found[::-1]
+            nodes_before.append(node)
+    return nodes_before[::-1]
 
 
 def reach(start: Iterable[ir.Value], onward: Callable[[ir.Value], Iterable[ir.Value]]) -> list[ir.Value]:
     """`start`, and all that `onward` leads to from there, each once, in the order of a walk depth first."""
-    found: dict[ir.Value, None] = {}
+    reached: dict[ir.Value, None] = {}
     stack = list(start)
     while stack:
         value = stack.pop()
-        if value not in found:
-            found[value] = None
+        if value not in reached:
+            reached[value] = None
             stack.extend(onward(value))
-    return list(found)
+    return list(reached)
 
 
 def cut(ends: Iterable[ir.Value], crosses: Callable[[ir.Value], bool]) -> list[ir.Value]:

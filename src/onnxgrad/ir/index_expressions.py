@@ -24,14 +24,14 @@ def with_parts(builder: Builder, names: Iterable[object], values: Mapping[str, i
     Raises:
         BadInput: an expression that is not one of integers and slices, or that does not fit the value.
     """
-    found = dict(values)
+    expanded = dict(values)
     for name in names:
-        if isinstance(name, str) and name not in found and name.endswith("]") and "[" in name:
+        if isinstance(name, str) and name not in expanded and name.endswith("]") and "[" in name:
             base, _, key = name[:-1].rpartition("[")
             if base not in values:
                 raise UnknownName(base, values, "value")
-            found[name] = _select(builder, builder.var(values[base]), base, key).value
-    return found
+            expanded[name] = _select(builder, builder.var(values[base]), base, key).value
+    return expanded
 
 
 def _select(b: Builder, x: Var, name: str, key: str) -> Var:

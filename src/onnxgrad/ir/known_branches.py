@@ -36,9 +36,9 @@ def take_known_branches(graph: ir.Graph) -> int:
     """
     count = 0
     names = None
-    while (found := next(known_branches(graph), None)) is not None:
+    while (branch := next(known_branches(graph), None)) is not None:
         names = names or Names.of_graph(graph)
-        _splice_branch(*found, names)
+        _splice_branch(*branch, names)
         count += 1
     return count
 
@@ -50,11 +50,11 @@ def _splice_branch(node: ir.Node, branch: ir.Graph, names: Names) -> None:
     outer |= {v.name for n in graph for v in n.outputs}
     ends = list(branch.outputs)
     branch.outputs.clear()
-    for name, held in list(branch.initializers.items()):
+    for name, initializer in list(branch.initializers.items()):
         del branch.initializers[name]
         if name in outer:
-            held.name = names.fresh(name)
-        graph.register_initializer(held)
+            initializer.name = names.fresh(name)
+        graph.register_initializer(initializer)
     for inner in list(branch):
         branch.remove(inner)
         for value in inner.outputs:

@@ -31,19 +31,19 @@ class Literals:
         if dtype is not None:
             array = array.astype(dtype.numpy())
         key = array.dtype, array.shape, array.tobytes()
-        found = self._arrays.get(key)
-        if found is None or not self._is_there(found):
+        value = self._arrays.get(key)
+        if value is None or not self._is_there(value):
             name = self.names.fresh("const")
-            found = self._arrays[key] = add_initializer(self.graph, ir.Tensor(array, dtype, name=name))
-        return found
+            value = self._arrays[key] = add_initializer(self.graph, ir.Tensor(array, dtype, name=name))
+        return value
 
     def number(self, number: int | float, dtype: ir.DataType | None) -> ir.Value:
         """A scalar."""
         key = dtype, repr(number)
-        found = self._numbers.get(key)
-        if found is None or not self._is_there(found):
-            found = self._numbers[key] = self.array(number, dtype)
-        return found
+        value = self._numbers.get(key)
+        if value is None or not self._is_there(value):
+            value = self._numbers[key] = self.array(number, dtype)
+        return value
 
     def literal(self, x: Any, beside: ir.DataType | None) -> ir.Value:
         """Convert a Python operand: a number gets the dtype `beside`, a list becomes int64."""
@@ -79,14 +79,14 @@ class Attributes:
             return [], ()
         plain = _PLAIN.issuperset(map(type, attributes.values()))
         key = repr(attributes) if plain else ""  # 1, 1.0 and True are equal
-        found = self._known.get(key)
-        if found is None:
+        converted = self._known.get(key)
+        if converted is None:
             attrs = [
                 a if isinstance(a, ir.Attr) else ir.convenience.convert_attribute(k, a)
                 for k, a in sorted(attributes.items())
                 if a is not None
             ]
-            found = attrs, held_by(attrs)
+            converted = attrs, held_by(attrs)
             if plain:
-                self._known[key] = found
-        return found
+                self._known[key] = converted
+        return converted

@@ -69,9 +69,9 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value is None or value.is_graph_input():
         return None
     node = None if value.const_value is not None else producer(value, "Constant")
-    held = None if node is None else node.attributes.get("value")
-    if held is not None and not held.is_ref():
-        return held.as_tensor()
+    attribute = None if node is None else node.attributes.get("value")
+    if attribute is not None and not attribute.is_ref():
+        return attribute.as_tensor()
     return ir.convenience.get_const_tensor(value)
 
 
@@ -100,9 +100,9 @@ def is_number(value: ir.Value | None, number: float) -> bool:
 
 def permutation(transpose: ir.Node) -> tuple[int, ...] | None:
     """The order of axes of a Transpose; None if the default is meant and the rank is unknown."""
-    given = transpose.attributes.get_ints("perm")
-    if given is not None:
-        return tuple(given)
+    axes = transpose.attributes.get_ints("perm")
+    if axes is not None:
+        return tuple(axes)
     count = rank(transpose.inputs[0])
     return None if count is None else tuple(range(count))[::-1]
 
@@ -163,8 +163,8 @@ class Pattern:
         node = producer(value, self.op_type)
         if node is None or value is None or len(node.inputs) < len(self.operands):
             return
-        given = node.inputs[: len(self.operands)]
-        for inputs in (given, given[::-1])[: 2 if self.in_any_order else 1]:
+        operands = node.inputs[: len(self.operands)]
+        for inputs in (operands, operands[::-1])[: 2 if self.in_any_order else 1]:
             for bound in _bind(self.name, value, found or {}):
                 yield from _match_all(self.operands, inputs, bound)
 

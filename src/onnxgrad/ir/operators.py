@@ -151,8 +151,8 @@ class ByOperator(Generic[T]):
 
     def of(self, node: ir.Node) -> T | None:
         """The function for `node`, or None."""
-        found, kind = self.override(node), traits_of(node).kind
-        return found if found is not None or kind is None else self._kinds.get(kind)
+        function, kind = self.override(node), traits_of(node).kind
+        return function if function is not None or kind is None else self._kinds.get(kind)
 
 
 # --- traits that are read below the rules ----------------------------------------------------------

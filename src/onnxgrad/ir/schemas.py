@@ -27,12 +27,12 @@ def attribute(node: ir.Node, name: str, default: Any = None, opset: int | None =
         default: the value of an attribute that is left out and has no default in the specification.
         opset: the version of the specification; None: its defaults do not count.
     """
-    given = node.attributes.get(name)
-    if given is None and opset is not None:
-        given = _specified(node.domain, node.op_type, opset, name)
-    if given is None:
+    own = node.attributes.get(name)
+    if own is None and opset is not None:
+        own = _specified(node.domain, node.op_type, opset, name)
+    if own is None:
         return default
-    return list(given.value) if isinstance(given.value, (tuple, list)) else given.value
+    return list(own.value) if isinstance(own.value, (tuple, list)) else own.value
 
 
 @functools.cache

@@ -31,8 +31,8 @@ def name_stop(names: Names, reason: str, node: ir.Node) -> str:
 
 def explain_stop(name: str) -> str | None:
     """The sentence for a failure at the node `name`; None if no run stops there on purpose."""
-    found = _NAME.search(name)
-    if found is None:
+    match = _NAME.search(name)
+    if match is None:
         return None
-    where = f"{found[2]} node {found[3]!r}: " if found[2] else ""
-    return where + _SENTENCES[found[1]]
+    where = f"{match[2]} node {match[3]!r}: " if match[2] else ""
+    return where + _SENTENCES[match[1]]

@@ -17,9 +17,9 @@ def amount(memory: int | str) -> int:
         BadInput: it is none, or not positive.
     """
     if isinstance(memory, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]i?)?B?\s*", memory, re.IGNORECASE)
-        if found is not None:
-            number, unit = found.groups(default="")
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]i?)?B?\s*", memory, re.IGNORECASE)
+        if match is not None:
+            number, unit = match.groups(default="")
             memory = int(float(number) * {k.lower(): v for k, v in _UNITS.items()}[unit.lower()])
     if isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0:
         raise BadInput(f"an amount of memory is written as '200MB', '1.5GiB' or a number of bytes, not {memory!r}")

@@ -131,7 +131,7 @@ class Chooser:
 
     def line(self, dropped: frozenset[ir.Value]) -> list[ir.Node | Again]:
         """The schedule in which each dropped value that the way back reads is made again right before."""
-        found: list[ir.Node | Again] = list(self.early)
+        nodes: list[ir.Node | Again] = list(self.early)
         made: set[ir.Value] = set()
 
         def missing(node: ir.Node) -> list[tuple[ir.Node, bool]]:
@@ -146,13 +146,13 @@ class Chooser:
                 if made.issuperset(gives):
                     continue
                 if ready:
-                    found.append(Again(again))
+                    nodes.append(Again(again))
                     made.update(gives)
                 else:
                     stack.append((again, True))
                     stack += missing(again)
-            found.append(node)
-        return found
+            nodes.append(node)
+        return nodes
 
     def _turn(self) -> int:
         """The index in the schedule at which most bytes are idle; the middle of a wide maximum."""
@@ -224,12 +224,12 @@ class Chooser:
         """For each early step, the values computed up to it and read by an early step after it."""
         until = {v: i for i, node in enumerate(self.early) for v in self.steps[node].reads}
         alive: dict[ir.Value, int] = {}
-        found = []
+        values = []
         for i, node in enumerate(self.early):
             alive = {v: end for v, end in alive.items() if end > i}
             alive |= {v: until[v] for v in node.outputs if until.get(v, i) > i and self.takes[v] > self.least}
-            found.append(list(alive))
-        return found
+            values.append(list(alive))
+        return values
 
     def _may_run_again(self, node: ir.Node, cheap: bool) -> bool:
         if node.domain or subgraphs(node) or not node.inputs or (cheap and traits_of(node).is_product):
@@ -266,11 +266,11 @@ def statistics(node: ir.Node) -> Sequence[ir.Value | None]:
 
 def _needed(values: Sequence[ir.Value]) -> set[ir.Node]:
     """The nodes that `values` are computed by."""
-    found: set[ir.Node] = set()
+    nodes: set[ir.Node] = set()
     stack = [p for v in values if (p := v.producer()) is not None]
     while stack:
         node = stack.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             stack += [p for v in reads(node) if (p := v.producer()) is not None]
-    return found
+    return nodes

@@ -154,13 +154,13 @@ class Rewriter:
 
     def _results(self, places: Sequence[int], before: Mapping[ir.Node, int], first: bool) -> list[ir.Value]:
         """Results that are ready only when all nodes at `places` are done; implied ones are left out."""
-        found = {i: v for i in places if (v := _result(self.plan[i])) is not None}
+        results = {i: v for i in places if (v := _result(self.plan[i])) is not None}
         if not first:
-            return list(found.values())[-1:]
+            return list(results.values())[-1:]
         implied = 0
-        for i in found:
+        for i in results:
             implied |= before.get(self.plan[i], 0)
-        return [v for i, v in found.items() if not implied >> i & 1]
+        return [v for i, v in results.items() if not implied >> i & 1]
 
     def _delay(self, node: ir.Node, waits: Sequence[ir.Value], number: int) -> None:
         """Have `node`, which is recomputed, read an operand behind a gate of its group.

@@ -34,7 +34,7 @@ def use(steps: Sequence[ScheduledNode], takes: Mapping[object, int]) -> list[int
     last = {v: i for i, step in enumerate(steps) for v in step.reads}
     taken = 0
     ends: dict[int, int] = {}
-    found = []
+    uses = []
     for i, step in enumerate(steps):
         for v in step.gives:
             size = takes.get(v[0] if isinstance(v, tuple) else v, 0)
@@ -42,9 +42,9 @@ def use(steps: Sequence[ScheduledNode], takes: Mapping[object, int]) -> list[int
                 taken += size
                 end = max(last.get(v, i), i)
                 ends[end] = ends.get(end, 0) + size
-        found.append(taken + step.meanwhile)
+        uses.append(taken + step.meanwhile)
         taken -= ends.pop(i, 0)
-    return found
+    return uses
 
 
 class Roots:

@@ -170,14 +170,14 @@ def svm_regressor(op: Op, g: Var, x: Var) -> Result:
     g = op.cast_like(g, x)
     if not count:
         return reshape_to(g @ op.const(alpha, x.dtype), x)
-    held = np.array(op.attr("support_vectors")).reshape(count, -1)
+    support = np.array(op.attr("support_vectors")).reshape(count, -1)
     gamma, shift, degree = op.attr("kernel_params") or (0.0, 0.0, 0.0)
-    vectors, weights = op.const(held, x.dtype), op.const(alpha, x.dtype)
+    vectors, weights = op.const(support, x.dtype), op.const(alpha, x.dtype)
     if kernel == "LINEAR":
-        return reshape_to(g @ op.const(alpha @ held, x.dtype), x)
-    products = x @ op.const(held.T, x.dtype)
+        return reshape_to(g @ op.const(alpha @ support, x.dtype), x)
+    products = x @ op.const(support.T, x.dtype)
     if kernel == "RBF":
-        squares = op.ReduceSum(x * x, [-1], keepdims=1) - products * 2 + op.const((held * held).sum(1), x.dtype)
+        squares = op.ReduceSum(x * x, [-1], keepdims=1) - products * 2 + op.const((support * support).sum(1), x.dtype)
         share = g * weights * op.Exp(squares * -gamma) * (2 * gamma)
         return share @ vectors - x * op.ReduceSum(share, [-1], keepdims=1)
     p = products * gamma + shift

@@ -42,8 +42,8 @@ def _cut_by(node: ir.Node) -> set[int] | None:
     """The axes that a Slice cuts; None where that is not known."""
     source, result = node.inputs[0], node.outputs[0]
     axes = node.inputs[3] if len(node.inputs) > 3 else None
-    held = None if axes is None else constant(axes)
-    if held is None or source is None or source.shape is None or result.shape is None:
+    listed = None if axes is None else constant(axes)
+    if listed is None or source is None or source.shape is None or result.shape is None:
         return None
-    named = {int(k) % len(source.shape) for k in held.flat}
+    named = {int(k) % len(source.shape) for k in listed.flat}
     return {k for k in named if not isinstance(source.shape[k], int) or source.shape[k] != result.shape[k]}

@@ -72,7 +72,7 @@ def take_settled_factors(graph: ir.Graph, start: Iterable[ir.Value]) -> list[Set
     A product g·factor is linear in `g`, and its transpose settles the factor by another cotangent
     (`settle_products`). Inside of loops and branches all are replaced, and marked; those of `graph` are returned.
     """
-    moving, found = dependents(graph, start), []
+    moving, factors = dependents(graph, start), []
     for scope in scopes(graph):
         for node in scope:
             match = _match(node)
@@ -80,18 +80,18 @@ def take_settled_factors(graph: ir.Graph, start: Iterable[ir.Value]) -> list[Set
                 continue
             node.outputs[0].replace_all_uses_with(match.factor, replace_graph_outputs=True)
             if scope is graph:
-                found.append(match)
+                factors.append(match)
             else:
                 match.factor.meta[SETTLED] = True
-    return found
+    return factors
 
 
 _SETTLED_FACTOR = pattern("Where", pattern("And", pattern("Equal", "g", 0), "unfit"), 0, "factor")
 
 
 def _match(node: ir.Node) -> SettledFactor | None:
-    found = _SETTLED_FACTOR.match(node.outputs[0]) if is_op(node, "Where") else None
-    return None if found is None else SettledFactor(**found)
+    parts = _SETTLED_FACTOR.match(node.outputs[0]) if is_op(node, "Where") else None
+    return None if parts is None else SettledFactor(**parts)
 
 
 def settle_products(graph: ir.Graph, factors: Iterable[SettledFactor], builder: Builder) -> None:

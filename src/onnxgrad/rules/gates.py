@@ -21,7 +21,7 @@ Factors = tuple[ir.Value | None, ir.Value | None]
 
 def combine_terms(terms: Sequence[Var]) -> list[Var]:
     """The terms of a cotangent, with each pair from one SiLU combined."""
-    found: dict[int, Var] = dict(enumerate(terms))
+    kept: dict[int, Var] = dict(enumerate(terms))
     places: dict[Factors, int] = {}
     for i, term in enumerate(terms):
         gate = _gate(term.value) if len(terms) > 1 and _JOINED.is_enabled else None
@@ -30,11 +30,11 @@ def combine_terms(terms: Sequence[Var]) -> list[Var]:
         g, sigma, y, rest = gate
         places = places or {_factors(t.value): k for k, t in enumerate(terms)}
         k = places.get((g, sigma))
-        if k in found and k != i:
+        if k in kept and k != i:
             b = term.builder
-            found[k] = Var(b, g) * (Var(b, sigma) + Var(b, y) * Var(b, rest))
-            del found[i]
-    return list(found.values())
+            kept[k] = Var(b, g) * (Var(b, sigma) + Var(b, y) * Var(b, rest))
+            del kept[i]
+    return list(kept.values())
 
 
 #: (g·x)·(σ·(1 - σ)) with σ = σ(x).
@@ -47,14 +47,14 @@ _GATE = pattern(
 
 def _gate(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value] | None:
     """g, σ = σ(x), y = x·σ and 1 - σ, where `value` is (g·x)·(σ·(1 - σ)) and y is in the graph; else None."""
-    found = _GATE.match(value)
-    node = None if found is None else found["sigma"].producer()
-    if found is None or node is None:
+    parts = _GATE.match(value)
+    node = None if parts is None else parts["sigma"].producer()
+    if parts is None or node is None:
         return None
-    sigma = found["sigma"]
+    sigma = parts["sigma"]
     products = [u.node for u in sigma.uses() if is_op(u.node, "Mul")]
-    y = next((n.outputs[0] for n in products if set(n.inputs) == {found["x"], sigma} and n.graph is node.graph), None)
-    return None if y is None else (found["g"], sigma, y, found["rest"])
+    y = next((n.outputs[0] for n in products if set(n.inputs) == {parts["x"], sigma} and n.graph is node.graph), None)
+    return None if y is None else (parts["g"], sigma, y, parts["rest"])
 
 
 def _factors(value: ir.Value) -> Factors:

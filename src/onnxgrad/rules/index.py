@@ -146,13 +146,13 @@ def gather(op: Op, g: Var, x: Var, index: Var) -> Result:
         rows = op.Unsqueeze(g, [axis])
         before, after = _margins(op, rows, x, axis, i, i + 1 or _ENDLESS)
         return op.Pad(rows, op.join(before, after), None, [axis])
-    given, picked = g, index
+    cotangent, picked = g, index
     if index.rank != 1:
         g = op.reshape(g, op.join(op.shape_of(x, 0, axis), [-1], op.shape_of(x, axis + 1)))
         index = op.Reshape(index, [-1])
     dx = put_rows(op, g, index, x, axis)
     if axis == 0:
-        op.named("GatherGrad", [dx], of=[given, picked, x])
+        op.named("GatherGrad", [dx], of=[cotangent, picked, x])
     return dx
 
 

@@ -132,9 +132,9 @@ def instance_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result
     axes = list(range(2, x.rank))
     wide = widen(op, x)
     s = along_channels(op, op.cast_like(scale, wide), x.rank)
-    found = _by_sums(op, wide, op.cast_like(g, wide), s, axes, axes)
-    dx = op.cast_like(found[0], x) if op.needs[0] else None
-    d_scale, d_b = (op.cast_like(op.ReduceSum(v, [0, *axes], keepdims=0), scale) for v in found[1:])
+    pulled = _by_sums(op, wide, op.cast_like(g, wide), s, axes, axes)
+    dx = op.cast_like(pulled[0], x) if op.needs[0] else None
+    d_scale, d_b = (op.cast_like(op.ReduceSum(v, [0, *axes], keepdims=0), scale) for v in pulled[1:])
     _named_groups(op, (dx, d_scale, d_b), g, 0)
     return dx, d_scale, d_b
 
@@ -179,9 +179,9 @@ def _normalize_groups(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel
         s = op.Unsqueeze(op.reshape(s, split), list(range(2, x.rank)))
     else:
         s = op.Unsqueeze(s, list(range(1, x.rank)))
-    found = _by_sums(op, xg, gg, s, axes, last if per_channel else axes)
-    dx = op.cast_like(op.reshape(found[0], shape), x) if op.needs[0] else None
-    sums = (op.ReduceSum(v, [0, *(last if per_channel else axes)], keepdims=0) for v in found[1:])
+    pulled = _by_sums(op, xg, gg, s, axes, last if per_channel else axes)
+    dx = op.cast_like(op.reshape(pulled[0], shape), x) if op.needs[0] else None
+    sums = (op.ReduceSum(v, [0, *(last if per_channel else axes)], keepdims=0) for v in pulled[1:])
     d_scale, d_b = (op.cast_like(op.reshape(v, op.shape_of(scale)), scale) for v in sums)
     _named_groups(op, (dx, d_scale, d_b), g, groups)
     return dx, d_scale, d_b
@@ -238,10 +238,10 @@ def batch_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var, mu: Var, var
     d_b = op.cast_like(sum_g, b) if sum_g is not None and op.needs[2] else None
     dx = dx if dx is None else op.cast_like(dx, x)
     if op.attr("training_mode") and g is not None and g_mu is None and g_var is None:
-        held = [op.output(1), op.output(2)] if op.attr("momentum") == 0 else [None, None]
+        statistics = [op.output(1), op.output(2)] if op.attr("momentum") == 0 else [None, None]
         if op.attr("momentum") == 0:
-            op.named("BatchNorm", [op.outputs[0], *held], of=op.inputs, epsilon=epsilon)
-        op.named("BatchNormGrad", [dx, d_scale, d_b], of=[g, x, *held, scale], epsilon=epsilon)
+            op.named("BatchNorm", [op.outputs[0], *statistics], of=op.inputs, epsilon=epsilon)
+        op.named("BatchNormGrad", [dx, d_scale, d_b], of=[g, x, *statistics, scale], epsilon=epsilon)
     return dx, d_scale, d_b, d_mu, d_var
 
 

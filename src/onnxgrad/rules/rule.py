@@ -187,12 +187,12 @@ class FunctionRule(Rule):
     def apply(self, function: Function, op: Op, g: Any) -> Any:
         """Call `function` with as many formal inputs and outputs as it names."""
         count = arity(function)
-        given = op.inputs[: self.count]
+        operands = op.inputs[: self.count]
         if count is None:
-            return function(op, g, *given, *op.outputs)
-        if len(given) < count:
-            given = [*given, *op.outputs, *[None] * count]
-        return function(op, g, *given[:count])
+            return function(op, g, *operands, *op.outputs)
+        if len(operands) < count:
+            operands = [*operands, *op.outputs, *[None] * count]
+        return function(op, g, *operands[:count])
 
 
 class Elementwise(FunctionRule):

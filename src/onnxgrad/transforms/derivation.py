@@ -127,8 +127,8 @@ class Derivation:
     def pull_back(self, seeds: Mapping[ir.Value, Var]) -> None:
         """Add the gradient outputs."""
         warn_of_constant_sums(self.of)
-        found = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))
-        self.add_gradients(self.derivatives_of(found, self.wrt))
+        gradients = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))
+        self.add_gradients(self.derivatives_of(gradients, self.wrt))
 
     def add_gradients(self, gradients: Sequence[Var]) -> None:
         """Add the gradient outputs with these values."""

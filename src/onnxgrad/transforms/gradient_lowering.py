@@ -119,8 +119,8 @@ class WithoutGradients:
         """Give every replaced value's name to its replacement, and restore the outputs."""
         self.graph.outputs.clear()
         replaced = [name for name, value in self.values.items() if value in self.builder.moved]
-        held = {name: self.named(name) for name in dict.fromkeys([*self._outputs, *replaced])}
-        self.graph.outputs.extend(held[name] for name in self._outputs)
+        values = {name: self.named(name) for name in dict.fromkeys([*self._outputs, *replaced])}
+        self.graph.outputs.extend(values[name] for name in self._outputs)
 
     def now(self, value: ir.Value) -> ir.Value:
         """The current replacement of `value`, which may have been replaced several times."""
@@ -214,9 +214,9 @@ class WithoutGradients:
             prepare(nodes, asked, [y], self.builder)  # the reason, if there is one
             raise BadInput(f"{where}: the type of {y.name!r} is not known; declare it in the model")
         seed = self.builder.full_like(Var(self.builder, y), 1)
-        found = reverse(self.builder, nodes, {y: seed}, asked)
+        gradients = reverse(self.builder, nodes, {y: seed}, asked)
         return [
-            (found.get(x) or self.builder.zeros_like(Var(self.builder, self.now(x)))) if out.name else None
+            (gradients.get(x) or self.builder.zeros_like(Var(self.builder, self.now(x)))) if out.name else None
             for x, out in zip(xs, node.outputs)
         ]
 

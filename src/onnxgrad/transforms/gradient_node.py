@@ -31,14 +31,14 @@ def is_gradient(node: ir.Node) -> bool:
 
 def strings(node: ir.Node, name: str) -> list[str]:
     """A string-list attribute; empty if it is missing."""
-    given = node.attributes.get(name)
-    return [] if given is None or given.type != ir.AttributeType.STRINGS else list(given.as_strings())
+    attribute = node.attributes.get(name)
+    return [] if attribute is None or attribute.type != ir.AttributeType.STRINGS else list(attribute.as_strings())
 
 
 def target_name(node: ir.Node) -> str:
     """The attribute `y`; empty if it is missing."""
-    given = node.attributes.get("y")
-    return "" if given is None or given.type != ir.AttributeType.STRING else given.as_string()
+    attribute = node.attributes.get("y")
+    return "" if attribute is None or attribute.type != ir.AttributeType.STRING else attribute.as_string()
 
 
 @dataclass

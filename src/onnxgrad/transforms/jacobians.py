@@ -60,12 +60,12 @@ def jacobian(
     if mode == "auto":
         mode = _cheaper(d, batch)
     if mode == "reverse":
-        found = {(a, b): j for a in d.of for b, j in _rows(d, a, batch).items()}
+        blocks = {(a, b): j for a in d.of for b, j in _rows(d, a, batch).items()}
     else:
-        found = {(a, b): j for b in d.wrt for a, j in _columns(d, b, d.of, batch).items()}
+        blocks = {(a, b): j for b in d.wrt for a, j in _columns(d, b, d.of, batch).items()}
     for a, y in d.of.items():
         for b in d.wrt:
-            name = d.output(found[a, b], f"{a}_{b}_jacobian", y)
+            name = d.output(blocks[a, b], f"{a}_{b}_jacobian", y)
             d.signature.jacobians.setdefault(a, {})[b] = name
     return d.close()
 
@@ -94,8 +94,8 @@ def hessian(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
 
 def gradients_of(d: Derivation) -> dict[str, ir.Value]:
     """The gradients of the sum of `of`."""
-    found = reverse(d.builder, d.nodes, d.ones(), list(d.wrt.values()))
-    return {name: (found.get(v) or d.zeros(v)).value for name, v in d.wrt.items()}
+    gradients = reverse(d.builder, d.nodes, d.ones(), list(d.wrt.values()))
+    return {name: (gradients.get(v) or d.zeros(v)).value for name, v in d.wrt.items()}
 
 
 # --- one mode or the other -------------------------------------------------------------------------
@@ -109,8 +109,8 @@ def _rows(d: Derivation, name: str, batch: int | None) -> dict[str, Var]:
     wrt = {n: d.builder.var(b.now(v)) for n, v in d.wrt.items()}
 
     def write(seed: list[Var]) -> list[Var]:
-        found = reverse(b, nodes, {y.value: _all_rows(seed[0], y, batch)}, list(d.wrt.values()))
-        return [_to_front(found.get(v) or d.zeros(v), batch) for v in d.wrt.values()]
+        gradients = reverse(b, nodes, {y.value: _all_rows(seed[0], y, batch)}, list(d.wrt.values()))
+        return [_to_front(gradients.get(v) or d.zeros(v), batch) for v in d.wrt.values()]
 
     at = 0 if batch is None else 1
     likes = [_to_front(x, batch) for x in wrt.values()]  # only for their shapes; they are not computed
@@ -131,8 +131,8 @@ def _columns(
     outs = {n: b.var(b.now(v)) for n, v in of.items()}
 
     def write(seed: list[Var]) -> list[Var]:
-        found = forward(b, nodes, {d.wrt[name]: _all_rows(seed[0], x, batch)}, list(of.values()))
-        return [_to_front(found.get(v) or d.zeros(v), batch) for v in of.values()]
+        tangents = forward(b, nodes, {d.wrt[name]: _all_rows(seed[0], x, batch)}, list(of.values()))
+        return [_to_front(tangents.get(v) or d.zeros(v), batch) for v in of.values()]
 
     likes = [_to_front(y, batch) for y in outs.values()]
     stacked = [Batched(y, 0 if first else y.rank) for y in likes]

@@ -50,8 +50,8 @@ def per_example_grad(
         if value.shape is None:
             raise BadInput(f"the rank of {name!r} is not known")
     b = d.builder
-    found = reverse(b, d.nodes, d.ones(), list(d.wrt.values()))
-    gradients = [found.get(v) or d.zeros(v) for v in d.wrt.values()]
+    pulled = reverse(b, d.nodes, d.ones(), list(d.wrt.values()))
+    gradients = [pulled.get(v) or d.zeros(v) for v in d.wrt.values()]
     single = [v for v in d.graph.inputs if v.name in shapes]
     whole = [d.replaced(v, "example", shapes[v.name or ""]) for v in single]
     d.graph.outputs.clear()

@@ -37,9 +37,9 @@ def _hvp(d: Derivation) -> Any:
     for name, value in d.wrt.items():
         seeds[value] = d.input(value, f"{name}_tangent")
         d.signature.input_tangents[name] = seeds[value].name
-    found = forward(d.builder, list(d.graph), seeds, list(gradients.values()))
+    tangents = forward(d.builder, list(d.graph), seeds, list(gradients.values()))
     for name, value in d.wrt.items():
-        t = found.get(gradients[name])
+        t = tangents.get(gradients[name])
         d.signature.products[name] = d.output(d.zeros(value) if t is None else t, f"{name}_hvp", value)
     return d.close()
 
@@ -80,8 +80,8 @@ def _gnvp(d: Derivation, loss: str | None) -> Any:
         slopes = reverse(d.builder, list(d.graph), ones, of_values)
         bent = forward(d.builder, list(d.graph), pushed, [g.value for g in slopes.values()])
         curved = {v: bent[g.value] for v, g in slopes.items() if g.value in bent}
-    found = reverse(d.builder, list(d.graph), curved, list(d.wrt.values())) if curved else {}
+    products = reverse(d.builder, list(d.graph), curved, list(d.wrt.values())) if curved else {}
     for name, value in d.wrt.items():
-        g = found.get(value)
+        g = products.get(value)
         d.signature.products[name] = d.output(d.zeros(value) if g is None else g, f"{name}_gnvp", value)
     return d.close()

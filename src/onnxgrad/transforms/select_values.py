@@ -23,18 +23,18 @@ def float_values(
     listed = [names] if isinstance(names, str) else list(names)
     if not listed:
         raise BadInput(f"`{role}` names no value")
-    found = {}
+    selected = {}
     for name in listed:
         if not isinstance(name, str):
             raise BadInput(f"`{role}` takes names of values, not {name!r}")
         if name not in values:
             raise UnknownName(name, values, "value")
-        value = found[name] = values[name]
+        value = selected[name] = values[name]
         if value.type is None:
             raise BadInput(f"the type of `{role}` {name!r} is not known\n  hint: declare it in the model's value_info")
         if not is_float(value, containers):
             raise BadInput(f"`{role}` {name!r} is a {_describe_value(value.type)}; only float tensors have derivatives")
-    return found
+    return selected
 
 
 def of_values(
@@ -50,18 +50,18 @@ def of_values(
 
 def default_of(graph: ir.Graph, containers: bool = False) -> dict[str, ir.Value]:
     """All float outputs; `containers`: and sequences and optionals of floats."""
-    found = {v.name or "": v for v in graph.outputs if is_float(v, containers)}
-    if not found:
+    outputs = {v.name or "": v for v in graph.outputs if is_float(v, containers)}
+    if not outputs:
         raise BadInput("the model has no float output to differentiate; name a value with `of`")
-    return found
+    return outputs
 
 
 def is_float(value: ir.Value, containers: bool = False) -> bool:
     """True if `value` is a float tensor, or with `containers` a sequence or optional of them."""
-    held = value.type
-    while containers and isinstance(held, (ir.SequenceType, ir.OptionalType)):
-        held = held.elem_type
-    return isinstance(held, ir.TensorType) and held.dtype in FLOATS
+    kind = value.type
+    while containers and isinstance(kind, (ir.SequenceType, ir.OptionalType)):
+        kind = kind.elem_type
+    return isinstance(kind, ir.TensorType) and kind.dtype in FLOATS
 
 
 def _describe_value(held: ir.TypeProtocol) -> str:

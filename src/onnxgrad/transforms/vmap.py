@@ -85,10 +85,10 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
 
     sizes = _Sizes(b, columns, axes)
     results = [Batched(b.var(v), at, sizes.of(v)) for v, at in places.items()]
-    found = dict(zip(places, vmapped(b, columns, write, results, guarded=False)))
+    stacks = dict(zip(places, vmapped(b, columns, write, results, guarded=False)))
     graph.sort()
     for name, value in ends.items():
-        graph.outputs.append(_output(b, name, found[value], value) if value in found else value)
+        graph.outputs.append(_output(b, name, stacks[value], value) if value in stacks else value)
     opened.finish(b)
     return opened.close()
 
@@ -165,14 +165,14 @@ def _output_axes(
 
 def _sized_by_rows(graph: ir.Graph, moved: Collection[ir.Value]) -> dict[ir.Value, str]:
     """The values whose sizes depend on values that differ between rows, each with the node where that begins."""
-    found: dict[ir.Value, str] = {}
+    causes: dict[ir.Value, str] = {}
     for node in graph:
-        cause = next((found[v] for v in reads(node) if v in found), None)
+        cause = next((causes[v] for v in reads(node) if v in causes), None)
         if cause is None and _is_sized(node, moved):
             cause = f"it depends on the values that {described(node)} reads"
         if cause is not None:
-            found |= dict.fromkeys(node.outputs, cause)
-    return found
+            causes |= dict.fromkeys(node.outputs, cause)
+    return causes
 
 
 def _is_sized(node: ir.Node, moved: Collection[ir.Value]) -> bool:

@@ -219,9 +219,9 @@ def resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _ints(value: ir.Value) -> list[int]:
-    held = constant(value)
-    assert held is not None
-    return [int(v) for v in held.reshape(-1)]
+    array = constant(value)
+    assert array is not None
+    return [int(v) for v in array.reshape(-1)]
 
 
 def correct_inference(infer: Infer, correct: Infer) -> Infer:

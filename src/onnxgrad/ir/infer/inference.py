@@ -143,10 +143,10 @@ class Inference:
             operands: what it reads.
             held: its attributes, as `held_by` tells them.
         """
-        found = alike(op_type, operands)
-        if found is None and (kind := _kind(op_type, operands, held)) is not None:
-            found = self._known.get((*kind, None, None))
-        return found
+        result = alike(op_type, operands)
+        if result is None and (kind := _kind(op_type, operands, held)) is not None:
+            result = self._known.get((*kind, None, None))
+        return result
 
     def infer_graph(self, graph: ir.Graph) -> None:
         """Infer every value of `graph` and of the graphs in it, in order.
@@ -210,9 +210,9 @@ class Inference:
         if kind is not None:
             out = node.outputs[0]
             kind = *kind, out.dtype, None if out.shape is None else out.shape.dims
-            found = self._known.get(kind)
-            if found is not None:
-                out.type, out.shape = found
+            known_types = self._known.get(kind)
+            if known_types is not None:
+                out.type, out.shape = known_types
                 return
         for value in node.inputs:
             if value is not None:
@@ -253,12 +253,12 @@ def kind_of(node: ir.Node) -> tuple[object, ...] | None:
 
 def held_by(attributes: Iterable[ir.Attr]) -> list[Any] | None:
     """Names and values of `attributes` in a comparable form; None if one is neither number nor text."""
-    held = []
+    values = []
     for a in attributes:
         if a.type not in _HASHED:
             return None
-        held.append((a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value))
-    return held
+        values.append((a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value))
+    return values
 
 
 def _is_array(value: ir.Value) -> bool:

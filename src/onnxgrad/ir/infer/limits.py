@@ -28,8 +28,8 @@ def check_shape(value: ir.Value, shape: ir.Shape) -> None:
     if len(shape) > MOST_AXES:
         raise BadInput(f"{_where(value)} has {len(shape)} axes; {MOST_AXES} are the most")
     if math.prod(d for d in shape if isinstance(d, int) and d) >= 2**63:
-        held = list(map(str, shape))
-        raise BadInput(f"{_where(value)} would have {held} elements, more than can be counted in 64 bits")
+        dims = list(map(str, shape))
+        raise BadInput(f"{_where(value)} would have {dims} elements, more than can be counted in 64 bits")
 
 
 def _where(value: ir.Value) -> str:

@@ -140,8 +140,8 @@ def always_goes_on(node: ir.Node) -> bool:
 
 
 def _is_true(value: ir.Value) -> bool:
-    held = constant(value)
-    return held is not None and bool(held.all())
+    array = constant(value)
+    return array is not None and bool(array.all())
 
 
 def infer_scan(ctx: InferenceContext, node: ir.Node, force: bool = False) -> None:

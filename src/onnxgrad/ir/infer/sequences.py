@@ -81,9 +81,9 @@ def infer_map(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         if x is None or x.type is None:
             continue
         in_sequence = isinstance(x.type, ir.SequenceType)
-        held = x.type.elem_type if in_sequence else x.type
+        element = x.type.elem_type if in_sequence else x.type
         changed |= formal.type is None
-        formal.type = formal.type or held  # type: ignore[assignment]
+        formal.type = formal.type or element  # type: ignore[assignment]
         if x.shape is not None:
             shape = refined(declared(formal), (_element(ctx, x) or []) if in_sequence else list(x.shape))
             changed |= shape != formal.shape
