@@ -17,6 +17,7 @@ from onnxgrad.training.loop.interruption import Interrupted
 from onnxgrad.training.loop.progress import reporter
 from onnxgrad.training.loop.prune import prune
 from onnxgrad.training.loop.quantize import quantize
+from onnxgrad.training.loop.rewards import grpo
 from onnxgrad.training.loop.samples import Samples
 from onnxgrad.training.loop.trackers import MLflow, TensorBoard, Tracker, WandB
 from onnxgrad.training.loop.train import train
@@ -81,6 +82,7 @@ __all__ = [
     "evaluate",
     "export_step",
     "generate",
+    "grpo",
     "initialize",
     "load_adapter",
     "load_npz",

@@ -19,8 +19,8 @@ from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.text import Tokens
 from onnxgrad.training.language.limits import scores_of
 
-#: The end of the name of the label input with log-likelihoods by the reference.
-REFERENCE = "_reference"
+#: The ends of the names of label inputs with a number for each row: its log-likelihood by the reference, its advantage.
+REFERENCE, ADVANTAGE = "_reference", "_advantage"
 
 
 class Pairs(Column):

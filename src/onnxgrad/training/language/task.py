@@ -28,7 +28,7 @@ from onnxgrad.training.language.documents import DOCUMENTS, Documents, have_no_l
 from onnxgrad.training.language.inputs import inputs_beside, masks_apart, parts_of, tokens_of
 from onnxgrad.training.language.limits import Limits
 from onnxgrad.training.language.masking import Masking
-from onnxgrad.training.language.preferences import REFERENCE, check_answers, paired, sides_of
+from onnxgrad.training.language.preferences import ADVANTAGE, REFERENCE, check_answers, paired, sides_of
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.language.rows import TokenRow, join_rows, number_tokens
 
@@ -78,6 +78,7 @@ class Language(Text):
     ) -> Language | None:
         """The task that is asked for, or that the model was `trained` for; None without one. Raises BadInput."""
         stored = trained.task
+        task.check_text()
         if not task.name and not stored:
             return None
         if not task.name:
@@ -133,7 +134,7 @@ class Language(Text):
         else:
             made[field.name] = Tokens([row.tokens for row in rows], pad)
             made |= inputs_beside(fields, [r.numbers for r in rows], [r.positions for r in rows], self.task.is_causal)
-        for label in [f for f in fields if f.label and not f.name.endswith(REFERENCE)]:
+        for label in [f for f in fields if f.label and not f.name.endswith((REFERENCE, ADVANTAGE))]:
             made[label.name] = Tokens([row.labels for row in rows], IGNORED)
             if self.task.name == "masked_lm":
                 self.masking = self._mask(field.name, label.name)
