@@ -52,6 +52,7 @@ class Beginning(Callback):
                 self.first = run.trainer.evaluation(run.trainer.initial, run.validation, metrics=run.metrics)
         plan = run.trainer.plan
         lines = [*([] if plan is None else [f"memory: {plan}"]), *self.notes]
+        lines += [f"peak: {run.trainer.peak}"] if run.trainer.peak else []
         lines += dict.fromkeys(n for rows in (run.data, run.validation) if rows is not None for n in rows.notes)
         lines += [*([] if source is None else training_notes(source.model)), *summary(run, self.schedule)]
         for line in [] if self.quiet else lines:

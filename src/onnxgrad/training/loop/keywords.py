@@ -29,6 +29,7 @@ class StepKeywords(AlgorithmKeywords, total=False):
     unfold_bn: bool
     accumulate: int
     memory: int | str | None
+    peak: int | str | None
     precision: str | None
     attention_rows: int | None
     dims: Mapping[str, int] | None
@@ -64,6 +65,9 @@ class FitKeywords(PreparationKeywords, total=False):
     validation_split: float | None
     stream: bool
     classes: Sequence[str] | str | None
+    missing: str | None
+    categories: str | None
+    standardize: bool
     augment: Augment | str | None
     epochs: int
     batch_size: int

@@ -15,16 +15,16 @@ from onnxgrad.keywords import keywords_of
 from onnxgrad.model_io import AnyModel, open_model, save_model, training_info
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.model_io.save import gathered, to_proto
-from onnxgrad.runtime import Options, Session
 from onnxgrad.settings import settings_of, takes
 from onnxgrad.training.build.attach import attached
-from onnxgrad.training.data import Data, Field
+from onnxgrad.training.data import Data
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.language.task import prepared
+from onnxgrad.training.loop.gradients import gradients
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.measure.predict import fields_of
 from onnxgrad.training.pruning.channels import Channels, find_channels
@@ -32,8 +32,7 @@ from onnxgrad.training.pruning.follow import follow
 from onnxgrad.training.pruning.known_sizes import settle_sizes
 from onnxgrad.training.pruning.narrow import Narrowing, Pruned
 from onnxgrad.training.pruning.recipe import OF_GRADIENTS, PruneRecipe
-from onnxgrad.training.pruning.scores import Scores, magnitudes, wanda
-from onnxgrad.training.step.compile import compile_step
+from onnxgrad.training.pruning.scores import Scores, magnitudes, wanda, weights_of
 
 #: Rows of the data that scores are computed from, and that damage is measured on.
 ROWS, _BATCH = 256, 32
@@ -161,23 +160,12 @@ def gradient_scores(
     source = attached(
         model, loss=loss, labels=labels, prediction=prediction, optimizer="sgd", learning_rate=0.0, train_mode=False
     )
-    node = next(n for n in source.infos[0].algorithm.node if n.op_type == "Gradient")
-    names = next([x.decode() for x in a.strings] for a in node.attribute if a.name == "xs")
-    grads = dict(zip(names, node.output))
-    step = compile_step(source, outputs=[grads[n] for n in names])
-    inputs = {v.name: v for v in step.model.graph.inputs}
-    fed = Data(data, [Field.of(inputs[name]) for name in step.batch], source_name(data))
-    session = Session(step.model, options=Options(target="portable"))
-    state = {t.input: t.initial.numpy() for t in step.state.values()}
-    rates = {n: t.numpy() for n, t in {**step.rates, **step.reads}.items()}
-    sums = {n: np.zeros_like(a) for n, a in magnitudes(channels).items()}
-    if not sums.keys() & grads.keys():
-        raise BadInput("the loss depends on none of the weights that can be pruned")
-    for batch in fed.batches(fed.fixed or _BATCH, np.arange(min(rows, len(fed)))):
-        results = session.run({**{n: batch[n] for n in step.batch}, **state, **rates})
-        for name in sums.keys() & grads.keys():
-            held = channels.joined.graph.initializers[name].const_value
-            assert held is not None
-            product = held.numpy().astype(np.float32) * results[grads[name]]
+    held = {n: v.const_value.numpy() for n, v in weights_of(channels).items() if v.const_value is not None}
+    sums = {n: np.zeros(a.shape, np.float32) for n, a in held.items()}
+    for found in gradients(source, data, rows):
+        if not sums.keys() & found.keys():
+            raise BadInput("the loss depends on none of the weights that can be pruned")
+        for name in sums.keys() & found.keys():
+            product = held[name].astype(np.float32) * found[name]
             sums[name] += np.abs(product) if score == "gradient" else -product
     return sums

@@ -25,12 +25,14 @@ from onnxgrad.training.build.recipe import (
 )
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.data.table import CATEGORIES, MISSING, TableSettings
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File, LoopRecipe
 from onnxgrad.training.loop.run import Callback
 from onnxgrad.training.metrics.registry import OF_PREDICTIONS, names_of
+from onnxgrad.training.option_strings import one_of
 from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.ranks import Ranks
 
@@ -45,6 +47,12 @@ class StepRecipe:
     memory: int | str | None = setting(
         None,
         "The results of a step may take so much at a time (200MB); those that do not fit are computed anew.",
+        kind=str,
+    )
+    peak: int | str | None = setting(
+        None,
+        "The process grows by at most so much for training (64MB): results computed anew, parts of batches and fewer "
+        "layers are tried in turn, and measured.",
         kind=str,
     )
     precision: str | None = setting(
@@ -69,6 +77,8 @@ class StepRecipe:
 
     def __post_init__(self) -> None:
         check_whole(1, accumulate=self.accumulate)
+        if self.peak is not None and (self.memory is not None or self.accumulate != 1):
+            raise BadInput("peak chooses memory and accumulate; leave them out")
         check_kind("dims", self.dims, Mapping, "a dict, as in {'seq': 128}")
 
 
@@ -158,6 +168,15 @@ class DataRecipe(PreparationRecipe):
     classes: Sequence[str] | str | None = setting(
         None, "The names of the classes in the order of their numbers, with commas between. Default: sorted.", kind=str
     )
+    missing: str | None = setting(
+        None,
+        "Missing values of columns that `inputs` joins: mean, median (text: the most frequent), indicator (mean, and a "
+        "number that says so), or drop (leave the rows out). The saved model does the same.",
+    )
+    categories: str | None = setting(
+        None, "Text in columns that `inputs` joins: onehot, or index (whole numbers from 1 on, for an embedding)."
+    )
+    standardize: bool = setting(False, "Numbers of these columns less their mean, divided by their deviation.")
     augment: Augment | str | None = setting(
         None,
         "Train on random variants of pictures: flip, vflip, crop=4, jitter=0.2, erase, and of pictures with boxes zoom=0.5 "
@@ -168,6 +187,14 @@ class DataRecipe(PreparationRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole(0, shuffle_buffer=self.shuffle_buffer)
+        for name, known in (("missing", MISSING), ("categories", CATEGORIES)):
+            if getattr(self, name) is not None:
+                one_of(name, getattr(self, name), known)
+        if self.tables is not None and not self.inputs:
+            raise BadInput(
+                "missing, categories and standardize are of columns that are joined\n"
+                "  hint: --input x=age,colour (in Python inputs={'x': 'age,colour'}) says which"
+            )
         check_kind("stream", self.stream, bool, "true or false")
         check_kind("validation_split", self.validation_split, (int, float), "a number between 0 and 1")
         check_kind("augment", self.augment, (str, Augment), "a text, as 'flip,crop=4', or an Augment(…)")
@@ -175,6 +202,13 @@ class DataRecipe(PreparationRecipe):
             Augment.of(self.augment)
         if self.validation is not None and self.validation_split is not None:
             raise BadInput("validation and validation_split exclude each other")
+
+    @property
+    def tables(self) -> TableSettings | None:
+        """The settings for columns that are joined, if there are any."""
+        if self.missing is None and self.categories is None and not self.standardize:
+            return None
+        return TableSettings(self.missing, self.categories, self.standardize)
 
     @property
     def is_streamed(self) -> bool:

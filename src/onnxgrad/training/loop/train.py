@@ -21,6 +21,7 @@ from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.language.recipe import DETECTION, TaskRecipe
 from onnxgrad.training.loop.own_losses import has_own, with_examples
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
+from onnxgrad.training.loop.sparse_update import sparse_update
 from onnxgrad.training.loop.trained import AnyData
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.class_axis import with_class_axis
@@ -102,13 +103,16 @@ def trainer_for(model: Any, data: AnyData, recipe: Recipe) -> Trainer:
     if has_own(loss.loss) and not is_stream(data):
         shown = with_examples(loss.loss, as_given(model), _columns(data, recipe), loss.labels)
         recipe = replace(recipe, loss=replace(recipe.loss, loss=shown))
-    return Trainer(model, recipe=recipe, batch_size=None if recipe.step.memory is None else recipe.loop.batch_size)
+    if recipe.weights.update is not None:
+        recipe = sparse_update(model, data, recipe)
+    planned = recipe.step.memory is not None or recipe.step.peak is not None
+    return Trainer(model, recipe=recipe, batch_size=recipe.loop.batch_size if planned else None)
 
 
 def _columns(data: AnyData, recipe: Recipe) -> Mapping[str, Column]:
     """The columns of `data`, at least the labels of data by position."""
     named = {recipe.loss.labels or "labels": data[-1]} if isinstance(data, tuple) else data
-    return open_data(named, inputs=recipe.data.inputs)
+    return open_data(named, inputs=None if recipe.data.tables is not None else recipe.data.inputs)
 
 
 def _asks_for_balance(loss: Any) -> bool:

@@ -91,6 +91,7 @@ class Trained:
     classes: tuple[str, ...] | None
     preprocessing: Preprocessing
     path: str | None = None
+    peak: str = ""
 
     def __init__(self, setup: Setup, evaluation: Evaluation | None, task: TaskRecipe = TaskRecipe()) -> None:
         self._setup, self.task = setup, task

@@ -16,6 +16,7 @@ from onnxgrad.settings import takes
 from onnxgrad.training.data import Augment, Data, split
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.data.split import split_rows
 from onnxgrad.training.data.sampling import check_sample
 from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.language.recipe import METRICS_OF_TASKS
@@ -23,6 +24,7 @@ from onnxgrad.training.language.shift import warn_of_own_input
 from onnxgrad.training.loop.fit import open_run, take_epochs
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
+from onnxgrad.training.loop.peak import check_platform, within_peak
 from onnxgrad.training.loop.pruning import pruning_of
 from onnxgrad.training.loop.rate_finder import RateTest, range_test
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
@@ -69,6 +71,7 @@ class Trainer(Trained):
         classes: the names of the classes in the order of their numbers, where the model or its training data say them.
         preprocessing: how data are prepared: as the model says, or the data that it is trained on.
         plan: what is kept and what is computed anew, with `memory`.
+        peak: the plan that `peak` has chosen, and what it was measured to take, in words.
     """
 
     @takes(*TRAINER, others=True)
@@ -84,6 +87,12 @@ class Trainer(Trained):
             recipe = Recipe.of("Trainer", settings, TRAINER, ["model", "batch_size"])
         elif settings:
             raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
+        self.peak = ""
+        if recipe.step.peak is not None:
+            if isinstance(model, Step):
+                raise BadInput("peak chooses how a model is trained, not a compiled step")
+            check_platform()
+            recipe, self.peak = within_peak(model, recipe, 32 if batch_size is None else batch_size)
         setup = set_up(model, recipe, batch_size)
         warn_of_own_input(recipe.loss.labels, [] if recipe.task.name else setup.step.batch)
         super().__init__(setup, recipe.step.evaluation, recipe.task)
@@ -241,7 +250,12 @@ class Trainer(Trained):
         if prepared.measures:
             asked = self.evaluation.metrics(asked, watched(listening))
             self.evaluation.meters(asked)  # undefined metrics are refused before data are read
+        before = self.preprocessing
         rows = self.training_data(with_labels(data, y), "the training data", prepared)
+        if prepared.tables is not None and prepared.validation_split is not None and isinstance(rows, Data):
+            kept, _ = split_rows(rows, prepared.validation_split, loop.seed)  # nothing is fitted on the others
+            self.preprocessing = before
+            rows = self.training_data(with_labels(data, y), "the training data", prepared, kept)
         if isinstance(rows, Stream):
             rows.steps_per_epoch = loop.steps_per_epoch
         elif loop.steps_per_epoch is not None:

@@ -1,0 +1,121 @@
+"""A limit of memory as a promise, measured from outside; weights that train, chosen by gradient for cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxgrad
+from onnxgrad import BadInput, subprocesses
+from onnxgrad.training import Trainer
+from tests.training.models import blobs, classifier
+
+if sys.platform != "linux":
+    pytest.skip("memory is measured on Linux", allow_module_level=True)
+
+
+def deep(width: int = 64, blocks: int = 6) -> onnx.ModelProto:
+    """float32[N, 3, 32, 32] x → blocks of Conv, Relu → mean → Gemm → float32[N, 4] y"""
+    nodes = "\n".join(f"c{i} = Conv <pads = [1, 1, 1, 1]> (r{i}, w{i})  r{i + 1} = Relu (c{i})" for i in range(blocks))
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21]>
+        deep (float[N, 3, 32, 32] r0) => (float[N, 4] y) {{
+            {nodes}
+            p = GlobalAveragePool (r{blocks})  f = Flatten (p)  y = MatMul (f, head)
+        }}""")
+    rng = np.random.default_rng(0)
+    shapes = {f"w{i}": (width, width if i else 3, 3, 3) for i in range(blocks)} | {"head": (width, 4)}
+    for name, shape in shapes.items():
+        array = (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+_CODE = """
+import ctypes, gc, json, sys
+from pathlib import Path
+import numpy as np
+from onnxgrad.training import Trainer
+from onnxgrad.training.loop.peak_probe import resident
+settings = json.loads(sys.argv[2])
+rng = np.random.default_rng(0)
+rows = {"r0": rng.standard_normal((64, 3, 32, 32)).astype(np.float32), "labels": rng.integers(0, 4, 64)}
+tiny = {"x": np.ones((8, 6), np.float32), "labels": np.zeros(8, int)}
+Trainer(sys.argv[1][:-9] + "tiny.onnx", loss="cross_entropy", optimizer="adam").fit(tiny)  # loads the library
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+Path("/proc/self/clear_refs").write_text("5")
+before = resident("VmRSS")
+trainer = Trainer(sys.argv[1], loss="cross_entropy", optimizer="adam", threads=1, batch_size=32, **settings)
+trainer.fit(rows, epochs=2, batch_size=32)
+print(json.dumps([trainer.peak, resident("VmHWM") - before, trainer.accumulate]))
+"""
+
+
+@pytest.mark.complete
+def test_the_promise_holds_in_another_process(tmp_path):
+    path = tmp_path / "deep.onnx"
+    onnx.save(deep(), path)
+    onnx.save(classifier(), tmp_path / "tiny.onnx")
+
+    def run(**settings):
+        done = subprocesses.run([*subprocesses.PYTHON, "-c", _CODE, str(path), json.dumps(settings)], text=True)
+        assert done.returncode == 0, done.stderr[-600:]
+        return json.loads(done.stdout)
+
+    _, plain, _ = run()
+    note, bounded, _ = run(peak="60MB")
+    assert bounded < 60e6 < plain
+    assert "measured within 60.0 MB" in note
+
+
+@pytest.mark.complete  # eight plans, each in a process of its own
+def test_a_limit_that_cannot_be_met_names_the_smallest():
+    with pytest.raises(BadInput, match=r"cannot be done within 100 KB: the smallest limit that can be met is \d"):
+        Trainer(classifier(), loss="cross_entropy", peak="100KB", batch_size=2)
+
+
+@pytest.mark.complete  # two processes
+def test_peak_chooses_what_memory_does():
+    trainer = Trainer(classifier(), loss="cross_entropy", peak="1GB", batch_size=8)
+    assert "everything kept" in trainer.peak
+
+
+def test_weights_are_chosen_within_bytes():
+    model = deep(width=8)
+    rng = np.random.default_rng(0)
+    rows = {"r0": rng.standard_normal((64, 3, 32, 32)).astype(np.float32), "labels": rng.integers(0, 4, 64)}
+    settings = {"loss": "cross_entropy", "optimizer": "adam", "epochs": 1, "batch_size": 16}
+    sizes = []
+    for limit in ("1.5MB", "3MB", "20MB"):
+        trainer = onnxgrad.train(model, rows, update=f"auto:bytes={limit}", **settings)
+        trained = {n for n, t in trainer.step.state.items() if t.kind == "parameter"}
+        sizes.append(len(trained))
+        unchanged = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name not in trained}
+        after = {t.name: onnx.numpy_helper.to_array(t) for t in trainer.inference_model().graph.initializer}
+        for name, array in unchanged.items():
+            np.testing.assert_array_equal(after[name], array)
+    assert sizes == sorted(sizes)
+    assert sizes[0] < 7 <= sizes[-1]
+    with pytest.raises(BadInput, match="no weight can train within"):
+        onnxgrad.train(model, rows, update="auto:bytes=1KB", **settings)
+
+
+@pytest.mark.parametrize("text", ["all", "auto", "auto:bytes=1MB,milliseconds=2", "auto:kb=3"])
+def test_bad_spellings_of_updates(text):
+    with pytest.raises(BadInput, match=r"update"):
+        onnxgrad.train(classifier(), blobs(), loss="cross_entropy", update=text)
+
+
+def test_peak_excludes_what_it_chooses():
+    with pytest.raises(BadInput, match="peak chooses memory and accumulate"):
+        Trainer(classifier(), loss="cross_entropy", peak="1GB", memory="1MB")
+
+
+def test_updates_need_data():
+    with pytest.raises(BadInput, match="update needs data"):
+        Trainer(classifier(), loss="cross_entropy", update="auto:bytes=1MB")
