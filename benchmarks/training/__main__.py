@@ -2,11 +2,14 @@
 
 ``python -m benchmarks.training [--workload NAME …] [--peer NAME …] [--rounds 15] [--threads 2] [--page] [--check]``
 ``python -m benchmarks.training --kinds FILE [--workload NAME …]``
+``python -m benchmarks.training --further --minutes 12 --page``
 
 Each competitor is a process of its own, in an environment of its own where it needs one (made on demand); they
 take turns (A B C A B C …), so that a slow minute of the machine hits all, after a pause in which the threads
 of the one before stop spinning. Results are kept as JSON, a folder for each kind of processor and in it one file per
-workload. `--page` writes the page and its plots from what is kept, also without measuring anything (`--rounds 0`).
+workload. `--minutes` divides a time among the workloads: each takes as many turns as fit, but four at least.
+`--further` measures the kinds that came later. `--page` writes the page and its plots from what is kept, also without
+measuring anything (`--rounds 0`).
 `--check` measures, keeps nothing, and exits with 1 where a ratio to PyTorch is worse than the one that was kept.
 `--kinds` measures models of your own, and keeps nothing unless `--results` names a folder: a Python file with
 `WORKLOADS`, a sequence of `benchmarks.training.workloads.Workload`. The page's other kinds may be examples.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import select
@@ -32,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.training.environments import PINS, Missing, environment
-from benchmarks.training.report import ratio, write
+from benchmarks.training.report import FURTHER, ratio, write
 
 RESULTS = Path(__file__).parent.parent / "results"
 WORKLOADS = (
@@ -48,6 +52,7 @@ DIFFERENTIATE = (
 )  # fmt: skip
 #: A ratio to PyTorch counts as worse from this factor on: a quiet machine repeats one within a tenth.
 WORSE = 1.15
+FEWEST = 4  #: turns, however long they take
 FIRST = 8  #: steps whose losses are compared; they are the warm-up as well
 
 
@@ -112,9 +117,15 @@ class Worker:
             self.process.kill()
 
 
-def measure(workload: str, names: list[str], rounds: int, steps: int, threads: int) -> dict[str, Any]:
-    """Interleaved times of one workload: for each peer its numbers, or why it has none."""
+def measure(
+    workload: str, names: list[str], rounds: int, steps: int, threads: int, seconds: float = math.inf
+) -> dict[str, Any]:
+    """Interleaved times of one workload: for each peer its numbers, or why it has none.
+
+    No turn begins after so many `seconds`, once there are `FEWEST`; a third of them is the most for a first step.
+    """
     results: dict[str, Any] = {}
+    end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         subprocess.run(
@@ -128,7 +139,7 @@ def measure(workload: str, names: list[str], rounds: int, steps: int, threads: i
             try:
                 worker = Worker(PEERS[name], workload, folder, threads)
                 try:
-                    first[name] = worker.ask("step", FIRST)
+                    first[name] = worker.ask("step", FIRST, min(120.0, seconds / 3))
                 except Missing:
                     worker.close()
                     raise
@@ -139,6 +150,8 @@ def measure(workload: str, names: list[str], rounds: int, steps: int, threads: i
         peak = {n: a["peak_mb"] for n, a in first.items()}
         for what in ("step", "forward"):
             for turn in range(-1 if what == "forward" else 0, rounds if what == "step" else -(-rounds // 3)):
+                if turn >= (FEWEST if what == "step" else 1) and time.monotonic() > end:
+                    break
                 for name, worker in list(workers.items()):
                     time.sleep(0.03)
                     try:
@@ -174,6 +187,8 @@ def main() -> None:
     parser.add_argument("--peer", action="append", choices=list(PEERS), help="only these, and torch")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each competitor; 0 measures nothing")
     parser.add_argument("--steps", type=int, default=4, help="steps per turn")
+    parser.add_argument("--further", action="store_true", help="only the kinds that came later")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="about how long all of it takes at most")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the folders of JSON files")
     parser.add_argument("--check", action="store_true", help="compare with what is kept, and keep nothing")
@@ -194,12 +209,15 @@ def main() -> None:
         kept.mkdir(parents=True, exist_ok=True)
     worse = []
     names = [n for n in PEERS if args.peer is None or n in args.peer or n == "torch"]
-    for workload in args.workload or known:
+    asked = args.workload or (FURTHER if args.further else known)
+    end = time.monotonic() + 60 * args.minutes
+    for place, workload in enumerate(asked):
         if not args.rounds:
             continue
         file = kept / f"{workload}.json"
         taking_part = [n for n in names if workload != "resnet50" or n in DIFFERENTIATE]
-        found = measure(workload, taking_part, args.rounds, args.steps, args.threads)
+        seconds = max(end - time.monotonic(), 0.0) / (len(asked) - place)
+        found = measure(workload, taking_part, args.rounds, args.steps, args.threads, seconds)
         setting = {
             "threads": args.threads,
             "rounds": args.rounds,
@@ -213,7 +231,7 @@ def main() -> None:
         if not keeps:
             continue
         file.write_text(json.dumps({"setting": setting, "peers": found}, indent=1) + "\n")
-    if args.rounds and not args.no_scale and keeps and not args.kinds and args.workload is None:
+    if args.rounds and not args.no_scale and keeps and not args.kinds and args.workload is None and not args.further:
         subprocess.run([sys.executable, "-m", "benchmarks.training.scale", str(kept / "scale.json")], check=True)
     if args.page:
         write(args.results, args.page)

@@ -187,9 +187,10 @@ class GraphAttention(nn.Module):
             h = layer(x).reshape(self.nodes, self.heads, -1)
             one, other = (h * self.source[k]).sum(-1), (h * self.target[k]).sum(-1)
             scores = torch.exp(functional.leaky_relu(one[begin] + other[end], 0.2))
-            totals = torch.zeros_like(one).index_add(0, end, scores)
+            totals = torch.zeros_like(one).scatter_add(0, end[:, None].expand_as(scores), scores)
             weights = (scores / totals[end])[..., None]
-            h = torch.zeros_like(h).index_add(0, end, weights * h[begin])
+            sent = weights * h[begin]
+            h = torch.zeros_like(h).scatter_add(0, end[:, None, None].expand_as(sent), sent)
             x = functional.elu(h.reshape(self.nodes, -1))
         return self.head(x)
 
