@@ -122,7 +122,7 @@ def measure(
 ) -> dict[str, Any]:
     """Interleaved times of one workload: for each peer its numbers, or why it has none.
 
-    No turn begins after so many `seconds`, once there are `FEWEST`; a third of them is the most for a first step.
+    No turn begins after so many `seconds`, once there are `FEWEST`; a third of them, or 45, is the most for first steps.
     """
     results: dict[str, Any] = {}
     end = time.monotonic() + seconds
@@ -139,7 +139,7 @@ def measure(
             try:
                 worker = Worker(PEERS[name], workload, folder, threads)
                 try:
-                    first[name] = worker.ask("step", FIRST, min(120.0, seconds / 3))
+                    first[name] = worker.ask("step", FIRST, min(120.0, max(45.0, seconds / 3)))
                 except Missing:
                     worker.close()
                     raise
