@@ -122,7 +122,7 @@ def measure(
 ) -> dict[str, Any]:
     """Interleaved times of one workload: for each peer its numbers, or why it has none.
 
-    No turn begins after so many `seconds`, once there are `FEWEST`; a third of them, or 45, is the most for first steps.
+    No turn begins after so many `seconds`, once there are `FEWEST`; first steps take a third of them, or 45, at most.
     """
     results: dict[str, Any] = {}
     end = time.monotonic() + seconds
