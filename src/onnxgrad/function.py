@@ -134,8 +134,8 @@ class Function:
             return f"{value.name}: {tensor_text(value.dtype, value.shape)}"
 
         graph = self.model.graph
-        given = ", ".join(typed(v) for v in graph.inputs if v.name in self._positional)
-        return f"<Function ({given}) → ({', '.join(map(typed, graph.outputs))}), {len(graph)} nodes>"
+        arguments = ", ".join(typed(v) for v in graph.inputs if v.name in self._positional)
+        return f"<Function ({arguments}) → ({', '.join(map(typed, graph.outputs))}), {len(graph)} nodes>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results for these arguments.
@@ -143,16 +143,16 @@ class Function:
         Raises:
             BadInput: arguments that the model does not take, or that ONNX Runtime fails on.
         """
-        found = self.session.run(self.feeds(*args, **kwargs), list(dict.fromkeys(names_in(self.results))))
-        return fill(self.results, found)
+        arrays = self.session.run(self.feeds(*args, **kwargs), list(dict.fromkeys(names_in(self.results))))
+        return fill(self.results, arrays)
 
     def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Map input names to the arguments, as arrays of the right dtype or lists of arrays."""
         for name in kwargs:
             if name not in self._types:
                 raise UnknownName(name, self._types, "input")
-        given = bind(self._positional, args, kwargs)
-        fed = {name: as_fed(name, argument, self._types[name]) for name, argument in given.items()}
+        arguments = bind(self._positional, args, kwargs)
+        fed = {name: as_fed(name, argument, self._types[name]) for name, argument in arguments.items()}
         return {n: copy_feeds(a) for n, a in fed.items()} if self._overwrites else fed
 
     # --- derivatives -------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ class Function:
         both = self._derive(first_order.value_and_grad, lambda s: {"": self.results, " ": s.gradients}, wrt=wrt, of=of)
 
         def value_and_grad(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            found = both.session.run(both.feeds(*args, **kwargs), list(dict.fromkeys(names_in(both.results))))
-            return fill(both.results[""], found), fill(both.results[" "], found)
+            arrays = both.session.run(both.feeds(*args, **kwargs), list(dict.fromkeys(names_in(both.results))))
+            return fill(both.results[""], arrays), fill(both.results[" "], arrays)
 
         return value_and_grad
 
@@ -297,19 +297,19 @@ class Function:
 
         def at(*args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
             feeds = primal.feeds(*args, **kwargs)
-            held = signature(linear.model).residuals
-            found = primal.session.run(feeds, list(dict.fromkeys([*names_in(self.results), *held])))
+            residuals = signature(linear.model).residuals
+            arrays = primal.session.run(feeds, list(dict.fromkeys([*names_in(self.results), *residuals])))
             point = {
                 n: copy_feeds(a) for n, a in feeds.items() if n in linear._types
             }  # the caller may go on to change them
-            point |= {n: a for n, a in found.items() if n in linear._types}
+            point |= {n: a for n, a in arrays.items() if n in linear._types}
 
             def apply(*directions: Any) -> Any:
                 if len(directions) != len(seeds):
                     raise BadInput(f"{len(directions)} arguments for {len(seeds)} inputs: {', '.join(seeds.values())}")
                 return linear(**point, **dict(zip(seeds.values(), directions)))
 
-            return fill(self.results, found), apply
+            return fill(self.results, arrays), apply
 
         return at
 
@@ -384,9 +384,9 @@ def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
 def _given_constant(output: ir.Value) -> np.ndarray:
     """The elements of an output that is a constant."""
     node = output.producer()
-    found = constant(output) if node is None else constant(node.inputs[0])
-    assert found is not None
-    return found
+    array = constant(output) if node is None else constant(node.inputs[0])
+    assert array is not None
+    return array
 
 
 def _overwrites_inputs(node: ir.Node) -> bool:

@@ -28,15 +28,15 @@ def _modules() -> dict[str, Any]:
     if importlib.util.find_spec("scipy"):
         parts = ("integrate", "linalg", "signal", "special", "stats", "stats.dirichlet", "stats.multivariate_normal")
         names |= {".scipy": "onnxgrad.eager.scipy", **{f".scipy.{n}": f"onnxgrad.eager.scipy.{n}" for n in parts}}
-    found = {k: importlib.import_module(v) for k, v in names.items()} | {".numpy.random": numpy.random}
-    if stats := found.get(".scipy.stats"):  # distributions are modules there
-        found |= {f".scipy.stats.{n}": getattr(stats, n) for n in stats.__all__}
-    return found
+    modules = {k: importlib.import_module(v) for k, v in names.items()} | {".numpy.random": numpy.random}
+    if stats := modules.get(".scipy.stats"):  # distributions are modules there
+        modules |= {f".scipy.stats.{n}": getattr(stats, n) for n in stats.__all__}
+    return modules
 
 
 def _install() -> None:
-    held = sys.modules.get("autograd")
-    if held is not None and held is not autograd:
+    installed = sys.modules.get("autograd")
+    if installed is not None and installed is not autograd:
         raise ImportError("HIPS/autograd is imported already\n  hint: import onnxgrad.eager.as_autograd before it")
     for name, module in _modules().items():
         sys.modules[f"autograd{name}"] = module

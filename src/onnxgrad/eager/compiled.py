@@ -63,12 +63,12 @@ class _Compiled:
     def __call__(self, operands: Sequence[Array]) -> Any:
         """The result, as a tree."""
         if self._run is not None and not exporting.get() and all(x._node is None for x in operands):
-            found: Sequence[Array] = [Array(y) for y in self._run([x._data for x in operands])]
+            results: Sequence[Array] = [Array(y) for y in self._run([x._data for x in operands])]
         else:
-            found = list(self.model.results(self.names, operands).values())
+            results = list(self.model.results(self.names, operands).values())
             if self._run is None and all(x._node is None for x in operands):
                 _, self._run, _ = self.model._made.get((self.names, ()), lambda: None)
-        return trees.rebuilt(self.output, found)
+        return trees.rebuilt(self.output, results)
 
 
 def _closed_model(body: TracedBody) -> ir.Model:
@@ -126,13 +126,13 @@ def jit(f: Callable[..., Any], static_argnums: int | Sequence[int] = ()) -> Call
             body = trace(call, free, [x._data for x in leaves])
             return _Compiled(body), [x for x in body.captured if x._node is not None]
 
-        found = made.peek(key)
-        if found is None:
+        made_before = made.peek(key)
+        if made_before is None:
             run, captured = build()
             if captured:  # variables of an enclosing transform: others in the next call
                 return run([*leaves, *captured])
-            found = made.get(key, lambda: run)
-        return found(leaves)
+            made_before = made.get(key, lambda: run)
+        return made_before(leaves)
 
     return compiled
 
@@ -197,8 +197,8 @@ def vmap(f: Callable[..., Any], in_axes: Any = 0, out_axes: int = 0) -> Callable
 
         model = made.get(key, build)
         operands = [*(x for x, _ in leaves), *captured]
-        found = model.results(tuple(model.inputs), operands)
-        return trees.rebuilt(body.output, list(found.values()))
+        results = model.results(tuple(model.inputs), operands)
+        return trees.rebuilt(body.output, list(results.values()))
 
     return batched
 

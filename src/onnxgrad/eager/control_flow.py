@@ -59,8 +59,8 @@ def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> 
         condition = b.Cast(b.Reshape(first, [1]), to=int(ir.DataType.BOOL))
         return write_if(b, condition, *branches)  # type: ignore[arg-type]
 
-    found = _run("cond", bodies, [pred, *leaves], (), write)
-    return trees.rebuilt(bodies[0].output, found)
+    results = _run("cond", bodies, [pred, *leaves], (), write)
+    return trees.rebuilt(bodies[0].output, results)
 
 
 def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
@@ -182,15 +182,15 @@ def scan(f: Function, init: Any, xs: Any = None, length: int | None = None, reve
         def inside(inner: Builder, _: Var, held: Sequence[Var]) -> list[Var]:
             return [inner.const(True), *body.write(inner, [*held, *captured])]
 
-        found = _loop(b, b.const(steps), None, states, inside, len(stacked))
-        ys = found[len(states) :]
+        written = _loop(b, b.const(steps), None, states, inside, len(stacked))
+        ys = written[len(states) :]
         backwards = {"starts": [-1], "ends": [-steps - 1], "axes": [0], "steps": [-1]}
-        return [*found[: len(states)], *(b.Slice(y, *backwards.values()) if reverse else y for y in ys)]
+        return [*written[: len(states)], *(b.Slice(y, *backwards.values()) if reverse else y for y in ys)]
 
-    found = _run("scan", [body], [*carried, *scanned], (steps, reverse), write)
+    results = _run("scan", [body], [*carried, *scanned], (steps, reverse), write)
     return (
-        trees.rebuilt(init, found[: len(carried)]),
-        trees.rebuilt(body.output[1], found[len(carried) :]),
+        trees.rebuilt(init, results[: len(carried)]),
+        trees.rebuilt(body.output[1], results[len(carried) :]),
     )
 
 
@@ -240,13 +240,13 @@ def _loop(
     inner, graph = empty(b, "body")
     step = ir.Value(name=b.names.fresh("step"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
     goes_on = ir.Value(name=b.names.fresh("goes_on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
-    held = [formal(inner, s.value, "state") for s in states]
-    graph.inputs.extend([step, goes_on, *(x.value for x in held)])
-    results = write(inner, inner.var(step), held)
+    carried = [formal(inner, s.value, "state") for s in states]
+    graph.inputs.extend([step, goes_on, *(x.value for x in carried)])
+    results = write(inner, inner.var(step), carried)
     give(inner, results)
-    given = [None if x is None else x.value for x in (trips, condition)]
+    lead = [None if x is None else x.value for x in (trips, condition)]
     node = ir.Node(
-        "", "Loop", [*given, *(s.value for s in states)], [ir.AttrGraph("body", graph)], num_outputs=len(results) - 1
+        "", "Loop", [*lead, *(s.value for s in states)], [ir.AttrGraph("body", graph)], num_outputs=len(results) - 1
     )
     _type(node, states, results[1:], None)
     return list(b.append(node))
@@ -262,13 +262,13 @@ def _scan(
 ) -> list[Var]:
     """Append a Scan over the first axis of `columns`."""
     inner, graph = empty(b, "body")
-    held = [formal(inner, s.value, "state") for s in states]
+    carried = [formal(inner, s.value, "state") for s in states]
     for x in columns:
         assert x.shape is not None
         value = ir.Value(name=b.names.fresh("slice"), type=x.value.type, shape=ir.Shape(list(x.shape)[1:]))
-        held.append(inner.var(value))
-    graph.inputs.extend(x.value for x in held)
-    results = write(inner, held)
+        carried.append(inner.var(value))
+    graph.inputs.extend(x.value for x in carried)
+    results = write(inner, carried)
     give(inner, results)
     attributes: list[ir.Attr] = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(columns))]
     if reverse:

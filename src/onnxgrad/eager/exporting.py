@@ -77,13 +77,13 @@ class _Recording:
     def __init__(self, f: Callable[..., Any], args: Sequence[Any]) -> None:
         self.name = getattr(f, "__name__", "the function")
         labels = _parameters(f, len(args))
-        found = [(identifier(p), as_array(x)) for a, n in zip(args, labels) for p, x in trees.leaves(a, n)]
-        self.names = ["_".join(filter(None, p.split("_"))) or "input" for p, _ in found]
-        for name, x in zip(self.names, (x for _, x in found)):
+        leaves = [(identifier(p), as_array(x)) for a, n in zip(args, labels) for p, x in trees.leaves(a, n)]
+        self.names = ["_".join(filter(None, p.split("_"))) or "input" for p, _ in leaves]
+        for name, x in zip(self.names, (x for _, x in leaves)):
             if x.dtype.kind == "c":
                 hint = "hand over the real and the imaginary part"
                 raise BadInput(f"{name} is {x.dtype}; ONNX has no complex numbers\n  hint: {hint}")
-        self.inputs = [Array(x._data, leaf(x._data)) for _, x in found]
+        self.inputs = [Array(x._data, leaf(x._data)) for _, x in leaves]
         self.leaves = [x._node for x in self.inputs if x._node is not None]
         token = exporting.set(True)
         try:
@@ -115,7 +115,7 @@ def _parameters(f: Callable[..., Any], count: int) -> list[str]:
 
 def _dims(r: _Recording, dynamic: Dynamic) -> dict[tuple[str, int], str]:
     """The dynamic axes of the inputs, by input and axis."""
-    found = {}
+    dims = {}
     shapes = {n: x.shape for n, x in zip(r.names, r.inputs)}
     for name, axes in dynamic.items():
         if name not in shapes:
@@ -123,12 +123,12 @@ def _dims(r: _Recording, dynamic: Dynamic) -> dict[tuple[str, int], str]:
         for axis, symbol in axes.items():
             if not -len(shapes[name]) <= axis < len(shapes[name]):
                 raise BadInput(f"`dynamic` names axis {axis} of {name!r}, which has {len(shapes[name])}")
-            found[name, axis % len(shapes[name])] = symbol
-    for symbol in set(found.values()):
-        lengths = {shapes[n][a] for (n, a), s in found.items() if s == symbol}
+            dims[name, axis % len(shapes[name])] = symbol
+    for symbol in set(dims.values()):
+        lengths = {shapes[n][a] for (n, a), s in dims.items() if s == symbol}
         if len(lengths) > 1:
             raise BadInput(f"the axes {symbol!r} have different lengths in the example: {sorted(lengths)}")
-    return found
+    return dims
 
 
 def _size(r: _Recording, dims: Mapping[tuple[str, int], str], symbol: str) -> int:
@@ -213,8 +213,8 @@ class _Measured:
         self._b, self._dims = b, dims
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._b, name)
-        return (lambda *xs, **how: found(*map(self._operand, xs), **how)) if name[:1].isupper() else found
+        attribute = getattr(self._b, name)
+        return (lambda *xs, **how: attribute(*map(self._operand, xs), **how)) if name[:1].isupper() else attribute
 
     def emit(self, op_type: str, *inputs: Any, **how: Any) -> Any:
         return self._b.emit(op_type, *map(self._operand, inputs), **how)

@@ -75,8 +75,8 @@ def apply(
             number = isinstance(x, (int, float)) and not isinstance(x, bool) and beside is not None
             arrays.append(cast(as_array(x, beside), beside) if number else as_array(x))
     opset = opset or (1 if domain else version_of(op_type))
-    given = sorted((k, v) for k, v in attributes.items() if v is not None)
-    held = tuple((k, _attribute(domain, op_type, opset, k, v)) for k, v in given)
+    settings = sorted((k, v) for k, v in attributes.items() if v is not None)
+    held = tuple((k, _attribute(domain, op_type, opset, k, v)) for k, v in settings)
     op = _operator(op_type, held, tuple(statics), domain, outputs, opset)
     kernel = None if domain or statics or held else KERNELS.get(op_type)
     floats = beside is not None and beside.kind == "f" and all(x._data.dtype == beside for x in arrays)

@@ -104,8 +104,8 @@ def vjp(f: Function, *primals: Any) -> tuple[Any, Function]:
 
     def pullback(cotangent: Any) -> Any:
         seeds = _seeds(cotangent, t.output, ends, "cotangent")
-        found = trees.derivative(t.chosen, t.pull_back(seeds))
-        return found[0] if len(primals) == 1 else found
+        cotangents = trees.derivative(t.chosen, t.pull_back(seeds))
+        return cotangents[0] if len(primals) == 1 else cotangents
 
     return t.detached(t.output), pullback
 
@@ -131,13 +131,13 @@ def _seeds(given: Any, like: Any, arrays: Sequence[Array], what: str) -> list[Ar
     parts = [x for _, x in trees.leaves(given)]
     if len(parts) != len(arrays):
         raise BadInput(f"{len(parts)} arrays of {what}s for {len(arrays)} arrays")
-    found = []
+    seeds = []
     for x, y in zip(parts, arrays):
         s = cast(as_array(x), y.dtype if carries_derivative(y._data) else np.float64)
         if s.shape != y.shape:
             raise BadInput(f"a {what} of shape {s.shape} for an array of shape {y.shape}")
-        found.append(s)
-    return found
+        seeds.append(s)
+    return seeds
 
 
 @_transform
@@ -190,8 +190,8 @@ def _rows(t: Traced) -> list[list[Array]]:
     blocks = []
     for i, y in enumerate(t.ends):
         unit = Array(np.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape))
-        found = t.pull_back_one(i, unit) if y.size else [Array(np.zeros((0, *x.shape), x.dtype)) for x in t.variables]
-        blocks.append([g.reshape(y.shape + x.shape) for g, x in zip(found, t.variables)])
+        row = t.pull_back_one(i, unit) if y.size else [Array(np.zeros((0, *x.shape), x.dtype)) for x in t.variables]
+        blocks.append([g.reshape(y.shape + x.shape) for g, x in zip(row, t.variables)])
     return blocks
 
 

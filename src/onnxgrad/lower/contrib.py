@@ -86,19 +86,19 @@ def _as_written(lower: Lowering) -> Infer:
                 out.type = first.type
                 out.shape = None if first.shape is None else ir.Shape([ctx.new_symbolic_dim() for _ in first.shape])
             return
-        for out, found in zip(node.outputs, results):
-            if found is not None and found.dtype is not None:
-                out.type = out.type or ir.TensorType(found.dtype)
-                out.shape = out.shape if out.shape is not None or found.shape is None else ir.Shape(found.shape)
+        for out, result in zip(node.outputs, results):
+            if result is not None and result.dtype is not None:
+                out.type = out.type or ir.TensorType(result.dtype)
+                out.shape = out.shape if out.shape is not None or result.shape is None else ir.Shape(result.shape)
 
     return infer
 
 
 def refuse(node: ir.Node, attribute: str, *allowed: Any, hint: str = "export the model without it") -> None:
     """Raise NotDifferentiable where `attribute` is there and none of `allowed`."""
-    given = node.attributes.get(attribute)
-    if given is not None and given.value not in allowed:
-        raise NotDifferentiable(f"its attribute {attribute} is {given.value}, which is not supported\n  hint: {hint}")
+    value = node.attributes.get(attribute)
+    if value is not None and value.value not in allowed:
+        raise NotDifferentiable(f"its attribute {attribute} is {value.value}, which is not supported\n  hint: {hint}")
 
 
 def refuse_operand(x: Var | None, name: str, hint: str = "export the model without it") -> None:

@@ -34,8 +34,8 @@ def _mask_bias(b: Builder, node: ir.Node, q: Var, k: Var, mask: Var | None, past
 
     `past` are keys that precede those of the tokens.
     """
-    given = float(attribute(node, "mask_filter_value", -10000.0))
-    low, least, added = b.const(max(given, _least(q.dtype)), q.dtype), b.const(_least(q.dtype), q.dtype), None
+    filter_value = float(attribute(node, "mask_filter_value", -10000.0))
+    low, least, added = b.const(max(filter_value, _least(q.dtype)), q.dtype), b.const(_least(q.dtype), q.dtype), None
     keys = b.places_along(k, 2)
     if mask is not None:
         mask = b.Cast(mask, to=INT64)

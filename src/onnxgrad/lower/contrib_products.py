@@ -43,8 +43,8 @@ def fused_matmul(b: Builder, node: ir.Node, A: Var, B: Var) -> Sequence[Var]:
 
 
 def _text(node: ir.Node, name: str) -> str:
-    given = attribute(node, name, "")
-    return given.decode() if isinstance(given, bytes) else given
+    text = attribute(node, name, "")
+    return text.decode() if isinstance(text, bytes) else text
 
 
 def _apply_activation(b: Builder, y: Var, name: str, given: Sequence[float | None]) -> Var:
@@ -108,10 +108,10 @@ def nhwc_conv(b: Builder, node: ir.Node, X: Var, W: Var, B: Var | None) -> Seque
 def fused_gemm(b: Builder, node: ir.Node, A: Var, B: Var, C: Var | None) -> Sequence[Var]:
     """Y = f(α·A'·B' + β·C)"""
     y = b.Gemm(A, B, C, **{k: attribute(node, k, None) for k in ("alpha", "beta", "transA", "transB")})
-    given = [attribute(node, f"activation_{k}", None) for k in ("alpha", "beta")]
+    coefficients = [attribute(node, f"activation_{k}", None) for k in ("alpha", "beta")]
     if _text(node, "activation") == "Selu":
-        given[1] = attribute(node, "activation_gamma", None)
-    return [_apply_activation(b, y, _text(node, "activation"), given)]
+        coefficients[1] = attribute(node, "activation_gamma", None)
+    return [_apply_activation(b, y, _text(node, "activation"), coefficients)]
 
 
 # --- weights of a few bits -------------------------------------------------------------------------

@@ -317,8 +317,8 @@ def dynamic_quantize_lstm(b: Builder, node: ir.Node, x: _Recurrence) -> Sequence
 def _gates(b: Builder, w: Var, scale: Var, zero: Var) -> Var:
     """[D, n, 4·H] as floats [D, 4·H, n], with a scale for each direction, or for each of its columns."""
     axes = [1] if scale.rank == 2 else [1, 2]
-    held, units = b.cast_like(w, scale), b.cast_like(zero, scale)
-    x = (held - b.Unsqueeze(units, axes)) * b.Unsqueeze(scale, axes)
+    scaled, units = b.cast_like(w, scale), b.cast_like(zero, scale)
+    x = (scaled - b.Unsqueeze(units, axes)) * b.Unsqueeze(scale, axes)
     return b.Transpose(x, perm=[0, 2, 1])
 
 

@@ -32,25 +32,25 @@ def _positions(b: Builder, like: Var, count: Size, stride: int, head: int) -> Va
 @lowering("DeformConv")
 def deform_conv(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     """y[n, m, o] = Σ w[m, c, k]·mask[n, k, o]·x[n, c, p] with p = o·stride - pad + k·dilation + offset[n, k, o]"""
-    given, weights, offset, bias, mask = (
+    image, weights, offset, bias, mask = (
         None if v is None else widen(b, v) for v in (operand(b, node, i) for i in range(5))
     )
-    assert given is not None
+    assert image is not None
     assert weights is not None
     assert offset is not None
-    rank = given.rank - 2
+    rank = image.rank - 2
     group, parts = attribute(b, node, "group"), attribute(b, node, "offset_group")
     strides = attribute(b, node, "strides") or [1] * rank
     dilations = attribute(b, node, "dilations") or [1] * rank
     heads = (attribute(b, node, "pads") or [0] * rank)[:rank]
     kernel = attribute(b, node, "kernel_shape") or [size_of(b, weights, 2 + i) for i in range(rank)]
 
-    batch, out = b.shape_of(given, 0, 1), b.shape_of(offset, 2)
+    batch, out = b.shape_of(image, 0, 1), b.shape_of(offset, 2)
     # [N·parts, C/parts, d…]: each part of the channels has offsets of its own
-    channels = size_of(b, given, 1)
+    channels = size_of(b, image, 1)
     wide = [channels // parts] if isinstance(channels, int) else b.Unsqueeze(b.Div(channels, parts), [0])
     joined = b.Mul(batch, parts) if batch.const is None else b.const(batch.const * parts)
-    x = b.reshape(given, b.join(joined, wide, b.shape_of(given, 2))) if parts > 1 else given
+    x = b.reshape(image, b.join(joined, wide, b.shape_of(image, 2))) if parts > 1 else image
     vector = [b.Unsqueeze(k, [0]) if isinstance(k, Var) else [k] for k in kernel]
     offset = b.reshape(offset, b.join(joined, *vector, [rank], out))  # [N·parts, k…, rank, o…]
     axes = 1 + 2 * rank  # of the points, laid out as [N·parts, k…, o…]

@@ -44,10 +44,10 @@ def body_of(node: ir.Node, opset: int, standard: int | None = None) -> ir.Functi
         proto.ParseFromString(raw)
     elif schema.has_function:
         version = max((v for v in schema.function_opset_versions if v <= opset), default=0)
-        found = schema.get_function_with_opset_version(version)
-        if not found:
+        body = schema.get_function_with_opset_version(version)
+        if not body:
             return None
-        proto.ParseFromString(found)
+        proto.ParseFromString(body)
     else:
         return None
     computed = {name for n in proto.node for name in n.output} | set(proto.input)
@@ -69,8 +69,8 @@ def body_of(node: ir.Node, opset: int, standard: int | None = None) -> ir.Functi
 def _asked(node: ir.Node, schema: Any, opset: int) -> bytes:
     """The body that the specification writes for this very node; empty if it writes none."""
     proto = ir.to_proto(node)
-    given = {a.name for a in proto.attribute}
-    proto.attribute.extend(ir.to_proto(a) for n, a in with_defaults(node, schema).items() if n not in given)
+    present = {a.name for a in proto.attribute}
+    proto.attribute.extend(ir.to_proto(a) for n, a in with_defaults(node, schema).items() if n not in present)
     types = [
         onnx.TypeProto().SerializeToString() if v is None else ir.to_proto(v).type.SerializeToString()
         for v in node.inputs
@@ -145,13 +145,13 @@ class BodyCopies(Copies):
 
     def attributes(self, node: ir.Node) -> list[ir.Attr]:
         """The attributes of a copied node, with references to function attributes resolved."""
-        held: list[ir.Attr] = []
+        copies: list[ir.Attr] = []
         for a in super().attributes(node):
             if not a.is_ref():
-                held.append(a)
-            elif (given := self.attrs.get(a.ref_attr_name or "")) is not None:
-                held.append(ir.Attr(a.name, given.type, given.value))
-        return held
+                copies.append(a)
+            elif (argument := self.attrs.get(a.ref_attr_name or "")) is not None:
+                copies.append(ir.Attr(a.name, argument.type, argument.value))
+        return copies
 
     def _fresh(self, name: str | None) -> str:
         assert self.names is not None

@@ -165,16 +165,16 @@ def updated(
 
 def update(b: Builder, node: ir.Node, shortest: bool = False) -> list[Var]:
     """A node of an optimizer, written out (see `updated`)."""
-    given = {name: a.value for name, a in node.attributes.items()}
+    settings = {name: a.value for name, a in node.attributes.items()}
     kinds, operands = len(KINDS[node.op_type]), [b.var(v) for v in node.inputs if v is not None]
     for name, default in coefficients(node.op_type).items():
-        if default is None and name not in given:
+        if default is None and name not in settings:
             raise BadInput(f"{described(node)} lacks the attribute {name!r}")
-    if node.op_type == "Momentum" and given.get("mode") not in ("standard", "nesterov"):
-        raise BadInput(f"{described(node)}: mode must be 'standard' or 'nesterov', not {given.get('mode')!r}")
+    if node.op_type == "Momentum" and settings.get("mode") not in ("standard", "nesterov"):
+        raise BadInput(f"{described(node)}: mode must be 'standard' or 'nesterov', not {settings.get('mode')!r}")
     if len(operands) < len(node.inputs) or len(operands) < 2 + kinds or (len(operands) - 2) % kinds:
         raise BadInput(f"{described(node)} has {len(node.inputs)} inputs; it takes R, T and {kinds} per tensor")
-    return updated(b, node.op_type, operands, given, shortest)
+    return updated(b, node.op_type, operands, settings, shortest)
 
 
 def _register_formula(op_type: str) -> None:

@@ -72,9 +72,9 @@ class _Layer:
             self.attr("direction")
         ]
         self.clip = self.attr("clip")
-        given = self.attr("activations") or []
-        given = [g.decode() if isinstance(g, bytes) else g for g in given] or list(self.activations) * 2
-        self.functions = self._functions(given)
+        activations = self.attr("activations") or []
+        activations = [g.decode() if isinstance(g, bytes) else g for g in activations] or list(self.activations) * 2
+        self.functions = self._functions(activations)
 
     def attr(self, name: str) -> Any:
         return attribute(self.b, self.node, name)
@@ -84,21 +84,21 @@ class _Layer:
         wanted = len(self.activations) * len(self.directions)
         if len(names) < wanted:
             raise NotDifferentiable(f"it gives {len(names)} activations where it needs {wanted}")
-        found = []
-        for given in names[:wanted]:  # parameters are given, in order, to the functions that take them
-            name = _NAMES.get(given.lower())
+        functions = []
+        for called in names[:wanted]:  # parameters are given, in order, to the functions that take them
+            name = _NAMES.get(called.lower())
             if name is None:
-                raise NotDifferentiable(f"its activation {given!r} is not one that ONNX names")
+                raise NotDifferentiable(f"its activation {called!r} is not one that ONNX names")
             alpha = next(alphas, None) if name in _DEFAULTS else None
             beta = next(betas, None) if name in ("Affine", "ScaledTanh", "HardSigmoid") else None
-            found.append(_activation(name, alpha, beta))
-        return found
+            functions.append(_activation(name, alpha, beta))
+        return functions
 
     def operand(self, name: str) -> Var:
         """An operand that every node has."""
-        found = self.operands[name]
-        assert found is not None
-        return found
+        value = self.operands[name]
+        assert value is not None
+        return value
 
     def part(self, name: str, direction: int) -> Var | None:
         """An operand's slice for one direction."""
@@ -147,9 +147,9 @@ class _Layer:
         first = []
         batch = b.shape_of(x, 1, 2)
         for name in self.states:
-            given = self.part(f"initial_{name}", d)
+            initial = self.part(f"initial_{name}", d)
             zero = b.const(0, x.dtype)
-            first.append(given if given is not None else b.Expand(zero, b.join(batch, [hidden])))
+            first.append(initial if initial is not None else b.Expand(zero, b.join(batch, [hidden])))
         rt = b.Transpose(r, perm=[1, 0])
         shared = self.shared(d, rt, rb, hidden)
         scanned = [columns]

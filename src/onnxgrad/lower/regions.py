@@ -79,20 +79,20 @@ class _Side:
         counts = self.counts()
         if blank and counts is not None:
             inside = b.And(inside, counts)
-        found = taps(b, clamped(b, self.at, high - 1.0), size, LINEAR, "border")
-        assert found.weights is not None
+        weights = taps(b, clamped(b, self.at, high - 1.0), size, LINEAR, "border")
+        assert weights.weights is not None
         later = [a + 1 for a in axes]
-        return Taps(b.Unsqueeze(found.rows, later), b.Unsqueeze(b.Where(inside, found.weights, 0.0), later))
+        return Taps(b.Unsqueeze(weights.rows, later), b.Unsqueeze(b.Where(inside, weights.weights, 0.0), later))
 
 
 @lowering("RoiAlign")
 def roi_align(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     """y[r, c, i, j] = the mean, or the largest weighted tap, of x[n(r), c] interpolated at the points of a bin"""
-    given, rois, batch = (operand(b, node, i) for i in range(3))
-    assert given is not None
+    image, rois, batch = (operand(b, node, i) for i in range(3))
+    assert image is not None
     assert rois is not None
     assert batch is not None
-    x, boxes = widen(b, given), widen(b, rois)
+    x, boxes = widen(b, image), widen(b, rois)
     half = attribute(b, node, "coordinate_transformation_mode") == "half_pixel"
     ratio, scale = attribute(b, node, "sampling_ratio"), attribute(b, node, "spatial_scale")
     boxes = boxes * float(scale) - (0.5 if half else 0)
@@ -117,7 +117,7 @@ def roi_align(b: Builder, node: ir.Node) -> Sequence[Var | None]:
             assert sides[0].count is not None
             assert sides[1].count is not None
             y = y / b.Max(b.Unsqueeze(sides[0].count * sides[1].count, [3]), 1.0)
-    return [b.cast_like(b.Transpose(y, perm=[0, 3, 1, 2]), given)]
+    return [b.cast_like(b.Transpose(y, perm=[0, 3, 1, 2]), image)]
 
 
 def _largest(b: Builder, values: Var, sides: list[_Side], beside: tuple[list[int], ...], inner: list[int]) -> Var:
@@ -134,10 +134,10 @@ def _largest(b: Builder, values: Var, sides: list[_Side], beside: tuple[list[int
 @lowering("MaxRoiPool")
 def max_roi_pool(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     """y[r, c, i, j] = the largest of x[n(r), c] in a bin, the first where there are more; 0 if it is empty"""
-    given, rois = operand(b, node, 0), operand(b, node, 1)
-    assert given is not None
+    image, rois = operand(b, node, 0), operand(b, node, 1)
+    assert image is not None
     assert rois is not None
-    x, rois = widen(b, given), widen(b, rois)
+    x, rois = widen(b, image), widen(b, rois)
     scaled = rois * float(attribute(b, node, "spatial_scale"))
     corners = b.Sign(scaled) * b.Floor(b.Abs(scaled) + 0.5)  # halves away from 0
     batch, left, top, right, bottom = (b.Gather(v, b.const(k), axis=1) for k, v in enumerate([rois, *[corners] * 4]))
@@ -167,4 +167,4 @@ def max_roi_pool(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     chosen = b.GatherElements(b.reshape(index, b.join(outer, [-1])), best, axis=3)
     y = b.GatherElements(table, b.reshape(chosen, b.join([-1], channels)), axis=0)
     y = b.Where(b.And(*some), b.reshape(y, b.join(outer, channels)), 0.0)
-    return [b.cast_like(b.Transpose(y, perm=[0, 3, 1, 2]), given)]
+    return [b.cast_like(b.Transpose(y, perm=[0, 3, 1, 2]), image)]

@@ -59,10 +59,10 @@ def replace(builder: Builder, node: ir.Node, lower: Lowering) -> list[ir.Node] |
     results: list[ir.Value | None] = []
     with b.record() as new:
         try:
-            found = list(lower(b, node))
+            written = list(lower(b, node))
         except NotDifferentiable as e:
             raise type(e)(f"{described(node)}: {e}") from e
-        for r in found:
+        for r in written:
             if r is not None and (r.value in taken or r.value.producer() not in new):
                 r = b.append(ir.Node("", "Identity", [r.value]))[0]
             taken.update([] if r is None else [r.value])

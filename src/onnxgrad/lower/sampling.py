@@ -176,14 +176,14 @@ def unnormalized(b: Builder, at: Var, size: Size, corners: bool, plane: bool) ->
 @lowering("GridSample")
 def grid_sample(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     """y[n, c, o] = Σ w·x[n, c, i] over the taps around the point that the grid holds for o"""
-    given, grid = operand(b, node, 0), operand(b, node, 1)
-    assert given is not None
+    image, grid = operand(b, node, 0), operand(b, node, 1)
+    assert image is not None
     assert grid is not None
     mode, padding = attribute(b, node, "mode"), attribute(b, node, "padding_mode")
     corners = bool(attribute(b, node, "align_corners"))
     if mode not in KERNELS:
         raise NotDifferentiable(f"the mode {mode!r} is not known")
-    x = widen(b, given)
+    x = widen(b, image)
     grid = b.cast_like(grid, x)
     along = []
     for axis in range(2, x.rank):  # the grid names the last axis first
@@ -194,4 +194,4 @@ def grid_sample(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     first, strides = first_rows(b, x, size_of(b, x, 0))
     first = b.Unsqueeze(first, list(range(1, x.rank - 1)))
     y = sampled(b, rows_of(b, x), first, strides, along)
-    return [b.cast_like(b.Transpose(y, perm=[0, x.rank - 1, *range(1, x.rank - 1)]), given)]
+    return [b.cast_like(b.Transpose(y, perm=[0, x.rank - 1, *range(1, x.rank - 1)]), image)]

@@ -80,21 +80,21 @@ class Functions:
         kinds = tuple(_kind(v, symbols) for v in operands)
         attributes = tuple(sorted((a.name, _attribute_key(a)) for a in node.attributes.values()))
         key = (node.op_identifier(), attributes, kinds)
-        found = self._bodies.get(key)
-        if found is None:
-            found = self._bodies[key] = self._make(key, node, operands, symbols)
-        return found
+        existing = self._bodies.get(key)
+        if existing is None:
+            existing = self._bodies[key] = self._make(key, node, operands, symbols)
+        return existing
 
     def _make(self, key: Hashable, node: ir.Node, operands: list[ir.Value | None], symbols: dict[str, str]) -> Body:
         function = self.table[node.op_identifier()]
         values: list[ir.Value | None] = []
-        held, places = [], []
+        constants, places = [], []
         for i, (formal, v) in enumerate(zip(function.inputs, operands)):
             value = None
             if v is not None and (known := _filled_in(v)) is not None:
                 value = ir.Value(name=formal.name, type=v.type, shape=ir.Shape(known.shape))
                 value.const_value = ir.tensor(known, dtype=v.dtype, name=formal.name)
-                held.append(value)
+                constants.append(value)
             elif v is not None:
                 shape = None if v.shape is None else ir.Shape([_inside(d, symbols) for d in v.shape])
                 value = ir.Value(name=formal.name, type=v.type, shape=shape)
@@ -108,10 +108,10 @@ class Functions:
         for out, formal in zip(call.outputs, function.outputs):
             out.name = f"{formal.name}_of_call"
         graph = ir.Graph(
-            [v for v in values if v is not None and v not in held],
+            [v for v in values if v is not None and v not in constants],
             list(call.outputs),
             nodes=[call],
-            initializers=held,
+            initializers=constants,
             opset_imports=dict(self.imports),
             name=function.name,
         )
@@ -209,16 +209,16 @@ def _filled_in(value: ir.Value) -> Any:
     """The elements of a small constant of whole numbers; None for other values."""
     if value.dtype not in _WHOLE:
         return None
-    held = constant(value)
-    return held if held is not None and held.size <= MOST_ELEMENTS else None
+    array = constant(value)
+    return array if array is not None and array.size <= MOST_ELEMENTS else None
 
 
 def _kind(value: ir.Value | None, symbols: dict[str, str]) -> Hashable:
     if value is None:
         return None
-    held = _filled_in(value)
-    if held is not None:
-        return held.dtype.str, held.shape, held.tobytes()
+    filled = _filled_in(value)
+    if filled is not None:
+        return filled.dtype.str, filled.shape, filled.tobytes()
     dims = None if value.shape is None else tuple(_inside(d, symbols) for d in value.shape)
     return repr(value.type), dims
 

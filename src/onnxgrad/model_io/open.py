@@ -74,8 +74,8 @@ class Opened:
 
     def finish(self, builder: Builder) -> None:
         """Clean up the graph that `builder` derived; initializers that training information refers to stay."""
-        held = self.model.graph.initializers
-        end_derivation(builder, [v for n, v in held.items() if n in self.training])
+        initializers = self.model.graph.initializers
+        end_derivation(builder, [v for n, v in initializers.items() if n in self.training])
 
     def close(self) -> onnx.ModelProto | ir.Model:
         """The model in the kind of the caller's argument (ModelProto for a path)."""
@@ -185,8 +185,8 @@ def _private(model: ir.Model) -> ir.Model:
         for value in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)):
             if isinstance(value.type, ir.TensorType):
                 value.type = ir.TensorType(value.type.dtype, denotation=value.type.denotation)
-    held = model.meta.get(TRAINING, ())
-    copy.meta[TRAINING] = [onnx.TrainingInfoProto.FromString(i.SerializeToString()) for i in held]
+    infos = model.meta.get(TRAINING, ())
+    copy.meta[TRAINING] = [onnx.TrainingInfoProto.FromString(i.SerializeToString()) for i in infos]
     return copy
 
 

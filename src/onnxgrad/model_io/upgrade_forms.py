@@ -41,8 +41,8 @@ class UpgradedNode:
 
     def attr(self, name: str, default: object = None) -> object:
         """The attribute `name`, or the default that it had."""
-        given = self.node.attributes.get(name)
-        return default if given is None else given.value
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None else attribute.value
 
     def input(self, i: int) -> ir.Value | None:
         """Operand `i`; None if it is missing."""

@@ -55,12 +55,12 @@ def complaint(model: Any) -> str:
     except Exception as e:  # it cannot even be written down
         return _line(e)
     try:
-        found = subprocesses.run([*subprocesses.PYTHON, "-c", _ASK], input=model.SerializeToString(), timeout=PATIENCE)
+        asked = subprocesses.run([*subprocesses.PYTHON, "-c", _ASK], input=model.SerializeToString(), timeout=PATIENCE)
     except (OSError, subprocess.SubprocessError, ValueError):
         return ""
-    if found.returncode < 0:
+    if asked.returncode < 0:
         return "the onnx package or ONNX Runtime crashes over it"
-    return " ".join(found.stdout.decode(errors="replace").split())[:400]
+    return " ".join(asked.stdout.decode(errors="replace").split())[:400]
 
 
 #: Runs in a process of its own: some models that are not valid end the process that checks them. ONNX Runtime is not

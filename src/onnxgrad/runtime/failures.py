@@ -49,8 +49,8 @@ def one_line(error: BaseException) -> str:
     sizes = _SIZES.findall(text)
     if text.startswith("Got invalid dimensions for input: ") and sizes:
         name = text.removeprefix("Got invalid dimensions for input: ").partition(" for the")[0]
-        given = " and ".join(f"size {got} along axis {axis}" for axis, got, _ in sizes)
-        return f"the input {name!r} has {given}, and the model takes {' and '.join(want for *_, want in sizes)}"
+        listed = " and ".join(f"size {got} along axis {axis}" for axis, got, _ in sizes)
+        return f"the input {name!r} has {listed}, and the model takes {' and '.join(want for *_, want in sizes)}"
     for pattern, words in _WORDS:
         text = re.sub(pattern, words, text)
     return where + _BRACES.sub(lambda found: f"[{', '.join(p.strip() for p in found[1].split(','))}]", text)

@@ -27,15 +27,15 @@ def bind(inputs: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) 
     """
     if len(args) > len(inputs):
         raise BadInput(f"{len(args)} arguments for {len(inputs)} inputs: {', '.join(inputs)}")
-    given = dict(zip(inputs, args))
+    arguments = dict(zip(inputs, args))
     for name, argument in kwargs.items():
-        if name in given:
+        if name in arguments:
             raise BadInput(f"input {name!r} is given twice")
-        given[name] = argument
-    missing = [name for name in inputs if name not in given]
+        arguments[name] = argument
+    missing = [name for name in inputs if name not in arguments]
     if missing:
         raise BadInput(f"no argument for {', '.join(map(repr, missing))}")
-    return given
+    return arguments
 
 
 def feed(name: str, given: Any) -> np.ndarray:

@@ -15,12 +15,12 @@ from onnxgrad.ir.match import normal_domain
 @functools.cache
 def _kernels(provider: str) -> dict[tuple[str, str], list[tuple[tuple[int, int], dict[str, list[str]]]]]:
     """Versions and type constraints of the kernels of `provider`, by domain and operator."""
-    found: dict[tuple[str, str], list[tuple[tuple[int, int], dict[str, list[str]]]]] = {}
+    kernels: dict[tuple[str, str], list[tuple[tuple[int, int], dict[str, list[str]]]]] = {}
     for kernel in _pybind_state.get_all_opkernel_def():
         if kernel.provider == provider:
             key = (normal_domain(kernel.domain), kernel.op_name)
-            found.setdefault(key, []).append((tuple(kernel.version_range), dict(kernel.type_constraints)))
-    return found
+            kernels.setdefault(key, []).append((tuple(kernel.version_range), dict(kernel.type_constraints)))
+    return kernels
 
 
 @functools.cache

@@ -130,11 +130,11 @@ class OnDevice:
             except Exception as error:
                 raise BadInput(f"the tensor for {name!r} cannot be taken by DLPack: {one_line(error)}") from error
         array = feed(name, given)
-        held = self._fed.get(name)
-        if held is None or tuple(held.shape()) != array.shape or held.element_type() != _element(array):
-            held = self._fed[name] = self._room(array)
-        self._fill(held, array)
-        return held
+        tensor = self._fed.get(name)
+        if tensor is None or tuple(tensor.shape()) != array.shape or tensor.element_type() != _element(array):
+            tensor = self._fed[name] = self._room(array)
+        self._fill(tensor, array)
+        return tensor
 
     def tensors(self) -> dict[str, Tensor]:
         """The state on the device, by name, until the next step; each tensor has ``__dlpack__``."""

@@ -181,8 +181,8 @@ class Resident:
         for name, slot in self._shared.items():
             results[name] = self._buffers[self._now][slot]
         if self._loose:
-            found = binding.get_outputs_as_ortvaluevector()
-            results |= {name: found[position].numpy() for position, name in self._loose}
+            values = binding.get_outputs_as_ortvaluevector()
+            results |= {name: values[position].numpy() for position, name in self._loose}
         return results
 
     @property
@@ -285,10 +285,10 @@ def check_state(state: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray])
     for name in sorted(state.keys() ^ like.keys()):
         raise BadInput(f"state {name!r} is {'unknown here' if name in state else 'missing'}")
     for name, expected in like.items():
-        found = state[name]
-        if found.dtype != expected.dtype or found.shape != expected.shape:
+        array = state[name]
+        if array.dtype != expected.dtype or array.shape != expected.shape:
             wanted = tensor_text(expected.dtype, expected.shape)
-            raise BadInput(f"state {name!r} is {tensor_text(found.dtype, found.shape)}, not {wanted}")
+            raise BadInput(f"state {name!r} is {tensor_text(array.dtype, array.shape)}, not {wanted}")
 
 
 def check_slots(model: ir.Model, slots: Mapping[str, Slot], results: Sequence[str]) -> None:

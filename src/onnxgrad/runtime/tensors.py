@@ -38,8 +38,8 @@ def array_of(value: onnxruntime.OrtValue) -> np.ndarray:
     if dtype.numpy().isbuiltin != 2:  # numpy's own
         return value.numpy()
     raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    held = onnx.TensorProto(data_type=int(dtype), dims=value.shape(), raw_data=raw)
-    return onnx.numpy_helper.to_array(held).copy()
+    proto = onnx.TensorProto(data_type=int(dtype), dims=value.shape(), raw_data=raw)
+    return onnx.numpy_helper.to_array(proto).copy()
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -75,16 +75,16 @@ def check_runs(path: Path, source: Path | None = None) -> None:
     Raises:
         BadInput: ONNX Runtime refuses the file, or ends with a signal on it.
     """
-    found = _try_file(path)
-    if found is None:
+    trial = _try_file(path)
+    if trial is None:
         return
-    if found.returncode < 0:
-        name, doing = signal.Signals(-found.returncode).name, "runs" if "loaded" in found.stdout else "loads"
+    if trial.returncode < 0:
+        name, doing = signal.Signals(-trial.returncode).name, "runs" if "loaded" in trial.stdout else "loads"
         raise BadInput(
             f"ONNX Runtime ends with {name} when it {doing} {str(path)!r}, which was written\n"
             "  hint: please report it, with the model and the command"
         )
-    refusal = _refusal(found)
+    refusal = _refusal(trial)
     if not refusal:
         return
     lacks = "NOT_IMPLEMENTED" in refusal or "is not a registered function/op" in refusal

@@ -58,10 +58,10 @@ def _widen(graph: ir.Graph, node: ir.Node, names: Names) -> None:
         for user, i in tuple(value.uses()):
             if user is not cast:
                 user.replace_input_with(i, narrow)
-        for held in (graph, *[g for g in scopes(graph) if g is not graph]):
-            for i, end in enumerate(held.outputs):
+        for scope in (graph, *[g for g in scopes(graph) if g is not graph]):
+            for i, end in enumerate(scope.outputs):
                 if end is value:
-                    held.outputs[i] = narrow
+                    scope.outputs[i] = narrow
         value.name, narrow.name = narrow.name, value.name
 
 

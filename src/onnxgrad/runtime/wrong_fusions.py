@@ -28,12 +28,12 @@ def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
         except Exception:  # unreadable models are reported by the runtime
             return []
     graphs = [read.graph, *(f.graph for f in read.functions.values())]
-    found = []
+    names = []
     if any(map(has_transpose, graphs)) and any(map(vector_products, graphs)):
-        found.append("MatmulTransposeFusion")
+        names.append("MatmulTransposeFusion")
     if any(map(_has_doubles, graphs)) and any(n.op_type == "MatMul" for g in graphs for n in _nodes(g)):
-        found.append("MatMulScaleFusion")
-    return found
+        names.append("MatMulScaleFusion")
+    return names
 
 
 def _nodes(graph: ir.Graph) -> list[ir.Node]:

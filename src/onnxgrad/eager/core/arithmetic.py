@@ -77,16 +77,20 @@ class Arithmetic:
 
     def __call__(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs, given the inputs in order."""
-        held: list[Any] = [*values, *self._constants, *(empty(*kind) if kind[0] else None for kind in self._registers)]
+        cells: list[Any] = [
+            *values,
+            *self._constants,
+            *(empty(*kind) if kind[0] else None for kind in self._registers),
+        ]
         for kernel, at, to, shape in self._steps:
             if kernel is None:
-                x = held[at[0]]
-                held[to] = np.broadcast_to(x.reshape(shape) if x.size == _size(shape) else x, shape)
-            elif held[to] is None:
-                held[to] = np.asarray(kernel(*[held[i] for i in at]))
+                x = cells[at[0]]
+                cells[to] = np.broadcast_to(x.reshape(shape) if x.size == _size(shape) else x, shape)
+            elif cells[to] is None:
+                cells[to] = np.asarray(kernel(*[cells[i] for i in at]))
             else:
-                kernel(*[held[i] for i in at], out=held[to])
-        return [held[i].copy() if foreign or not held[i].flags.writeable else held[i] for i, foreign in self._ends]
+                kernel(*[cells[i] for i in at], out=cells[to])
+        return [cells[i].copy() if foreign or not cells[i].flags.writeable else cells[i] for i, foreign in self._ends]
 
 
 def _steps(graph: ir.Graph) -> list[tuple[Any, list[ir.Value], ir.Value]]:

@@ -100,9 +100,9 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
         if node.op.opaque:
             raise BadInput(f"{name} calls a function whose derivative is written in Python, which ONNX cannot hold")
     p = program(ends, parameters, nodes, stopped=True)
-    sources, places, found = list(p.sources), [], iter(p.key[1])
+    sources, places, values = list(p.sources), [], iter(p.key[1])
     for y in results:
-        place = None if y._node is None else next(found)
+        place = None if y._node is None else next(values)
         if place is None:  # a constant, or something from outside
             place = ~len(sources)
             sources.append(y._data if y._node is None else y._node)

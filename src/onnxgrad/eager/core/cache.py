@@ -21,8 +21,8 @@ class Cache:
 
     def get(self, key: Any, make: Callable[[], Any]) -> Any:
         """The value for `key`, from `make` if it is not cached."""
-        if (found := self.peek(key)) is not None:
-            return found
+        if (value := self.peek(key)) is not None:
+            return value
         with without_collection():
             made = make()
         with self._lock:
@@ -35,10 +35,10 @@ class Cache:
     def peek(self, key: Any) -> Any:
         """The value for `key`, or None."""
         with self._lock:
-            found = self._held.get(key)
-            if found is not None:
+            value = self._held.get(key)
+            if value is not None:
                 self._held.move_to_end(key)
-            return found
+            return value
 
     def clear(self) -> None:
         """Forget everything."""

@@ -85,7 +85,7 @@ def opaque_call(
     ends = [as_array(y) for _, y in trees.leaves(result)]
     if any(y._node is not None for y in ends):
         raise BadInput(f"{name} reads a variable that is not among its arguments\n  hint: pass it as an argument")
-    given = trees.rebuilt(tuple(args), arrays)
+    inputs = trees.rebuilt(tuple(args), arrays)
     dtypes = [y.dtype for y in ends]
 
     def rebuild(outputs: Sequence[Array]) -> Any:
@@ -93,8 +93,8 @@ def opaque_call(
 
     def pull_back(outputs: list[Array], cotangents: list[Array]) -> list[Array | None]:
         seeds = [cotangent_of_pairs(g, d) for g, d in zip(cotangents, dtypes)]
-        found = _match_cotangents(backward(given, rebuild(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
-        return [None if g is None else pairs_of_cotangent(g, x.dtype) for g, x in zip(found, arrays)]
+        pulled = _match_cotangents(backward(inputs, rebuild(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
+        return [None if g is None else pairs_of_cotangent(g, x.dtype) for g, x in zip(pulled, arrays)]
 
     operands = [real_form(x) for x in arrays]
     values = tuple(real_form(y)._data for y in ends)

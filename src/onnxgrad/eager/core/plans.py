@@ -103,21 +103,21 @@ class GraphCall(Primitive):
             assert v.const_value is not None
             there[v] = b.const(v.const_value.numpy(), v.dtype)
         for node in self.graph:
-            given = [None if v is None else there[v] for v in node.inputs]
+            inputs = [None if v is None else there[v] for v in node.inputs]
             now = {v: x.value for v, x in there.items()} if subgraphs(node) else {}
             attributes = {a.name: rewire(a, now, b.names) for a in node.attributes.values()}
             count = len(node.outputs)
             if CONSTANT in node.metadata_props:
-                there[node.outputs[0]] = STOP.write(b, [x for x in given if x is not None])
+                there[node.outputs[0]] = STOP.write(b, [x for x in inputs if x is not None])
                 continue
-            made = b.emit(node.op_type, *given, domain=node.domain, outputs=count, **attributes)
+            made = b.emit(node.op_type, *inputs, domain=node.domain, outputs=count, **attributes)
             for v, x in zip(node.outputs, made if count > 1 else (made,)):
                 there[v] = x
                 x.value.type = x.value.type or v.type
                 if v.shape is not None and (x.value.shape is None or v.shape.is_static()):
                     x.value.shape = v.shape  # a symbol of the called graph means nothing here
-        found = tuple(there[v] for v in self.graph.outputs)
-        return found if len(found) > 1 else found[0]
+        results = tuple(there[v] for v in self.graph.outputs)
+        return results if len(results) > 1 else results[0]
 
 
 @dataclass
@@ -155,8 +155,8 @@ def write_into(b: Builder, p: Program, sources: list[Var]) -> Written:
         made = node.op.write(b, [w.at(r) for r in refs])
         w.values.append(made)
         several = isinstance(made, tuple)
-        for part, (var, held) in enumerate(zip(made, node.value) if several else [(made, node.value)]):
-            _fit(node.op, var, held)
+        for part, (var, value) in enumerate(zip(made, node.value) if several else [(made, node.value)]):
+            _fit(node.op, var, value)
             w.recorded.setdefault(var.value, (i, part if several else None))
     used = [node.op.versions[1] for node in p.nodes if node.op.versions is not None]
     w.versions = (dict(b.graph.opset_imports), frozenset().union(*used)) if used else None
@@ -193,11 +193,11 @@ class DerivativePlan:
                 end = b.append(ir.Node("", "Identity", [r.value]))[0].value
                 end.type, end.shape = r.value.type, r.value.shape
                 graph.outputs.append(end)
-        held = {b.now(v): place for v, place in w.recorded.items()}
-        held |= {s.value: (~k, None) for k, s in enumerate(w.sources)}
+        places = {b.now(v): place for v, place in w.recorded.items()}
+        places |= {s.value: (~k, None) for k, s in enumerate(w.sources)}
         ends = [v for end in graph.outputs if (node := end.producer()) is not None for v in reads(node)]
-        read = sorted(residuals(ends, held.__contains__), key=lambda v: (held[v][0], held[v][1] or 0))
-        self.places = [held[v] for v in read]
+        read = sorted(residuals(ends, places.__contains__), key=lambda v: (places[v][0], places[v][1] or 0))
+        self.places = [places[v] for v in read]
         restrict(graph, [*read, *(s.value for s in seeds)], list(graph.outputs), b.names)
         end_derivation(b)
         self._refuse_random(graph)
@@ -222,15 +222,15 @@ class DerivativePlan:
         if self.run is None:
             return [None] * len(self.given)
         values = [p.value(*place) for place in self.places]
-        found = self.run([*values, *(s._data for s in seeds)])
+        arrays = self.run([*values, *(s._data for s in seeds)])
         if p.tracked or exporting.get() or any(s._node is not None for s in seeds):
             operands = [self._operand(p, *place) for place in self.places] + list(seeds)
-            if len(found) == 1:
-                made: Sequence[Array] = [record(self.call, operands, found[0])]
+            if len(arrays) == 1:
+                made: Sequence[Array] = [record(self.call, operands, arrays[0])]
             else:
-                made = record_several(self.call, operands, found)
+                made = record_several(self.call, operands, arrays)
         else:
-            made = [Array(y) for y in found]
+            made = [Array(y) for y in arrays]
         rest = iter(made)
         return [next(rest) if given else None for given in self.given]
 
@@ -257,14 +257,14 @@ def pull(
 
     With `directions`, all have one more axis in front.
     """
-    given = [(end, s) for end, s in zip(ends, seeds) if end is not None]
+    asked = [(end, s) for end, s in zip(ends, seeds) if end is not None]
     count = p.key[0]
-    if not given:
+    if not asked:
         return [None] * count
-    places = tuple(end for end, _ in given)
-    kinds = tuple((s.dtype.num, s.shape[:1] if directions else None) for _, s in given)
+    places = tuple(end for end, _ in asked)
+    kinds = tuple((s.dtype.num, s.shape[:1] if directions else None) for _, s in asked)
     key = ("pull", p.key, places, kinds, directions)
-    return plans.get(key, lambda: _plan_pull(p, given, directions))(p, [s for _, s in given])
+    return plans.get(key, lambda: _plan_pull(p, asked, directions))(p, [s for _, s in asked])
 
 
 def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool) -> DerivativePlan:
@@ -278,8 +278,8 @@ def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool)
         terms: dict[ir.Value, Var] = {}
         for end, s in zip(ends, slices):
             terms[end.value] = s if end.value not in terms else terms[end.value] + s
-        found = reverse(b, list(b.graph), terms, targets)
-        return [found.get(t) for t in targets]
+        cotangents = reverse(b, list(b.graph), terms, targets)
+        return [cotangents.get(t) for t in targets]
 
     return DerivativePlan(w, seeds, _apply_to_directions(b, seeds, emit, w.sources[: p.key[0]], directions))
 
@@ -305,8 +305,8 @@ def _plan_push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], d
     targets = [v.value for v in w.sources[: p.key[0]]]
 
     def emit(slices: Sequence[Var]) -> list[Var | None]:
-        found = forward(b, list(b.graph), dict(zip(targets, slices)), [y.value for y in wanted if y is not None])
-        return [None if y is None else found.get(y.value) for y in wanted]
+        tangents = forward(b, list(b.graph), dict(zip(targets, slices)), [y.value for y in wanted if y is not None])
+        return [None if y is None else tangents.get(y.value) for y in wanted]
 
     return DerivativePlan(w, entering, _apply_to_directions(b, entering, emit, wanted, directions))
 
@@ -324,9 +324,9 @@ def _apply_to_directions(
     which: list[bool] = []
 
     def emit_present(slices: Sequence[Var]) -> list[Var]:
-        found = emit(slices)
-        which[:] = [x is not None for x in found]
-        return [b.zeros_like(like) if x is None else x for x, like in zip(found, likes) if like is not None]
+        results = emit(slices)
+        which[:] = [x is not None for x in results]
+        return [b.zeros_like(like) if x is None else x for x, like in zip(results, likes) if like is not None]
 
     made = iter(vmapped(b, seeds, emit_present, [Batched(like) for like in likes if like is not None]))
     return [None if like is None else next(made) for like in likes]

@@ -60,8 +60,8 @@ class StandardOp(Primitive):
         """Emit the node."""
         op_type, attributes, statics, domain, outputs, *_ = self.key
         rest = iter(operands)
-        held = dict(statics)  # type: ignore[call-overload]
-        inputs = [_operand(held[i]) if i in held else next(rest) for i in range(len(operands) + len(held))]
+        named = dict(statics)  # type: ignore[call-overload]
+        inputs = [_operand(named[i]) if i in named else next(rest) for i in range(len(operands) + len(named))]
         return b.emit(op_type, *inputs, domain=domain, outputs=outputs, **dict(attributes))  # type: ignore[arg-type, call-overload]
 
 

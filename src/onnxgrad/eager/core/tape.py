@@ -66,7 +66,7 @@ def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = Fa
     """
     seen = set(leaves)
     first = min((n.serial for n in seen), default=-1)
-    found: list[Node] = []
+    nodes: list[Node] = []
     stack = list(results)
     while stack:
         node = stack.pop()
@@ -75,12 +75,12 @@ def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = Fa
         seen.add(node)
         if node.serial < first or not (discrete or carries_derivative(node.value)):
             continue
-        found.append(node)
+        nodes.append(node)
         for p in node.inputs:
             if type(p) is Node:
                 stack.append(p)
-    found.sort(key=operator.attrgetter("serial"))
-    return found
+    nodes.sort(key=operator.attrgetter("serial"))
+    return nodes
 
 
 def varies(node: Node, discrete: bool = False) -> bool:

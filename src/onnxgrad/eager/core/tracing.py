@@ -45,8 +45,8 @@ class Traced:
         primals = [x for i, a in zip(several, picked) for x in trees.float_leaves(a, f"argument {i} of {name}")]
         if not primals:
             raise BadInput(f"argument {argnums} of {name} holds no array")
-        held = [real_form(x) for x in primals]
-        self.leaves: list[Node] = [leaf(x._data, x._node) for x in held]
+        real = [real_form(x) for x in primals]
+        self.leaves: list[Node] = [leaf(x._data, x._node) for x in real]
         fresh_arrays = [Array(n.value, n) for n in self.leaves]
         self.variables = [of_pairs(v) if x.dtype.kind == "c" else v for v, x in zip(fresh_arrays, primals)]
         fresh = list(args)
@@ -129,21 +129,21 @@ class Traced:
     def _pulled(self, which: Sequence[int], given: Sequence[Array], directions: bool) -> list[Array]:
         p = self.program
         seeds = [pairs_of_cotangent(s, self.ends[i].dtype) for i, s in zip(which, given)]
-        found = self.detach(pull_through(p, [self._places[i] for i in which], seeds, directions), seeds)
+        cotangents = self.detach(pull_through(p, [self._places[i] for i in which], seeds, directions), seeds)
         count = seeds[0].shape[:1] if directions and seeds else ()
-        made = [cotangent_of_pairs(g, x.dtype) for x, g in zip(self.variables, found)]
+        made = [cotangent_of_pairs(g, x.dtype) for x, g in zip(self.variables, cotangents)]
         return [Array(np.zeros(count + x.shape, x.dtype)) if g is None else g for x, g in zip(self.variables, made)]
 
     def push_forward(self, tangents: Sequence[Array], directions: bool = False) -> list[Array]:
         """The tangents of the leaves of the output, given those of the variables."""
         p, tangents = self.program, [real_form(t) for t in tangents]
         if any(n.op.opaque for n in p.nodes):
-            found = self._push_by_pulling(tangents, directions)
+            pushed = self._push_by_pulling(tangents, directions)
         else:
-            found = push(p, self._places, tangents, directions)
+            pushed = push(p, self._places, tangents, directions)
         count = tangents[0].shape[:1] if directions else ()
-        found = self.detach(found, tangents)
-        made = [of_pairs(t) if t is not None and y.dtype.kind == "c" else t for y, t in zip(self.ends, found)]
+        pushed = self.detach(pushed, tangents)
+        made = [of_pairs(t) if t is not None and y.dtype.kind == "c" else t for y, t in zip(self.ends, pushed)]
         return [Array(np.zeros(count + y.shape, y.dtype)) if t is None else t for y, t in zip(self.ends, made)]
 
     def detach(self, found: Sequence[Array | None], seeds: Sequence[Array]) -> list[Array | None]:
@@ -186,8 +186,8 @@ def pull_through(
     if directions:
         rows = [pull_through(p, places, [s[i] for s in seeds]) for i in range(len(seeds[0]))]
         return [None if column[0] is None else _stack_rows(column) for column in zip(*rows)]
-    given = [(p.source(at), s) for at, s in zip(places, seeds) if at is not None]
-    return _pull_in_stretches(p, given)  # type: ignore[arg-type]
+    seeded = [(p.source(at), s) for at, s in zip(places, seeds) if at is not None]
+    return _pull_in_stretches(p, seeded)  # type: ignore[arg-type]
 
 
 def _pull_in_stretches(p: Program, given: Sequence[tuple[Node, Array]]) -> list[Array | None]:

@@ -61,10 +61,10 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
         if kind is onnx.TensorShapeProto and all(type(d.dim_param) is type(d.denotation) is str for d in message.dim):
             continue  # most messages are dimensions
         for field, value in fields:
-            held = _FIELDS[field]
-            if held is None:
+            field_kind = _FIELDS[field]
+            if field_kind is None:
                 continue
-            is_message, is_repeated = held
+            is_message, is_repeated = field_kind
             values = value if is_repeated else (value,)
             if is_message:
                 stack += values[::-1]
@@ -88,8 +88,8 @@ class _Fields(dict[FieldDescriptor, tuple[bool, bool] | None]):
     def __missing__(self, field: FieldDescriptor) -> tuple[bool, bool] | None:
         is_message = field.type == FieldDescriptor.TYPE_MESSAGE
         is_held = is_message or field.type == FieldDescriptor.TYPE_STRING
-        found = self[field] = (is_message, field.is_repeated) if is_held else None
-        return found
+        entry = self[field] = (is_message, field.is_repeated) if is_held else None
+        return entry
 
 
 _FIELDS = _Fields()
@@ -98,10 +98,10 @@ _NAMED = [onnx.TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", 
 
 def _check_attribute(a: onnx.AttributeProto, what: str) -> None:
     """Raise BadInput if `a` lacks the field of its type, or has invalid text."""
-    held = {onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TENSOR: "t"}.get(a.type)
+    member = {onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TENSOR: "t"}.get(a.type)
     if a.ref_attr_name and a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
         raise BadInput(f"{what} has a graph {a.name!r} that is an attribute of a function, which is not supported")
-    if held and not a.ref_attr_name and not a.HasField(held):
+    if member and not a.ref_attr_name and not a.HasField(member):
         raise BadInput(f"{what} is not a valid ONNX model: the attribute {a.name!r} holds nothing")
     try:
         for s in (a.s, *a.strings):
@@ -181,17 +181,17 @@ def _complaint(tensor: onnx.TensorProto) -> str:
         entries = {e.key: e.value for e in tensor.external_data}
         return _external_complaint(entries, dtype, count)
     if dtype == ir.DataType.STRING:
-        held, wanted, unit = len(tensor.string_data), count, "strings"
+        stored, wanted, unit = len(tensor.string_data), count, "strings"
     elif tensor.HasField("raw_data"):
-        held, wanted, unit = len(tensor.raw_data), -(-count * dtype.bitwidth // 8), "bytes"
+        stored, wanted, unit = len(tensor.raw_data), -(-count * dtype.bitwidth // 8), "bytes"
     else:
         field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
-        held, wanted, unit = len(getattr(tensor, field)), count, "elements"
+        stored, wanted, unit = len(getattr(tensor, field)), count, "elements"
         if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
             wanted *= 2
         elif dtype.bitwidth < 8:
             wanted = -(-count * dtype.bitwidth // 8)
-    return "" if held == wanted else f"declares {list(tensor.dims)}, which are {wanted} {unit}, and holds {held}"
+    return "" if stored == wanted else f"declares {list(tensor.dims)}, which are {wanted} {unit}, and holds {stored}"
 
 
 def _external_complaint(entries: dict[str, str], dtype: ir.DataType, count: int) -> str:

@@ -67,14 +67,14 @@ def _elementwise(node: ir.Node) -> bool:
 
 def _final(graph: ir.Graph) -> list[ir.Node]:
     """Elementwise operators on short vectors that lead to outputs of the graph only, through others of the kind."""
-    found: set[ir.Node] = set()
+    nodes: set[ir.Node] = set()
     for node in reversed(graph):
         if not _elementwise(node):
             continue
         users = {user for user, _ in node.outputs[0].uses()}
-        if users <= found and (users or node.outputs[0].is_graph_output()):
-            found.add(node)
-    return [node for node in graph if node in found]
+        if users <= nodes and (users or node.outputs[0].is_graph_output()):
+            nodes.add(node)
+    return [node for node in graph if node in nodes]
 
 
 def _chains(graph: ir.Graph) -> list[_Chain]:

@@ -66,10 +66,10 @@ class RowProducts:
         dilation = starts[1] - starts[0] if len(starts) > 1 else 1
         if starts != [i * dilation for i in range(len(starts))] or tuple(out[1:]) != (1, len(starts), across):
             return None
-        found = _decode_mask(masks, sizes[2], small_sizes[2])
-        if found is None:
+        sizes_of_mask = _decode_mask(masks, sizes[2], small_sizes[2])
+        if sizes_of_mask is None:
             return None
-        s, d, head = found
+        s, d, head = sizes_of_mask
         this = cls(big, small, (len(starts), across), (stride, s), (dilation, d), (above, head), (sizes, small_sizes))
         flush = sizes[1] + above + below == (small_sizes[1] - 1) * stride + this.reach[0] + 1
         return this if flush and this.reach[0] + 1 >= stride else None
@@ -78,16 +78,16 @@ class RowProducts:
 def _up(start: ir.Node | ir.Value | None, *kinds: str) -> list[ir.Node] | None:
     """The nodes of those kinds, each making the first input of the one before, and read by it alone."""
     node = start if isinstance(start, ir.Node) else producer(start, kinds[0])
-    found = []
+    values = []
     for i, kind in enumerate(kinds):
         if node is None or node.op_type != kind or not is_standard(node):
             return None
         if i and len(list(node.outputs[0].uses())) > 1:
             return None
-        found.append(node)
+        values.append(node)
         first = node.inputs[0] if node.inputs else None
         node = first.producer() if first is not None else None
-    return found
+    return values
 
 
 def _row_cut(node: ir.Node) -> tuple[int, int] | None:
@@ -119,13 +119,13 @@ def _decode_mask(mask: np.ndarray, width: int, narrow: int) -> tuple[int, int, i
     across = mask.shape[1]
     if mask.shape[0] != width * narrow:
         return None
-    given = mask.reshape(width, narrow, across)
+    cells = mask.reshape(width, narrow, across)
     at = np.arange(width)[:, None, None]
     for head, s, d in itertools.product(range(8), range(1, 5), range(1, 5)):
         if (narrow - 1) * s + (across - 1) * d + 1 - head < width - s + 1:
             continue
         wanted = at + head == np.arange(narrow)[:, None] * s + np.arange(across) * d
-        if (wanted == given).all() and (narrow - 1) * s + (across - 1) * d + 1 - head >= width:
+        if (wanted == cells).all() and (narrow - 1) * s + (across - 1) * d + 1 - head >= width:
             return s, d, head
     return None
 
@@ -169,7 +169,7 @@ class _Correlations(Blocks):
 
 
 def _find_products(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:
-    return {node: found for node in graph if (found := RowProducts.ending_in(node, block)) is not None}
+    return {node: products for node in graph if (products := RowProducts.ending_in(node, block)) is not None}
 
 
 def _applies(graph: ir.Graph) -> bool:
@@ -180,8 +180,8 @@ def _applies(graph: ir.Graph) -> bool:
 def _write(b: Builder) -> int:
     writer = _Correlations(b, block_size())
     places = _find_products(b.graph, block_size())
-    for node, found in places.items():
-        writer.correlate(node, found)
+    for node, products in places.items():
+        writer.correlate(node, products)
     return len(places)
 
 

@@ -31,26 +31,26 @@ class _Piece:
 
 def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
     """The sums in `graph` of adjacent slices: the last Add of each, and its terms in order."""
-    found = {}
+    sites = {}
     for node in graph:
         if is_op(node, "Add") and not _continues(node):
             pieces = _order_pieces([_piece(v) for v in _terms(node)])
             if pieces:
-                found[node] = pieces
-    return found
+                sites[node] = pieces
+    return sites
 
 
 def concatenate(b: Builder) -> int:
     """Replace every such sum by a Concat, in place. Returns the count; unread nodes stay."""
-    found = concatenations(b.graph)
+    sites = concatenations(b.graph)
     moved: dict[ir.Value, Var] = {}  # a piece may be such a sum itself: a slice of a slice
-    for node, pieces in found.items():
+    for node, pieces in sites.items():
         old = node.outputs[0]
         b.before = node
         moved[old] = b.Concat(*(moved.get(p.value, p.value) for p in pieces), axis=pieces[0].axis)
         replace_value(moved[old], old)
         b.graph.remove(node, safe=True)
-    return len(found)
+    return len(sites)
 
 
 def _continues(node: ir.Node) -> bool:

@@ -112,8 +112,8 @@ def _is_zero(table: ir.Value) -> bool:
         value = filled.attributes.get("value")
         return value is None or not value.as_tensor().numpy().any()
     spread = producer(table, "Expand")
-    held = constant(table if spread is None else spread.inputs[0])
-    return held is not None and not held.any()
+    array = constant(table if spread is None else spread.inputs[0])
+    return array is not None and not array.any()
 
 
 KNOWN_ROWS = rewrite_results(

@@ -62,9 +62,9 @@ class Ranking:
         """Match the operators that end in `node`. Returns None without a match."""
         if not is_op(node, "Mul"):
             return None
-        for found in _RANKING.matches(node.outputs[0]):
-            numbers, best, tile, compared, last = (found[n].producer() for n in _RANKED)
-            mask, places = found["mask"], constant(found["places"])
+        for parts in _RANKING.matches(node.outputs[0]):
+            numbers, best, tile, compared, last = (parts[n].producer() for n in _RANKED)
+            mask, places = parts["mask"], constant(parts["places"])
             assert numbers is not None
             assert best is not None
             assert tile is not None
@@ -79,16 +79,16 @@ class Ranking:
             nodes = (numbers, best, tile, compared, last, node)
             meant = steep is not None and _is_steep(steep) and _is_steep(last) and counted
             if meant and alone and {user for user, _ in numbers.outputs[0].uses()} == {best, compared}:
-                return cls(nodes, mask, found["g"], windows)
+                return cls(nodes, mask, parts["g"], windows)
         return None
 
 
 def without_ranking(b: Builder) -> int:
     """Have every `Ranking` in the graph of `b` run only if there are ties, in place. Returns the count."""
-    found = [r for node in b.graph if (r := Ranking.ending_in(node)) is not None]
-    for ranking in found:
+    rankings = [r for node in b.graph if (r := Ranking.ending_in(node)) is not None]
+    for ranking in rankings:
         _write(b, ranking)
-    return len(found)
+    return len(rankings)
 
 
 def _write(b: Builder, r: Ranking) -> None:

@@ -53,9 +53,9 @@ class NodeRule(NamedTuple):
         """Replace every match in the graph of `b`. Returns their number."""
         places = 0
         for node in list(b.graph):
-            if (found := self.match(node)) is not None:
+            if (site := self.match(node)) is not None:
                 b.before = node
-                replace_value(self.write(b, found), node.outputs[0])
+                replace_value(self.write(b, site), node.outputs[0])
                 places += 1
         return places
 
@@ -110,10 +110,10 @@ def same_but(axis: int, one: ir.Shape, other: ir.Shape) -> list[int] | None:
     """The sizes of all axes but `axis`, equal in both shapes (-1: without a number); None if not certain."""
     if len(one) != len(other):
         return None
-    found = []
+    attributes = []
     for i, (a, b) in enumerate(zip(one, other)):
         if i != axis:
             if not same_dim(a, b):
                 return None
-            found.append(a if isinstance(a, int) else -1)
-    return found
+            attributes.append(a if isinstance(a, int) else -1)
+    return attributes

@@ -56,18 +56,18 @@ def _find_slices(graph: ir.Graph) -> dict[ir.Node, _Thinning]:
     before: set[ir.Node] = set()
     thinnings = {}
     for node in graph:
-        found = _Thinning.of(node)
-        if found is not None and found.blocks.producer() in before:
-            thinnings[node] = found
+        site = _Thinning.of(node)
+        if site is not None and site.blocks.producer() in before:
+            thinnings[node] = site
         before.add(node)
     return thinnings
 
 
 def _write(b: Builder) -> int:
     places = _find_slices(b.graph)
-    for node, found in places.items():
+    for node, site in places.items():
         b.before = node
-        replace_value(_thinned(b, found.blocks, found.channels, found.strides), node.outputs[0])
+        replace_value(_thinned(b, site.blocks, site.channels, site.strides), node.outputs[0])
     return len(places)
 
 
@@ -84,10 +84,10 @@ def _works() -> bool:
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 18, DOMAIN: 1}, name="trial")
     b = Builder(graph, noting=False)
     graph.outputs.append(_thinned(b, emit_blocked(b, "ReorderInput", x), n, (2, 3)).value)
-    given = np.random.default_rng(0).standard_normal((2, n, 5, 6)).astype(np.float32)
-    given[0, :3, 0, 0] = np.inf, -np.inf, np.nan
+    image = np.random.default_rng(0).standard_normal((2, n, 5, 6)).astype(np.float32)
+    image[0, :3, 0, 0] = np.inf, -np.inf, np.nan
     try:
-        return np.array_equal(run(ir.Model(graph, ir_version=9), {"x": given}), given[:, :, ::2, ::3], equal_nan=True)
+        return np.array_equal(run(ir.Model(graph, ir_version=9), {"x": image}), image[:, :, ::2, ::3], equal_nan=True)
     except Exception:  # of any kind: blocks are not used
         return False
 

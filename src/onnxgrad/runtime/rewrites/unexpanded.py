@@ -34,8 +34,8 @@ def _spread(node: ir.Node) -> tuple[int, ir.Value] | None:
 def _write(b: Builder) -> int:
     places = 0
     for node in b.graph:
-        if (found := _spread(node)) is not None:
-            node.replace_input_with(*found)
+        if (operands := _spread(node)) is not None:
+            node.replace_input_with(*operands)
             places += 1
     return places
 

@@ -68,13 +68,13 @@ def _write(b: Builder) -> int:
     places = 0
     for node in list(b.graph):
         b.before = node
-        found = _repeated_index(node)
-        places += found is not None or _takes_all(node) or _is_of_columns(node)
+        index = _repeated_index(node)
+        places += index is not None or _takes_all(node) or _is_of_columns(node)
         if _takes_all(node):
             assert node.inputs[0] is not None
             node.outputs[0].replace_all_uses_with(node.inputs[0])
-        elif found is not None:
-            column, axis = found
+        elif index is not None:
+            column, axis = index
             replace_value(b.Gather(node.inputs[0], b.reshape(column, [-1]), axis=axis), node.outputs[0])
         elif _is_of_columns(node):
             x, indices = node.inputs

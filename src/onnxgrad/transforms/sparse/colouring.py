@@ -140,8 +140,8 @@ def _colour_columns(pattern: csr_array) -> np.ndarray:
     meet = (numbers.T @ numbers).tocsr()
     degrees = np.diff(meet.indptr)
     orders = [np.arange(n), np.argsort(-degrees, kind="stable")]
-    found = [_greedy(meet, order) for order in orders]
-    return min(found, key=lambda c: c.max(initial=-1))
+    colourings = [_greedy(meet, order) for order in orders]
+    return min(colourings, key=lambda c: c.max(initial=-1))
 
 
 def _greedy(meet: csr_array, order: np.ndarray) -> np.ndarray:

@@ -67,12 +67,12 @@ class SizedNode:
 
     def axes(self, rank: int) -> list[int]:
         """The axes of a reduction, all of them if none is named."""
-        given = self.x[1].constant().reshape(-1) if len(self.x) > 1 and self.x[1] is not None else self.attr("axes")
-        if given is None or not len(given):
+        listed = self.x[1].constant().reshape(-1) if len(self.x) > 1 and self.x[1] is not None else self.attr("axes")
+        if listed is None or not len(listed):
             if self.attr("noop_with_empty_axes", 0):
                 raise Unknown
             return list(range(rank))
-        return [int(a) % rank for a in given]
+        return [int(a) % rank for a in listed]
 
 
 #: Gives for each output, and for each operand, a matrix; None: the result has the elements of the operand, one by one.
@@ -102,11 +102,11 @@ def selection_matrix(numbers: np.ndarray, size: int) -> csr_array:
 
 def elementwise(s: SizedNode) -> Found:
     """Each element from one element of each operand, after broadcasting."""
-    out, found = s.shapes[0], {}
+    out, matrices = s.shapes[0], {}
     for i, x in enumerate(s.x):
         if x is not None and x.asked:
-            found[i] = None if x.shape == out else selection_matrix(np.broadcast_to(x.numbers, out), x.numbers.size)
-    return [found]
+            matrices[i] = None if x.shape == out else selection_matrix(np.broadcast_to(x.numbers, out), x.numbers.size)
+    return [matrices]
 
 
 def moved_elements(s: SizedNode) -> Found:
@@ -128,7 +128,7 @@ def moved_elements(s: SizedNode) -> Found:
         results: Any = ReferenceEvaluator(proto, opsets={"": s.opset}).run(None, feeds)
     except Exception as error:  # the evaluator does not know the form
         raise Unknown from error
-    found: Found = []
+    matrices: Found = []
     for y, shape in zip(results, s.shapes):
         if np.shape(y) != shape:
             raise Unknown
@@ -140,8 +140,8 @@ def moved_elements(s: SizedNode) -> Found:
             parts[i] = selection_matrix(
                 np.where((numbers >= 0) & (numbers < x.numbers.size), numbers, -1), x.numbers.size
             )
-        found.append(parts)
-    return found
+        matrices.append(parts)
+    return matrices
 
 
 def scatter_elements(s: SizedNode) -> Found:
@@ -168,15 +168,15 @@ def scatter_nd(s: SizedNode) -> Found:
 
 
 def _scatter_elements(s: SizedNode, data: Operand, updates: Operand, targets: np.ndarray) -> Found:
-    size, found = data.numbers.size, {}
+    size, matrices = data.numbers.size, {}
     if data.asked:
         kept = data.numbers.copy()
         if s.attr("reduction", "none") == "none":
             kept.reshape(-1)[targets.reshape(-1)] = -1
-        found[0] = selection_matrix(kept, size)
+        matrices[0] = selection_matrix(kept, size)
     if updates.asked:
-        found[2] = matrix(targets, updates.numbers, (size, updates.numbers.size))
-    return [found]
+        matrices[2] = matrix(targets, updates.numbers, (size, updates.numbers.size))
+    return [matrices]
 
 
 # --- along axes ------------------------------------------------------------------------------------
@@ -219,10 +219,10 @@ def normalized(s: SizedNode) -> Found:
     if len(s.shapes) > 1:
         raise Unknown
     rank = len(s.x[0].shape)
-    found = elementwise(SizedNode(s.node, s.opset, [None, *s.x[1:]], s.shapes))
+    matrices = elementwise(SizedNode(s.node, s.opset, [None, *s.x[1:]], s.shapes))
     if s.x[0].asked:
-        found[0][0] = _spread(s, list(range(s.attr("axis", -1) % rank, rank)))
-    return found
+        matrices[0][0] = _spread(s, list(range(s.attr("axis", -1) % rank, rank)))
+    return matrices
 
 
 def cumulated(s: SizedNode) -> Found:

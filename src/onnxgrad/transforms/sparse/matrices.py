@@ -162,20 +162,20 @@ def _products(
     """Apply `mode` to each of `seeds` at `start`; the flat results at `end`."""
 
     def write(seed: list[Var]) -> list[Var]:
-        found = mode(d.builder, nodes, {start: seed[0]}, [end])
-        return [found.get(end) or d.zeros(end)]
+        derivatives = mode(d.builder, nodes, {start: seed[0]}, [end])
+        return [derivatives.get(end) or d.zeros(end)]
 
-    (found,) = vmapped(d.builder, [seeds], write, [Batched(d.builder.var(like))])
-    return d.builder.reshape(found, [-1])
+    (stack,) = vmapped(d.builder, [seeds], write, [Batched(d.builder.var(like))])
+    return d.builder.reshape(stack, [-1])
 
 
 def _entries(d: Derivation, parts: Sequence[Var | None], plan: Compression, like: ir.Value) -> Var:
     """The entries, in the order of rows, out of all products."""
     b = d.builder
-    found = [b.Cast(p, to=int(like.dtype or 0)) if p.dtype != like.dtype else p for p in parts if p is not None]
-    if not found:
+    vectors = [b.Cast(p, to=int(like.dtype or 0)) if p.dtype != like.dtype else p for p in parts if p is not None]
+    if not vectors:
         return b.const(np.zeros(0), like.dtype)
-    every = found[0] if len(found) == 1 else b.Concat(*found, axis=0)
+    every = vectors[0] if len(vectors) == 1 else b.Concat(*vectors, axis=0)
     where = b.const(plan.where.astype(np.int64))
     entries = b.GatherElements(every, where, axis=0)  # several times as fast as Gather in ONNX Runtime
     entries.value.shape = ir.Shape([plan.where.size])
@@ -184,7 +184,7 @@ def _entries(d: Derivation, parts: Sequence[Var | None], plan: Compression, like
 
 def _add_pattern(d: Derivation, name: str, pattern: csr_array) -> None:
     """Add the constants with the indices of the entries."""
-    held = {"indices": pattern.indices, "indptr": pattern.indptr}
-    for part, array in held.items():
+    arrays = {"indices": pattern.indices, "indptr": pattern.indptr}
+    for part, array in arrays.items():
         var = d.builder.const(array.astype(np.int64))
         d.signature.patterns.setdefault(name, {})[part] = d.output(var, f"{name}_{part}", var.value)

@@ -47,12 +47,12 @@ def pattern_of(builder: Builder, nodes: Sequence[ir.Node], of: ir.Value, wrt: ir
     walk = _Walk(builder, {wrt: csr_array(eye_array(size, dtype=bool, format="csr"))})
     for node in ancestors(list(nodes), [of], {wrt}):
         walk.propagate(node)
-    found = walk.patterns.get(of)
-    if found is None:
+    pattern = walk.patterns.get(of)
+    if pattern is None:
         return csr_array((math.prod(shape_of(of)), size), dtype=bool)
-    found.sum_duplicates()
-    found.sort_indices()
-    return found
+    pattern.sum_duplicates()
+    pattern.sort_indices()
+    return pattern
 
 
 def shape_of(value: ir.Value) -> Shape:
@@ -92,8 +92,8 @@ class _Walk:
                 raise Unknown
             opset = self.b.infer.context.get_opset_version("")
             operands = [None if v is None else self._operand(v, i in asked) for i, v in enumerate(node.inputs)]
-            found = write(SizedNode(node, opset, operands, [shape_of(v) for v in node.outputs if v.name]))
-            for value, parts in zip(node.outputs, found):
+            matrices = write(SizedNode(node, opset, operands, [shape_of(v) for v in node.outputs if v.name]))
+            for value, parts in zip(node.outputs, matrices):
                 self._note(node, value, [self._composed(node.inputs[i], m) for i, m in parts.items() if i in asked])
         except Unknown:
             sources = [self.patterns[v] for v in {*inner, *(node.inputs[i] for i in asked)} if v is not None]
@@ -101,8 +101,8 @@ class _Walk:
                 self._note(node, value, [self._everything(node, p, math.prod(shape_of(value))) for p in sources])
 
     def _composed(self, value: ir.Value | None, made: csr_array | None) -> csr_array:
-        held = self.patterns[value]  # type: ignore[index]
-        return held if made is None else made @ held
+        pattern = self.patterns[value]  # type: ignore[index]
+        return pattern if made is None else made @ pattern
 
     def _everything(self, node: ir.Node, p: csr_array, rows: int) -> csr_array:
         """A pattern in which each of `rows` elements depends on everything that any element of `p` depends on."""

@@ -34,14 +34,14 @@ def _product(s: SizedNode, terms: Sequence[str], out: str) -> Found:
             raise Unknown  # a diagonal, or an axis of one element that is repeated
     if any(sizes[c] != n for c, n in zip(out, s.shapes[0])):
         raise Unknown
-    found = {}
+    matrices = {}
     for i, (x, term) in enumerate(zip(s.x, terms)):
         assert x is not None
         if x.asked:
             factors = [(y.const, t) for k, (y, t) in enumerate(zip(s.x, terms)) if k != i and y and y.const is not None]
             mask, own = next(((a != 0, t) for a, t in factors), (None, ""))
-            found[i] = _link_entries(x, term, out, sizes, mask, own)
-    return [found]
+            matrices[i] = _link_entries(x, term, out, sizes, mask, own)
+    return [matrices]
 
 
 def _link_entries(
@@ -85,12 +85,12 @@ def matmul(s: SizedNode) -> Found:
 
 def gemm(s: SizedNode) -> Found:
     """A product of two matrices, and the added operand."""
-    found = _product(
+    matrices = _product(
         SizedNode(s.node, s.opset, s.x[:2], s.shapes),
         ["ji" if s.attr("transA", 0) else "ij", "kj" if s.attr("transB", 0) else "jk"],
         "ik",
     )
-    return [found[0] | elementwise(SizedNode(s.node, s.opset, [None, None, *s.x[2:]], s.shapes))[0]]
+    return [matrices[0] | elementwise(SizedNode(s.node, s.opset, [None, None, *s.x[2:]], s.shapes))[0]]
 
 
 def einsum(s: SizedNode) -> Found:

@@ -62,10 +62,10 @@ def _convolve(s: SizedNode, image: Shape, result: Shape, filters: Operand) -> cs
     """The dependence of a convolution's elements on its image."""
     group, kernel = s.attr("group", 1), filters.shape[2:]
     place, inside = _windows(s, image[2:], result[2:], kernel)
-    each, given = result[1] // group, image[1] // group  # channels of a group
+    each, channels = result[1] // group, image[1] // group  # channels of a group
     weights = np.ones(filters.shape, bool) if filters.const is None else filters.const != 0
     linked = weights.reshape(group, -1, weights.shape[1], math.prod(kernel))  # [g, out channels, in channels, kernel]
-    if linked.shape[:3] != (group, each, given):
+    if linked.shape[:3] != (group, each, channels):
         raise Unknown
     g, m, c, k = np.nonzero(linked)
     if image[0] * g.size * place.shape[0] > MOST_ENTRIES:
@@ -73,7 +73,7 @@ def _convolve(s: SizedNode, image: Shape, result: Shape, filters: Operand) -> cs
     n = np.arange(image[0])[:, None, None]
     spots = np.arange(place.shape[0])[None, None]
     rows = (n * result[1] + (g * each + m)[:, None]) * place.shape[0] + spots
-    columns = (n * image[1] + (g * given + c)[:, None]) * math.prod(image[2:]) + place.T[k][None]
+    columns = (n * image[1] + (g * channels + c)[:, None]) * math.prod(image[2:]) + place.T[k][None]
     seen = np.broadcast_to(inside.T[k][None], np.broadcast_shapes(rows.shape, columns.shape))
     rows, columns = (np.broadcast_to(a, seen.shape)[seen] for a in (rows, columns))
     return matrix(rows, columns, (math.prod(result), math.prod(image)))

@@ -43,13 +43,13 @@ def jet(model: AnyModel, *, wrt: Names, of: Names | None = None, order: int) -> 
     d = Derivation(model, wrt, of)
     seeds: dict[Any, Series] = {}
     for name, value in d.wrt.items():
-        given = [d.input(value, f"{name}_{k}") for k in range(1, order + 1)]
-        d.signature.path[name] = [x.name for x in given]
-        seeds[value] = [d.builder.var(value), *given]
-    found = propagate(d.builder, d.nodes, seeds, list(d.of.values()), order)
-    firsts = d.derivatives_of({v: s[0] for v, s in found.items() if s[0] is not None}, d.of)
+        path = [d.input(value, f"{name}_{k}") for k in range(1, order + 1)]
+        d.signature.path[name] = [x.name for x in path]
+        seeds[value] = [d.builder.var(value), *path]
+    moved = propagate(d.builder, d.nodes, seeds, list(d.of.values()), order)
+    firsts = d.derivatives_of({v: s[0] for v, s in moved.items() if s[0] is not None}, d.of)
     for (name, value), zero in zip(d.of.items(), firsts):
-        made = found.get(value, [zero, *[None] * order])
+        made = moved.get(value, [zero, *[None] * order])
         d.signature.jets[name] = [
             d.output(d.zeros(value) if y is None else y, f"{name}_{k}", value) for k, y in enumerate(made[1:], start=1)
         ]

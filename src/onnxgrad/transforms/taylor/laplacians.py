@@ -87,10 +87,10 @@ class _Walk:
         likes: list[Batched] = []  # as many as `write` finds
 
         def write(slices: list[Var]) -> list[Var]:
-            found = push(b, node, {v: [b.var(v), s, None] for v, s in zip(moved, slices)}, 2)
-            known.extend((v, k) for v, s in found.items() for k in (1, 2) if s[k] is not None)
+            pushed = push(b, node, {v: [b.var(v), s, None] for v, s in zip(moved, slices)}, 2)
+            known.extend((v, k) for v, s in pushed.items() for k in (1, 2) if s[k] is not None)
             likes.extend(Batched(b.var(v)) for v, _ in known)
-            return [c for s in found.values() for c in s[1:] if c is not None]
+            return [c for s in pushed.values() for c in s[1:] if c is not None]
 
         results = vmapped(b, [self.stacks[v] for v in moved], write, likes)
         pushed = push_forward(b, node, {v: t for v, t in self.sums.items() if v in moved})

@@ -29,28 +29,28 @@ Write = Callable[[Op, list[Series | None]], Series]
 
 def term_by_term(op: Op, rule: Rule, xs: Sequence[Series | None], order: int) -> Outcome | None:
     """Every derivative separately; None if the rule does not support it."""
-    found: Outcome = [[y] for y in op.outputs]
+    outcome: Outcome = [[y] for y in op.outputs]
     for k in range(1, order + 1):
         tangents = [None if x is None else x[k] for x in xs]
         if all(t is None for t in tangents):
-            results: Any = [None] * len(found)
+            results: Any = [None] * len(outcome)
         else:
             results = rule.jvp(op, tangents)
             if results is None:
                 return None
-        for held, r in zip(found, [*results, *[None] * len(found)]):
-            held.append(r)
-    return found
+        for terms, r in zip(outcome, [*results, *[None] * len(outcome)]):
+            terms.append(r)
+    return outcome
 
 
 def multilinear(op: Op, rule: Linear, xs: Sequence[Series | None], order: int) -> Outcome:
     """An operator that is linear in each of several operands: the sum over all products of this order (Leibniz)."""
     moving = [i for i, x in enumerate(xs) if x is not None and rule.carries(i) and i != rule.bias]
     bias = None if rule.bias is None else xs[rule.bias]
-    held: Outcome = [[y] for y in op.outputs]
+    outcome: Outcome = [[y] for y in op.outputs]
     for k in range(1, order + 1):
         added = None if bias is None else bias[k]
-        totals: list[Term] = [None] * len(held)
+        totals: list[Term] = [None] * len(outcome)
         for orders in combinations(range(k + 1), repeat=len(moving)):
             factors = [xs[i][p] for i, p in zip(moving, orders)]  # type: ignore[index]
             if sum(orders) != k or any(f is None for f in factors):
@@ -66,9 +66,9 @@ def multilinear(op: Op, rule: Linear, xs: Sequence[Series | None], order: int) -
             tangents: list[Var | None] = [None] * len(op.inputs)
             tangents[rule.bias or 0] = added
             totals = [plus(t, r) for t, r in zip(totals, rule.jvp(op, tangents) or [])]
-        for y, t in zip(held, totals):
+        for y, t in zip(outcome, totals):
             y.append(t)
-    return held
+    return outcome
 
 
 # --- elementary functions --------------------------------------------------------------------------
@@ -79,9 +79,9 @@ _equation: ByOperator[Write] = ByOperator()
 
 def _full_series(op: Op, xs: Sequence[Series | None], i: int, order: int) -> Series:
     """The series of operand `i`, constant if it does not move."""
-    given = xs[i]
-    if given is not None:
-        return given
+    own = xs[i]
+    if own is not None:
+        return own
     x = op.inputs[i]
     assert x is not None
     return [x, *[None] * order]
@@ -246,8 +246,8 @@ def by_equation(op: Op, rule: Rule, xs: list[Series | None]) -> Outcome | None:
     if write is None or not has_equation(op.node, rule):
         return None
     try:
-        found = write(op, xs)
+        terms = write(op, xs)
     except NotImplementedError:
         return None
     y = _result(op)
-    return [[y, *(None if c is None else expand_to(c, y) for c in found[1:])]]
+    return [[y, *(None if c is None else expand_to(c, y) for c in terms[1:])]]

@@ -32,11 +32,11 @@ def propagate(
     """
     path = prepare(nodes, list(seeds), of, builder)
     seeded = {builder.now(v): s for v, s in seeds.items()}
-    found = dict(seeded)
+    moved = dict(seeded)
     for node in path:
-        for value, s in push(builder, node, found, order).items():
-            found[value] = [s[0], *map(plus, s[1:], seeded[value][1:])] if value in seeded else s
-    return {v: found[builder.now(v)] for v in of if builder.now(v) in found}
+        for value, s in push(builder, node, moved, order).items():
+            moved[value] = [s[0], *map(plus, s[1:], seeded[value][1:])] if value in seeded else s
+    return {v: moved[builder.now(v)] for v in of if builder.now(v) in moved}
 
 
 def push(builder: Builder, node: ir.Node, found: Mapping[ir.Value, Series], order: int) -> dict[ir.Value, Series]:
@@ -73,13 +73,13 @@ def one_after_the_other(
     alone = {v: _unshared_copy(builder, v) for v in moved}
     levels: list[dict[ir.Value, Var]] = []
     for k in range(1, order + 1):
-        given = {v: d for v in moved if (d := found[v][k]) is not None}
-        levels.append({v: Var(builder, _unshared_copy(builder, d.value)) for v, d in given.items()})
+        moving = {v: d for v in moved if (d := found[v][k]) is not None}
+        levels.append({v: Var(builder, _unshared_copy(builder, d.value)) for v, d in moving.items()})
     copy = Copies(alone, builder.names).unnamed(node)
-    held: dict[ir.Value, Series] = {v: [builder.var(v)] for v in node.outputs if v.name and is_differentiable(v)}
+    outcome: dict[ir.Value, Series] = {v: [builder.var(v)] for v in node.outputs if v.name and is_differentiable(v)}
     with builder.record() as emitted:
         builder.append(copy)
-        current: dict[ir.Value, Term] = {v: Var(builder, y) for v, y in zip(node.outputs, copy.outputs) if v in held}
+        current: dict[ir.Value, Term] = {v: Var(builder, y) for v, y in zip(node.outputs, copy.outputs) if v in outcome}
         seeds: dict[ir.Value, Var] = {}
         for k, level in enumerate(levels, start=1):
             seeds = _moving(alone, levels[: k - 1], level)
@@ -87,8 +87,8 @@ def one_after_the_other(
             tangents = forward(builder, list(emitted), seeds, ends) if ends and seeds else {}
             current = {v: None if y is None else tangents.get(y.value) for v, y in current.items()}
             for v, y in current.items():
-                held[v].append(y)
-    return {v: s for v, s in held.items() if any(c is not None for c in s[1:])}
+                outcome[v].append(y)
+    return {v: s for v, s in outcome.items() if any(c is not None for c in s[1:])}
 
 
 def _moving(
