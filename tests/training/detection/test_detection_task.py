@@ -15,10 +15,16 @@ import onnxgrad
 from onnxgrad.cli.app import build
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, open_model, save_model
+from onnxgrad.training import compile_step, export_step
+from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.heads import find_head, stored_names
 from onnxgrad.training.detection.probe import noise, picture_size, run_values
+from onnxgrad.training.detection.reading import read_detection
 from onnxgrad.training.detection.recipe import DetectionRecipe
+from onnxgrad.training.detection.task import DetectionTask
 from onnxgrad.training.detection.unfold import unfold
+from onnxgrad.training.export.host import Host
 from onnxgrad.training.measure.readiness import readiness
 from tests.training.detection.detectors import KINDS, SIDE, detector
 
@@ -121,6 +127,29 @@ def test_settings():
 def test_a_loss_is_refused(boxes):
     with pytest.raises(BadInput, match="drop loss"):
         onnxgrad.train(detector("yolov8", ["ant"]), boxes, task="detection", loss="mse")
+
+
+@pytest.mark.parametrize("kind", ["yolov8", "yolox", "ssd", "detr"])
+def test_step_for_browsers(kind, boxes, tmp_path):
+    """The step of a detector runs on a host without onnxgrad, in the operators of the web."""
+    data = read_detection(boxes)
+    task = DetectionTask.of(
+        detector(kind, ["ant"]), data, DetectionRecipe(), PreparationRecipe(image_mean=0, image_std=1)
+    )
+    training = onnxgrad.training.attach(task.model, loss=task.loss, optimizer="sgd", learning_rate=1e-3)
+    export_step(training, tmp_path / "step", target="web")
+    columns = task.columns(data)
+    host = Host(tmp_path / "step")
+    inputs = {v.name: v for v in compile_step(training).model.graph.inputs}
+    batch = {n: c.take(np.arange(4), Field.of(inputs[n])) for n, c in columns.items()}
+    losses = [float(host.step(batch)["loss"]) for _ in range(4)]
+    assert losses[-1] < losses[0]
+
+
+def test_other_calls_refuse_the_task(boxes):
+    for call in (onnxgrad.training.Trainer, lambda m, task: onnxgrad.predict(m, np.zeros((1, 3, 64, 64)), task=task)):
+        with pytest.raises(BadInput, match="the task detection is of"):
+            call(detector("yolov8", ["ant"]), task="detection")
 
 
 def test_check_names_the_command(tmp_path):

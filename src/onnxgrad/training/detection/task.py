@@ -106,12 +106,8 @@ def letterbox_of(model: ir.Model, head: Head, preparation: PreparationRecipe = P
     else:
         found = Letterbox(*head.size, **_usual(head))
     found = replace(found, height=head.size[0], width=head.size[1])
-    given = {
-        name: value if isinstance(value, tuple) else (float(value),)
-        for name, value in (("mean", _numbers(preparation.image_mean)), ("std", _numbers(preparation.image_std)))
-        if value is not None
-    }
-    return replace(found, **given)
+    mean, std = _numbers(preparation.image_mean), _numbers(preparation.image_std)
+    return replace(found, mean=found.mean if mean is None else mean, std=found.std if std is None else std)
 
 
 def _numbers(given: Any) -> tuple[float, ...] | None:

@@ -86,7 +86,12 @@ def _scores(model: ir.Model, name: str | None) -> ir.Value | None:
 
 
 def with_task(asked: Mapping[str, Any], model: ir.Model, task: TaskRecipe) -> dict[str, Any]:
-    """Arguments of `attach` for a language task, where `asked` has no others: its loss, over all labels that count."""
+    """Arguments of `attach` for a language task, where `asked` has no others: its loss, over all labels that count.
+
+    Raises:
+        BadInput: the task is that of a detector.
+    """
+    task.check_text()
     found = {"loss": task.name if task.is_preference else "cross_entropy:ignore_index=-100,axis=-1", **asked}
     if not {"prediction", "output"} & found.keys() and (scores := scores_of(model)) is not None:
         found["prediction"] = scores.name

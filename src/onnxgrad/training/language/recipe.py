@@ -52,6 +52,11 @@ class TaskRecipe:
         """The task with underscores; empty for none."""
         return (self.task or "").replace("-", "_")
 
+    def check_text(self) -> None:
+        """Raise BadInput for the task of a detector."""
+        if self.name == DETECTION:
+            raise BadInput("the task detection is of `onnxgrad train`, `onnxgrad.train` and `evaluate`")
+
     @property
     def is_preference(self) -> bool:
         """True if rows are pairs of answers."""
