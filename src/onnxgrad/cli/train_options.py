@@ -67,12 +67,15 @@ def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns | Path,
         return read(data), recipe
     if recipe.data.is_streamed or is_stream(data):
         return data, recipe
-    columns = Columns(open_data(data, images, inputs, trained.inputs), str(data))
+    if recipe.data.tables is not None:  # which the training rows decide
+        inputs = {}
+    columns = open_data(data, images, inputs, trained.inputs)
+    columns.source = str(data)
     if recipe.data.validation is not None:  # by the names of the columns that are trained on, whatever their order here
         same = {n: c.features for n, c in columns.items() if c.features is not None}
         held_out = open_data(recipe.data.validation, images, inputs, {**trained.inputs, **same})
-        validation = Columns(held_out, str(recipe.data.validation))
-        recipe = replace(recipe, data=replace(recipe.data, validation=validation))
+        held_out.source = str(recipe.data.validation)
+        recipe = replace(recipe, data=replace(recipe.data, validation=held_out))
     if labels is not None and labels not in columns:
         if any(c in labels for c in (",", "..", "*")):
             raise BadInput(f"--labels is one array, not {labels}\n  hint: --inputs labels={labels} joins columns")

@@ -47,7 +47,7 @@ _MESSAGE_LIMIT = 2_000_000_000
 #: Types of tensors that numpy has itself.
 _OF_NUMPY = frozenset(
     f"tensor({n})"
-    for n in "float double float16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()  # noqa: SIM905
+    for n in "float double float16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool string".split()  # noqa: SIM905
 )
 
 

@@ -31,8 +31,9 @@ from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.sampling import balanced
 from onnxgrad.training.data.sources import open_data
+from onnxgrad.training.data.table import TableSettings
 from onnxgrad.training.data.text import Text, check_tokens, has_text_for_tokens
-from onnxgrad.training.data.wide import check_fed, check_present
+from onnxgrad.training.data.wide import Joining, check_fed, check_numbers, check_present
 
 #: Batches in a pool from which rows of like lengths are put together; larger pools pad less and shuffle less.
 POOL = 50
@@ -53,6 +54,8 @@ class Data:
         text: how text becomes tokens, where it does.
         trained: how the data were prepared that the model was trained on, for what is not given.
         pad_to: sizes of padded axes are rounded up to a multiple of it.
+        tables: how columns that are joined are prepared, where they have missing values, text or dates.
+        fit_rows: the rows that this is fitted on. Default: all.
 
     Raises:
         BadInput: one line that names the array and says what was expected.
@@ -70,12 +73,17 @@ class Data:
         text: Text | None = None,
         trained: Preprocessing | None = None,
         pad_to: int = 1,
+        tables: TableSettings | None = None,
+        fit_rows: np.ndarray | None = None,
     ) -> None:
         self.fields, self.name, self.pad_to = list(fields), name, pad_to
         check_label_rows(fields)
         trained = trained or Preprocessing()
         pictures = trained.images_for(images)
-        columns: dict[str, Column] = open_data(named_source(source, fields, name), pictures, inputs, trained.inputs)
+        tables_of = Joining(tables, frozenset(f.name for f in fields if f.dtype.kind in "iu"), fit_rows)
+        found = open_data(named_source(source, fields, name), pictures, inputs, trained.inputs, tables_of)
+        columns, self.fields = trained.raw_rows(found, fields, name)
+        fields = self.fields
         features = {n: c.features for n, c in columns.items() if c.features is not None}
         if inputs:
             check_fed(inputs, fields)
@@ -114,12 +122,13 @@ class Data:
         )
         #: varies tokens for a task of language models, and lines about how its rows are made
         self.masking = None if text is None else text.masking
-        self.notes = [] if text is None else list(text.notes)
+        self.notes = [*found.notes, *([] if text is None else text.notes)]
         #: arrays that were checked and converted once
         self.arrays: dict[str, np.ndarray] = {}
         for f in fed:
             array = self.columns[f.name].array
             if array is not None:
+                check_numbers(f, array, features.get(f.name))
                 self.arrays[f.name] = array if f.scalar else fitted(chosen[f.name], array, f, name)
                 check_counted(self.arrays[f.name], f, f"array {chosen[f.name]!r} of {name}")
         for f in [f for f in fed if f.label and f.indices]:
@@ -129,6 +138,8 @@ class Data:
         #: variants of the rows, and the inputs that take them (see `augmented`)
         self.augment: Augment | None = None
         self.pictures: list[str] = []
+        #: labels that move with the pictures, and what comes in
+        self.maps: dict[str, float] = {}
         #: reads variants of inputs that fit each other
         self.together: Callable[[np.ndarray, Sequence[int]], dict[str, np.ndarray]] | None = None
         #: inputs without a batch axis, which every batch has all of
@@ -236,6 +247,7 @@ class Data:
             some.augment, some.together = how, reader.augmented(how)
             return some
         some.augment, some.pictures = how, how.inputs(self.fields, shapes, self.name)
+        some.maps = how.maps(self.fields, shapes)
         return some
 
     def order(self, seed: Sequence[int], batch_size: int, sample: str = "each") -> np.ndarray:
@@ -318,6 +330,8 @@ class Data:
                 batch |= self.masking(batch, rows, draw)
             if draw is not None and self.augment is not None:
                 batch |= {name: self.augment(batch[name], rows, draw) for name in self.pictures}
+                for name, beyond in self.maps.items():
+                    batch[name] = self.augment.moved(batch[name], rows, draw, beyond)
             yield batch
 
     def _read(self, rows: np.ndarray, varied: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -26,10 +26,12 @@ class Features:
     Attributes:
         names: of the columns, in their order.
         written: how the caller wrote them, as ``f0..f63``.
+        table: their fitted preparation (see `onnxgrad.training.data.table`), if they have one.
     """
 
     names: tuple[str, ...]
     written: str
+    table: Any = None
 
 
 class Together(Protocol):
@@ -49,6 +51,7 @@ class Column:
         lengths: the length of every row along its first axis, where rows differ in it and it is known without
             reading them; batches of rows of like lengths are made by it.
         whole: it has no rows: every batch has all of it.
+        chunks: its rows in a table of Arrow, with missing values.
         together: reads rows of several inputs in variants that fit each other, such as pictures and boxes in them.
         row_classes: a class number of each row, where samples are balanced by another one than a label.
     """
@@ -58,6 +61,7 @@ class Column:
     array: np.ndarray | None = None
     lengths: np.ndarray | None = None
     whole: bool = False
+    chunks: Any = None
     together: Together | None = None
     row_classes: np.ndarray | None = None
 
@@ -72,6 +76,10 @@ class Column:
     def select(self, rows: np.ndarray) -> Column:
         """A column of only these rows."""
         return Selected(self, rows)
+
+    def kept(self, rows: np.ndarray) -> Column:
+        """A column of only these rows, in memory where this one is."""
+        return Dense(self.array[rows]) if type(self) is Dense and self.array is not None else self.select(rows)
 
 
 class Unusable(Column):
@@ -204,11 +212,19 @@ def stacked(rows: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
 
 
 class Columns(dict[str, Column]):
-    """Columns by name, as `open_data` returns them, and the name of their source in messages."""
+    """Columns by name, as `open_data` returns them.
 
-    def __init__(self, columns: Mapping[str, Column], source: str) -> None:
+    Attributes:
+        source: the name of their source in messages.
+        is_joined: columns were joined to inputs.
+        notes: lines about the form in which they were found.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Column], source: str, is_joined: bool = False, notes: Sequence[str] = ()
+    ) -> None:
         super().__init__(columns)
-        self.source = source
+        self.source, self.is_joined, self.notes = source, is_joined, tuple(notes)
 
 
 def column(values: Any, name: str) -> Column:

@@ -43,6 +43,7 @@ class Field:
         dims: the names of its other axes; empty for one that has none.
         shares: its first axis is that of an output of the model.
         scalar: it is a single number, which every batch has.
+        raw: it takes a column of a table, text or numbers of which some may be missing.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Field:
     binary: bool = False
     dims: tuple[str, ...] = ()
     scalar: bool = False
+    raw: bool = False
 
     @classmethod
     def of(cls, value: ir.Value, *, label: bool = False) -> Field:
@@ -138,6 +140,8 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.nda
         BadInput: it does not fit.
     """
     where = f"array {name!r} of {source}"
+    if field.raw:
+        return np.ascontiguousarray(array.astype(field.dtype))
     if not (_is_float(array.dtype) or array.dtype.kind in "biu"):
         raise BadInput(f"{where} holds {_kind(array)}, not numbers; expected {field.wanted}")
     array = _last_axis(array, field)

@@ -9,17 +9,20 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, json_text, printable
-from onnxgrad.training.data.columns import Features
+from onnxgrad.training.data.columns import Column, Dense, Features
+from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.images import Images
+from onnxgrad.training.data.table import Table, check_raw, cut_off, raw_column
 from onnxgrad.training.data.text import Text
 from onnxgrad.training.data.tokenizer_file import parse_tokenizer
+from onnxgrad.training.data.wide import check_present
 from onnxgrad.training.metadata import PREPROCESSING
 
 #: Bytes of a tokenizer's JSON, unpacked.
@@ -39,6 +42,10 @@ class Preprocessing:
         tokenizer: the JSON of the tokenizer; empty without one.
         max_length: the most tokens of a row.
         task: of a language model, as plain values (see `onnxgrad.training.language`).
+        columns: the columns of a table that inputs take as they are, by the names of the inputs: name, kind, and True
+            if values may be missing.
+        written: tables that are a part of the model, by the inputs that it had before: the value in place of the input,
+            and its inputs now.
     """
 
     images: Images | None = None
@@ -47,6 +54,8 @@ class Preprocessing:
     tokenizer: str = ""
     max_length: int | None = None
     task: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, tuple[str, str, bool]] = field(default_factory=dict)
+    written: Mapping[str, tuple[str, tuple[str, ...], Features]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: ir.Model) -> Preprocessing:
@@ -60,7 +69,7 @@ class Preprocessing:
             raise BadInput(f"the model's metadata {PREPROCESSING!r} are damaged: {text[:60]}") from error
 
     def __bool__(self) -> bool:
-        return bool(self.images or self.inputs or self.tokenizer or self.task)
+        return bool(self.images or self.inputs or self.tokenizer or self.task or self.columns)
 
     def updated(self, other: Preprocessing) -> Preprocessing:
         """`other`, with missing settings taken from this one."""
@@ -72,7 +81,64 @@ class Preprocessing:
             other.tokenizer if has_text else self.tokenizer,
             other.max_length if has_text else self.max_length,
             other.task or self.task,
+            {**self.columns, **other.columns},
+            {**self.written, **other.written},
         )
+
+    def in_front_of(self, model: ir.Model) -> Preprocessing:
+        """Write the tables in front of their inputs of `model`, in place. Returns what is left to do before it."""
+        inputs, columns, written = dict(self.inputs), dict(self.columns), dict(self.written)
+        there = {v.name for v in model.graph.inputs}
+        for name, features in self.inputs.items():
+            if features.table is not None and name in there:
+                made, value = features.table.write(model, name)
+                columns |= {n: (c.name, c.kind, not features.table.needs(c)) for n, c in made.items()}
+                written[name] = (value, tuple(made), features)
+                del inputs[name]
+        return replace(self, inputs=inputs, columns=columns, written=written)
+
+    def behind_tables(self, model: ir.Model) -> ir.Model:
+        """A copy of `model` without its tables, which its metadata describe again; `model` itself without any.
+
+        Raises:
+            BadInput: the graph is not the one that was saved.
+        """
+        if not self.written:
+            return model
+        copy, inputs = model.clone(), dict(self.inputs)
+        try:
+            for name, (value, fed, features) in self.written.items():
+                cut_off(copy, name, value, fed)
+                inputs[name] = features
+        except ValueError as error:
+            raise BadInput(
+                f"the graph in front of {name!r}, which its metadata describe, was changed after training"
+            ) from error
+        fed_by = {n for _, names, _ in self.written.values() for n in names}
+        left = {n: about for n, about in self.columns.items() if n not in fed_by}
+        copy.metadata_props.pop(PREPROCESSING, None)
+        replace(self, inputs=inputs, columns=left, written={}).write(copy)
+        return copy
+
+    def raw_rows(
+        self, columns: Mapping[str, Column], fields: Sequence[Field], source: str
+    ) -> tuple[dict[str, Column], list[Field]]:
+        """`columns` with those that inputs take as they are, under the names of these, and their fields.
+
+        Raises:
+            BadInput: a column is missing, or of another type than in training, or lacks a value.
+        """
+        found, changed = dict(columns), []
+        for f in fields:
+            if f.name in self.columns:
+                name, kind, may_miss = self.columns[f.name]
+                check_present(f.name, Features((name,), name), columns)
+                raw = raw_column(columns[name], name)
+                check_raw(raw, name, kind == "text", may_miss, source)
+                found[f.name] = Dense(raw.values)
+                f = replace(f, raw=True)
+            changed.append(f)
+        return found, changed
 
     def images_for(self, images: Images | None) -> Images | None:
         """The `images` of a call, with the stored size if they have none; without them, the stored settings."""
@@ -110,7 +176,19 @@ class Preprocessing:
             }
             found["images"] = {**how, "inputs": list(self.pictures)}
         if self.inputs:
-            found["inputs"] = {n: {"columns": list(f.names), "written": f.written} for n, f in self.inputs.items()}
+            found["inputs"] = {
+                n: {"columns": list(f.names), "written": f.written}
+                | ({} if f.table is None else {"table": f.table.to_json()})
+                for n, f in self.inputs.items()
+            }
+        if self.columns:
+            found["columns"] = {n: list(about) for n, about in self.columns.items()}
+        if self.written:
+            found["tables"] = {
+                n: {"value": value, "fed": list(fed), "columns": list(f.names), "written": f.written,
+                    "table": f.table.to_json()}
+                for n, (value, fed, f) in self.written.items()
+            }  # fmt: skip
         if self.max_length is not None:
             found["max_length"] = self.max_length
         if self.task:
@@ -132,9 +210,19 @@ class Preprocessing:
             size = "" if self.images.size is None else f", of {self.images.size[0]} × {self.images.size[1]} pixels"
             parts.append(f"pictures less {mean}, divided by {std}{size}")
         for name, features in self.inputs.items():
+            if features.table is not None:
+                parts.append(f"{printable(name)} from {features.table}")
+                continue
             first = ", ".join(map(printable, features.names[:_NAMED]))
             more = f", … ({len(features.names)} columns)" if len(features.names) > _NAMED else ""
             parts.append(f"{printable(name)} from {first}{more}")
+        if self.columns:
+            named = [
+                f"{printable(n)} (days since 1970-01-01)" if kind == "date" else printable(n)
+                for n, kind, _ in list(self.columns.values())[:_NAMED]
+            ]
+            more = f", … ({len(self.columns)} columns)" if len(self.columns) > _NAMED else ""
+            parts.append(f"the columns {', '.join(named)}{more} as they are")
         if self.tokenizer:
             most = "" if self.max_length is None else f", at most {self.max_length} tokens"
             parts.append(f"text by its tokenizer{most}")
@@ -158,9 +246,9 @@ def _read(found: dict[str, Any]) -> Preprocessing:
         if not {len(mean), len(std)} <= {1, 3} or 0 in std or (size is not None and min(size) < 1):
             raise ValueError
         images, pictures = Images(mean, std, size), tuple(map(str, how["inputs"]))
-    inputs = {
-        str(name): Features(tuple(map(str, f["columns"])), str(f["written"]))
-        for name, f in found.get("inputs", {}).items()
+    inputs = {str(name): _features(f) for name, f in found.get("inputs", {}).items()}
+    written = {
+        str(n): (str(f["value"]), tuple(map(str, f["fed"])), _features(f)) for n, f in found.get("tables", {}).items()
     }
     packed, text = found.get("tokenizer", ""), ""
     if packed:
@@ -171,4 +259,10 @@ def _read(found: dict[str, Any]) -> Preprocessing:
     most, task = found.get("max_length"), dict(found.get("task", {}))
     if task and not all(isinstance(task[name], str) for name in ("name", "documents")):
         raise TypeError
-    return Preprocessing(images, pictures, inputs, text, None if most is None else int(most), task)
+    columns = {str(n): (str(name), str(kind), bool(may)) for n, (name, kind, may) in found.get("columns", {}).items()}
+    return Preprocessing(images, pictures, inputs, text, None if most is None else int(most), task, columns, written)
+
+
+def _features(found: dict[str, Any]) -> Features:
+    table = Table.of_json(found["table"]) if "table" in found else None
+    return Features(tuple(map(str, found["columns"])), str(found["written"]), table)

@@ -53,6 +53,7 @@ class PreparationRecipe:
     holds_out: ClassVar[Any] = False
     shuffle_buffer: ClassVar[Any] = None
     class_names: ClassVar[Any] = None
+    tables: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
         check_kind("images", self.images, Images, "an Images(…)")
@@ -68,7 +69,8 @@ class PreparationRecipe:
     def arguments(self, trained: Preprocessing) -> dict[str, Any]:
         """Arguments of `Data` by these settings, for a model that was `trained` like that. Raises BadInput."""
         text = trained.text(self.tokenizer, self.max_length)
-        return {"inputs": self.inputs, "images": self.pictures(trained), "text": text, "trained": trained}
+        images = self.pictures(trained)
+        return {"inputs": self.inputs, "images": images, "text": text, "trained": trained, "tables": self.tables}
 
 
 def _channels(name: str, given: Any) -> tuple[float, ...] | None:

@@ -8,6 +8,7 @@
 | ``.parquet``, ``.arrow``, ``.feather`` | its columns; lists of several lengths are ragged rows (package pyarrow) |
 | ``.csv``, ``.tsv``, ``.jsonl`` | its columns, by the names in the first line or of the fields (package pyarrow) |
 | a folder of folders of images | ``images``, and ``labels`` by the sorted names of the folders (package pillow) |
+| a folder with ``images`` and ``masks`` | ``images``, and the masks of the same names as ``labels`` (package pillow) |
 | an image, a folder of images | ``images`` (package pillow) |
 | a table of pyarrow, pandas or polars | its columns (package pyarrow) |
 | a mapping of names to arrays, or to lists of arrays | those |
@@ -35,7 +36,8 @@ from onnxgrad.training.data.arrow_size import unpacked_size
 from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Mapped, Remembered, Unusable, column
 from onnxgrad.training.data.images import SUFFIXES as PICTURES
 from onnxgrad.training.data.images import EncodedPicture, EncodedPictures, Images, image_folder, picture_files
-from onnxgrad.training.data.wide import join_columns
+from onnxgrad.training.data.masks import mask_folder
+from onnxgrad.training.data.wide import Joining, join_columns
 from onnxgrad.wording import tensor_text
 
 #: Bytes that any file may unpack to; a larger one is limited to a multiple of its packed size.
@@ -49,6 +51,7 @@ def open_data(
     images: Images | None = None,
     inputs: Mapping[str, str] | None = None,
     trained: Mapping[str, Features] | None = None,
+    tables: Joining | None = None,
 ) -> Columns:
     """The columns of `source` (see the table above).
 
@@ -57,16 +60,17 @@ def open_data(
         images: how pictures become arrays, where there are any.
         inputs: which columns feed which input of the model (see `onnxgrad.training.data.wide`).
         trained: the columns that fed them when the model was trained.
+        tables: how columns with missing values, text or dates are prepared.
 
     Raises:
         BadInput: it is missing, unreadable, empty, or nothing of the above; or has no such column.
     """
-    if isinstance(source, Columns):
-        return Columns(source, source.source)
-    columns = _opened(source, images)
-    if inputs or trained:
-        columns = join_columns(columns, inputs or {}, trained or {})
-    return Columns(columns, source_name(source))
+    columns = source if isinstance(source, Columns) else _opened(source, images)
+    name, notes = source_name(source), getattr(columns, "notes", ())
+    is_joined = getattr(columns, "is_joined", False)
+    if (inputs or trained) and not is_joined:
+        columns, is_joined = join_columns(columns, inputs or {}, trained or {}, tables, name), True
+    return Columns(columns, name, is_joined, notes)
 
 
 def source_name(data: Any, otherwise: str = "the data") -> str:
@@ -143,6 +147,8 @@ def _folder(path: Path, images: Images) -> dict[str, Column]:
     arrays = sorted(path.glob("*.npy"))
     if arrays:
         return {p.stem: Mapped(_map_array(p)) for p in arrays}
+    if masked := mask_folder(path, images):
+        return dict(masked)
     has_classes = any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir())
     return ({} if has_classes else picture_files(path, images)) or image_folder(path, images)
 
@@ -171,6 +177,7 @@ def _table(path: Path) -> dict[str, Column]:
         raise BadInput(f"to read {str(path)!r}, install pyarrow: pip install 'onnxgrad[train]'") from error
     if not path.exists():
         raise BadInput(f"there is no file {str(path)!r}")
+    notes: list[str] = []
     try:
         check_readable(path)
         if path.suffix.lower() in (".parquet", ".pq"):
@@ -178,12 +185,14 @@ def _table(path: Path) -> dict[str, Column]:
         elif path.suffix.lower() in text_tables.SUFFIXES:
             with open_ordinary(path) as file:
                 table = text_tables.read_text_table(file, path)
+                notes = text_tables.notes(file, path)
         else:
             with open_ordinary(path) as file:
                 _check_unpacked_size(unpacked_size(file), path)
             table = pyarrow.feather.read_table(path)
         table.validate(full=True)  # else offsets may point anywhere
-        return {name: _column_of(table.column(name), name) for name in table.column_names}
+        found = {name: _column_of(table.column(name), name) for name in table.column_names}
+        return Columns(found, repr(str(path)), notes=notes)
     except BadInput:
         raise
     except Exception as error:  # the library raises its own types and a dozen of Python's
@@ -208,9 +217,11 @@ def _parquet(path: Path) -> Any:
 
 def _column_of(chunks: Any, name: str) -> Column:
     try:
-        return column(_of_arrow(chunks), name)
+        found = column(_of_arrow(chunks), name)
     except BadInput as error:
-        return Unusable(len(chunks), str(error))
+        found = Unusable(len(chunks), str(error))
+    found.chunks = chunks
+    return found
 
 
 def _of_arrow(chunks: Any) -> Any:
@@ -222,7 +233,7 @@ def _of_arrow(chunks: Any) -> Any:
         row = int(np.argmax(chunks.is_null().to_numpy()))
         raise BadInput(
             f"missing values: {chunks.null_count}, the first in row {row}\n"
-            "  hint: fill the cells in, or leave the rows out"
+            "  hint: fill the cells in, leave the rows out, or for columns that --inputs joins, --missing mean"
         )
     if pa.types.is_fixed_size_list(kind):
         flat = chunks.combine_chunks()

@@ -9,7 +9,13 @@ from onnxgrad.training.data.batches import Data
 
 
 def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
-    """`data` without a random `share` of its rows, and that share.
+    """`data` without a random `share` of its rows, and that share (see `split_rows`)."""
+    rest, set_aside = split_rows(data, share, seed)
+    return data.select(rest, data.name), data.select(set_aside, f"the rows held out of {data.name}")
+
+
+def split_rows(data: Data, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of `data` without a random `share` of them, and that share.
 
     The same seed sets the same rows aside. If one array of labels has class indices, one per row, each class is split
     separately (stratified): of a class with n rows, share·n are set aside, rounded so that the total is right.
@@ -29,8 +35,7 @@ def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
         order = _interleave_classes(labels, order)
     held = np.zeros(len(data), bool)
     held[order[:count]] = True
-    rest, set_aside = np.flatnonzero(~held), np.flatnonzero(held)
-    return data.select(rest, data.name), data.select(set_aside, f"the rows held out of {data.name}")
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def _interleave_classes(labels: np.ndarray, order: np.ndarray) -> np.ndarray:

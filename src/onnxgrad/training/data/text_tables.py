@@ -18,6 +18,8 @@ BEGINNING = 1 << 16
 _QUOTED = re.compile(r'"[^"]*"')
 _COMMA_NUMBER = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")
 
+#: Forms of dates beside that of ISO 8601; with slashes, the day and the month cannot be told apart.
+_DATES = ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S")
 SUFFIXES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson")
 
 #: Lists and objects inside each other.
@@ -49,8 +51,21 @@ def csv_options(file: BinaryIO, suffix: str) -> dict[str, Any]:
     delimiter, point = _written(file, suffix)
     return {
         "parse_options": pyarrow.csv.ParseOptions(delimiter=delimiter),
-        "convert_options": pyarrow.csv.ConvertOptions(strings_can_be_null=False, decimal_point=point),
+        "convert_options": pyarrow.csv.ConvertOptions(
+            strings_can_be_null=False, decimal_point=point, timestamp_parsers=[pyarrow.csv.ISO8601, *_DATES]
+        ),
     }
+
+
+def notes(file: BinaryIO, path: Path) -> list[str]:
+    """Lines about the form of the table in `file`, where it is not that of the suffix."""
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        return []
+    file.seek(0)
+    delimiter, point = _written(file, path.suffix.lower())
+    found = ["semicolons between columns"] if delimiter == ";" else []
+    found += ["decimal commas"] if point == "," else []
+    return [f"{path.name} is read with {' and '.join(found)}"] if found else []
 
 
 def check_lines(file: BinaryIO, path: Path) -> None:

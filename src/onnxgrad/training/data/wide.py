@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -16,8 +17,10 @@ import numpy as np
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data.columns import Column, Dense, Features
 from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.table import Table, TableSettings, raw_columns
 from onnxgrad.wording import is_number, type_text
 
+_HINT = "\n  hint: --categories onehot (in Python categories='onehot') makes numbers of text, and of dates"
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
@@ -35,8 +38,27 @@ class Joined(Column):
         return np.stack([np.asarray(c.take(rows, field)) for c in self.columns], axis=1)
 
 
+@dataclass(frozen=True)
+class Joining:
+    """The preparation of the columns that are joined.
+
+    Attributes:
+        settings: of the run; None: only inputs that the model was trained on are prepared.
+        whole: inputs that take whole numbers.
+        fit_rows: the rows that means and categories are taken of. Default: all.
+    """
+
+    settings: TableSettings | None = None
+    whole: frozenset[str] = frozenset()
+    fit_rows: np.ndarray | None = None
+
+
 def join_columns(
-    columns: Mapping[str, Column], inputs: Mapping[str, str], trained: Mapping[str, Features] | None = None
+    columns: Mapping[str, Column],
+    inputs: Mapping[str, str],
+    trained: Mapping[str, Features] | None = None,
+    tables: Joining | None = None,
+    source: str = "the data",
 ) -> dict[str, Column]:
     """`columns` with those joined that `inputs` lists, under the name of the input.
 
@@ -45,6 +67,8 @@ def join_columns(
         inputs: from the name of an input to the columns that feed it, written as above.
         trained: the columns that fed an input when the model was trained; they keep that order, not the order in
             the data.
+        tables: how columns with missing values, text or dates are prepared.
+        source: the data in messages.
 
     Raises:
         BadInput: a column is missing, holds no numbers, or columns differ in their number of rows.
@@ -55,15 +79,52 @@ def join_columns(
     wanted = {name: _order_columns(name, text, trained.get(name), columns) for name, text in inputs.items()}
     wanted |= {n: f for n, f in trained.items() if n not in inputs and n not in columns and _apply(n, f, columns)}
     left, made = dict(columns), {}
+    tables = tables or Joining()
+    kept: np.ndarray | None = None
+    if tables.settings is not None and tables.settings.missing == "drop":
+        gone = [raw.missing for f in wanted.values() for raw in raw_columns(columns, f.names).values()]
+        kept = np.flatnonzero(~np.any(gone, axis=0)) if gone else None
     for name, features in wanted.items():
         for called in features.names:
             left.pop(called, None)
+        if features.table is not None or tables.settings is not None:
+            made[name] = _prepared(name, features, columns, tables, kept, source)
+            continue
         if len(features.names) == 1 and not any(c in features.written for c in "*?["):
             made[name] = copy.copy(columns[features.names[0]])
         else:
             made[name] = _side_by_side(name, {called: columns[called] for called in features.names})
         made[name].features = features
+    if kept is not None:
+        left = {n: c.kept(kept) for n, c in left.items()}
+        if not len(kept):
+            raise BadInput(f"every row of {source} has a missing value, so --missing drop leaves none")
     return {**left, **made}
+
+
+def _prepared(
+    name: str,
+    features: Features,
+    columns: Mapping[str, Column],
+    tables: Joining,
+    kept: np.ndarray | None,
+    source: str,
+) -> Column:
+    """The rows of an input, by the preparation of the training, or one that is fitted now."""
+    raws = raw_columns(columns, features.names)
+    if len({len(raw.values) for raw in raws.values()}) > 1:
+        raise BadInput(f"the columns for {name!r} differ in their number of rows")
+    if kept is not None:
+        raws = {n: replace(raw, values=raw.values[kept]) for n, raw in raws.items()}
+    table = features.table
+    if table is None:
+        assert tables.settings is not None
+        rows = slice(None) if tables.fit_rows is None else tables.fit_rows
+        shown = {n: replace(raw, values=raw.values[rows]) for n, raw in raws.items()}
+        table = Table.fit(shown, tables.settings, name in tables.whole, name)
+    made = Dense(table(raws, source))
+    made.features = replace(features, table=table)
+    return made
 
 
 def _order_columns(name: str, text: str, trained: Features | None, columns: Mapping[str, Column]) -> Features:
@@ -104,6 +165,19 @@ def check_fed(inputs: Mapping[str, str], fields: Sequence[Field]) -> None:
             raise UnknownName(name, [f.name for f in fields], "input")
 
 
+def check_numbers(field: Field, array: np.ndarray, features: Features | None) -> None:
+    """Raise BadInput if a table gives another number of numbers than `field` takes; the message lists them."""
+    size = field.shape[0] if len(field.shape) == 1 else None
+    if features is None or features.table is None or size is None or array.shape[1:] == (size,):
+        return
+    numbers = features.table.numbers
+    shown = f"{', '.join(map(repr, numbers[:12]))}{', …' if numbers[12:] else ''}"
+    raise BadInput(
+        f"the input {field.name!r} takes {size} numbers for each row, and {features.written} gives {len(numbers)}: "
+        f"{shown}\n  hint: a model with {len(numbers)} inputs fits, or other columns, or --categories index"
+    )
+
+
 def _side_by_side(name: str, parts: Mapping[str, Column]) -> Column:
     rows = {len(c) for c in parts.values()}
     if len(rows) > 1:
@@ -114,6 +188,7 @@ def _side_by_side(name: str, parts: Mapping[str, Column]) -> Column:
         if part.array is not None and (part.array.dtype.kind not in "fiub" or part.array.ndim != 1):
             raise BadInput(
                 f"column {called!r}, which is to feed {name!r}, {_describe_rows(part.array)}, not one number per row"
+                f"{_HINT if part.array.dtype.kind in 'UOM' and part.array.ndim == 1 else ''}"
             )
     if all(c.array is not None for c in parts.values()):
         return Dense(np.stack([c.array for c in parts.values()], axis=1))  # type: ignore[misc]

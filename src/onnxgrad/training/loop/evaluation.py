@@ -28,6 +28,7 @@ from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.session import session_source
 from onnxgrad.runtime.widened import has_bfloat16
 from onnxgrad.training.data import Data, Field
+from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.detection.heads import find_head
 from onnxgrad.training.detection.predict import Decoder
 from onnxgrad.training.graph.class_labels import class_names
@@ -186,7 +187,10 @@ class Evaluation:
         run asks for that value as well.
         """
         try:
-            with_outputs = {v.name for v in plain_session(path).get_outputs()}
+            session = plain_session(path)
+            with_outputs = {v.name for v in session.get_outputs()}
+            if not {v.name for v in session.get_inputs()} <= set(data.names):  # columns of a table
+                with_outputs = set()
         except Exception as error:
             if not has_bfloat16(load_model(path)):  # which no CPU provider supports directly
                 raise BadInput(f"ONNX Runtime cannot load {os.fspath(path)!r}: {error}") from error
@@ -195,6 +199,7 @@ class Evaluation:
         if with_outputs and set(self.boundary) <= with_outputs and not weights:
             return self._measure(Session(os.fspath(path), self.options), data, batch_size, {}, metrics)
         model = load_model(path)
+        model = Preprocessing.of(model).behind_tables(model)
         held = {n: v.const_value for n, v in model.graph.initializers.items() if n in weights}
         known = {n: tensor.numpy().copy() for n, tensor in held.items() if tensor is not None}
         for name in sorted(weights - known.keys()):

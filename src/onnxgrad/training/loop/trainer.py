@@ -16,8 +16,8 @@ from onnxgrad.settings import takes
 from onnxgrad.training.data import Augment, Data, split
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.data.split import split_rows
 from onnxgrad.training.data.sampling import check_sample
+from onnxgrad.training.data.split import split_rows
 from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.language.recipe import METRICS_OF_TASKS
 from onnxgrad.training.language.shift import warn_of_own_input

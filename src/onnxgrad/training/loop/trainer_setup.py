@@ -15,12 +15,14 @@ from onnxgrad.model_io import load_model, training_info
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.on_device import runner
 from onnxgrad.training.build.attach import attached
+from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.graph.attention_blocks import wants_kernel
 from onnxgrad.training.language.limits import with_task
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.recipe import Recipe
 from onnxgrad.training.loop.step_digests import fingerprint, structure
 from onnxgrad.training.loop.trained import Setup
+from onnxgrad.training.metadata import PREPROCESSING
 from onnxgrad.training.parallel.joining import divide_processors, ranks_of
 from onnxgrad.training.parallel.strategy import AnyMachine, Strategy, choose_strategy
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
@@ -122,6 +124,11 @@ def _with_training(
     elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
         carries = "the model carries training information"
     elif "loss" in asked or task.name:
+        props = model.metadata_props
+        described = (p.key for p in props) if isinstance(model, onnx.ModelProto) else props
+        if PREPROCESSING in described:
+            opened = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model
+            model = Preprocessing.of(opened).behind_tables(opened)
         model = ir.from_proto(model) if isinstance(model, onnx.ModelProto) and task.name else model
         if task.name and isinstance(model, ir.Model):
             asked = with_task(asked, model, task)

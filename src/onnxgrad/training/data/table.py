@@ -1,0 +1,419 @@
+"""Columns of a table as the numbers of one input: missing values, categories, dates, booleans, standardization.
+
+What is fitted on the training rows (means, names of categories) is a graph of ONNX operators from raw columns to the
+input. The graph prepares the rows in training, and is written into the saved model, which then takes raw columns.
+
+A raw column is float64 [N] (numbers, booleans as 0 and 1, dates as days since 1970-01-01; NaN is missing), or text [N]
+("" is missing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxgrad.errors import BadInput, printable
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.names import Names
+from onnxgrad.runtime import Session
+from onnxgrad.training.data.columns import Column
+from onnxgrad.training.data.fields import Field
+
+#: Ways to fill missing values, and forms of categories.
+MISSING, CATEGORIES = ("mean", "median", "drop", "indicator"), ("onehot", "index")
+ML, RAW_ROWS = "ai.onnx.ml", "N"
+_DAY = 86400e9
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """The settings of a run for tables.
+
+    Attributes:
+        missing: one of `MISSING`; None: missing values are refused.
+        categories: one of `CATEGORIES`; None: by the type of the input.
+        standardize: numbers less their mean, divided by their deviation.
+    """
+
+    missing: str | None = None
+    categories: str | None = None
+    standardize: bool = False
+
+
+@dataclass(frozen=True)
+class RawColumn:
+    """The rows of one column. `kind` is number, boolean, date or text."""
+
+    kind: str
+    values: np.ndarray
+
+    @property
+    def missing(self) -> np.ndarray:
+        """True for rows without a value."""
+        return self.values == "" if self.kind == "text" else np.isnan(self.values)
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """The fitted preparation of one column.
+
+    Attributes:
+        name: of the column.
+        kind: see `RawColumn`.
+        fill: the number, or the category, in place of a missing value; None: there is none.
+        mean, scale: numbers are less `mean`, divided by `scale`.
+        categories: the texts that have a number, in its order.
+        indicator: 1 for a missing value is a number of its own.
+    """
+
+    name: str
+    kind: str
+    fill: float | str | None = None
+    mean: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] = ()
+    indicator: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """The fitted preparation of the columns of one input.
+
+    Attributes:
+        columns: in the order of their numbers.
+        as_index: categories are whole numbers from 1 on, and 0 for all others.
+        missing: how missing values are filled; empty: the training rows had none.
+    """
+
+    columns: tuple[TableColumn, ...]
+    as_index: bool = False
+    missing: str = ""
+
+    @classmethod
+    def fit(cls, raws: Mapping[str, RawColumn], settings: TableSettings, is_whole: bool, name: str) -> Table:
+        """The preparation of rows like `raws`.
+
+        Args:
+            raws: the training rows, by column.
+            settings: of the run.
+            is_whole: the input takes whole numbers.
+            name: of the input in messages.
+
+        Raises:
+            BadInput: a value is missing, or a column has none, or cannot feed the input.
+        """
+        as_index = settings.categories == "index" or (is_whole and settings.categories is None)
+        for called, raw in raws.items():
+            missing = raw.missing
+            if missing.all():
+                raise BadInput(f"column {called!r}, which is to feed {name!r}, has no value at all")
+            if missing.any() and settings.missing is None:
+                raise BadInput(
+                    f"column {called!r}, which is to feed {name!r}, has no value in row {np.argmax(missing)}\n"
+                    f"  hint: --missing {'|'.join(MISSING)} (in Python missing=) fills it in, or leaves the row out"
+                )
+            if as_index and raw.kind != "text":
+                raise BadInput(
+                    f"column {called!r} holds {raw.kind}s, and {name!r} takes the numbers of categories\n"
+                    "  hint: join only columns of text, or --categories onehot for an input of floats"
+                )
+            if is_whole and not as_index:
+                raise BadInput(f"{name!r} takes whole numbers; a table feeds it with --categories index")
+        filled = "" if settings.missing in (None, "drop") else str(settings.missing)
+        columns = tuple(_fit(called, raw, settings) for called, raw in raws.items())
+        return cls(columns, as_index, filled)
+
+    @property
+    def numbers(self) -> list[str]:
+        """The names of the numbers of a row, in their order."""
+        found = []
+        for c in self.columns:
+            found += [c.name] if c.kind != "text" or self.as_index else [f"{c.name}={v}" for v in c.categories]
+        return [*found, *(f"{c.name} is missing" for c in self.columns if c.indicator)]
+
+    def needs(self, column: TableColumn) -> bool:
+        """True if a row must have a value in `column`."""
+        return not self.missing
+
+    def __call__(self, raws: Mapping[str, RawColumn], source: str) -> np.ndarray:
+        """The rows of the input, [N, numbers] (float32 or int64). Raises BadInput for a missing value or another type."""
+        feeds = {}
+        for k, c in enumerate(self.columns):
+            check_raw(raws[c.name], c.name, c.kind == "text", not self.needs(c), source)
+            feeds[f"raw_{k}"] = raws[c.name].values
+        (found,) = Session(self.model()).run(feeds).values()
+        return np.asarray(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that `of_json` reads."""
+        return {"columns": [asdict(c) for c in self.columns], "as_index": self.as_index, "missing": self.missing}
+
+    @classmethod
+    def of_json(cls, data: Mapping[str, Any]) -> Table:
+        """The table that `to_json` wrote. Raises TypeError, ValueError or KeyError for other values."""
+        columns = []
+        for entry in data["columns"]:
+            c = TableColumn(**{**entry, "categories": tuple(map(str, entry["categories"]))})
+            if c.kind not in ("number", "boolean", "date", "text") or not np.isfinite([c.mean, c.scale]).all():
+                raise ValueError
+            columns.append(c)
+        if not columns or data["missing"] not in ("", *MISSING):
+            raise ValueError
+        return cls(tuple(columns), bool(data["as_index"]), str(data["missing"]))
+
+    def __str__(self) -> str:
+        words = []
+        for c in self.columns[:8]:
+            what = f"{len(c.categories)} categories" if c.kind == "text" else c.kind
+            words.append(f"{printable(c.name)} ({'days since 1970-01-01' if c.kind == 'date' else what})")
+        more = f", … ({len(self.columns)} columns)" if len(self.columns) > 8 else ""
+        scaled = ", standardized" if any(c.scale != 1 or c.mean for c in self.columns) else ""
+        return f"{', '.join(words)}{more}{scaled}{f', missing: {self.missing}' if self.missing else ''}"
+
+    # --- the graph --------------------------------------------------------------------------------
+
+    def model(self) -> onnx.ModelProto:
+        """The graph from the inputs ``raw_0``, … to ``numbers``."""
+        nodes: list[onnx.NodeProto] = []
+        constants: list[onnx.TensorProto] = []
+        parts, marks = [], []
+
+        def constant(name: str, array: Any) -> str:
+            constants.append(numpy_helper.from_array(np.asarray(array), name))
+            return name
+
+        def emit(op: str, *inputs: str, out: str, domain: str = "", **attributes: Any) -> str:
+            nodes.append(helper.make_node(op, list(inputs), [out], domain=domain, **attributes))
+            return out
+
+        column = constant("column", np.int64([-1, 1]))
+        for k, c in enumerate(self.columns):
+            raw = f"raw_{k}"
+            if c.kind == "text":
+                first = 1 if self.as_index else 0
+                keys, values = list(c.categories), list(range(first, first + len(c.categories)))
+                if c.fill is not None and "" not in keys:
+                    keys, values = [*keys, ""], [*values, first + c.categories.index(str(c.fill))]
+                found = emit("LabelEncoder", raw, out=f"number_{k}", domain=ML, keys_strings=keys, values_int64s=values,
+                             default_int64=first - 1)  # fmt: skip
+                found = emit("Reshape", found, column, out=f"column_{k}")
+                if not self.as_index:
+                    classes = constant(f"classes_{k}", np.arange(len(c.categories))[None])
+                    equal = emit("Equal", found, classes, out=f"equal_{k}")
+                    found = emit("Cast", equal, out=f"onehot_{k}", to=TensorProto.FLOAT)
+                parts.append(found)
+                if c.indicator:
+                    mark = emit("LabelEncoder", raw, out=f"mark_{k}", domain=ML, keys_strings=[""], values_floats=[1.0],
+                                default_float=0.0)  # fmt: skip
+                    marks.append(emit("Reshape", mark, column, out=f"marks_{k}"))
+                continue
+            found = raw
+            if c.fill is not None or c.indicator:
+                gone = emit("IsNaN", raw, out=f"gone_{k}")
+                found = emit("Where", gone, constant(f"fill_{k}", np.float64(c.fill or 0)), raw, out=f"filled_{k}")
+                if c.indicator:
+                    mark = emit("Cast", gone, out=f"mark_{k}", to=TensorProto.FLOAT)
+                    marks.append(emit("Reshape", mark, column, out=f"marks_{k}"))
+            if c.mean or c.scale != 1:
+                found = emit("Sub", found, constant(f"mean_{k}", np.float64(c.mean)), out=f"centred_{k}")
+                found = emit("Div", found, constant(f"scale_{k}", np.float64(c.scale)), out=f"scaled_{k}")
+            found = emit("Cast", found, out=f"float_{k}", to=TensorProto.FLOAT)
+            parts.append(emit("Reshape", found, column, out=f"column_{k}"))
+        emit("Concat", *parts, *marks, out="numbers", axis=1)
+        inputs = [
+            helper.make_tensor_value_info(
+                f"raw_{k}", TensorProto.STRING if c.kind == "text" else TensorProto.DOUBLE, [RAW_ROWS]
+            )
+            for k, c in enumerate(self.columns)
+        ]
+        element = TensorProto.INT64 if self.as_index else TensorProto.FLOAT
+        output = helper.make_tensor_value_info("numbers", element, [RAW_ROWS, len(self.numbers)])
+        graph = helper.make_graph(nodes, "table", inputs, [output], constants)
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML, 3)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+    def write(self, model: ir.Model, name: str) -> tuple[dict[str, TableColumn], str]:
+        """Put the graph in front of the input `name` of `model`, in place.
+
+        Returns:
+            The columns by their new inputs, and the name of the value in place of the input.
+        """
+        graph, own = model.graph, ir.from_proto(self.model())
+        target = next(v for v in graph.inputs if v.name == name)
+        names = Names.of(model)
+        inputs, columns = list(own.graph.inputs), {}
+        for value in [*own.graph.initializers.values(), *(v for node in own.graph for v in node.outputs)]:
+            wanted = names.fresh(f"{name}_{value.name}")
+            if value.const_value is not None:
+                value.const_value = ir.tensor(value.const_value.numpy(), name=wanted)
+            value.name = wanted
+        rows = target.shape[0] if target.shape is not None else None
+        for value, c in zip(inputs, self.columns):
+            value.name = names.exactly(c.name) if c.name != name else names.fresh(f"{c.name}_column")
+            value.shape = ir.Shape([rows])
+            columns[value.name] = c
+        (end,) = own.graph.outputs
+        nodes = list(own.graph)
+        held = list(own.graph.initializers.values())
+        own.graph.remove(nodes)
+        own.graph.initializers.clear()
+        own.graph.inputs.clear()
+        own.graph.outputs.clear()
+        for value in held:
+            graph.register_initializer(value)
+        places = list(graph.inputs)
+        at = places.index(target)
+        graph.inputs[:] = [*places[:at], *inputs, *places[at + 1 :]]
+        if (target.dtype is not None and target.dtype != end.dtype) or len(target.shape or (0, 0)) == 1:
+            nodes += _fit_to(target, end, names)
+            end = nodes[-1].outputs[0]
+        end.type, end.shape = target.type, target.shape
+        target.replace_all_uses_with(end, replace_graph_outputs=True)
+        first = next(iter(graph), None)
+        if first is None:
+            graph.extend(nodes)
+        else:
+            graph.insert_before(first, nodes)
+        model.opset_imports.setdefault(ML, 3)
+        return columns, end.name or ""
+
+
+def cut_off(model: ir.Model, name: str, value: str, fed: Sequence[str]) -> None:
+    """Undo `Table.write` in place: the input `name` again in place of the `value`, without the inputs `fed`.
+
+    Raises:
+        ValueError: the model has no such value or inputs.
+    """
+    graph = model.graph
+    held = {v.name: v for node in graph for v in node.outputs}.get(value)
+    places = [v for v in graph.inputs if v.name in fed]
+    if held is None or len(places) != len(fed) or not places:
+        raise ValueError(value)
+    again = ir.Value(name=name, type=held.type, shape=held.shape)
+    held.replace_all_uses_with(again, replace_graph_outputs=True)
+    at = list(graph.inputs).index(places[0])
+    left = [v for v in graph.inputs if v not in places]
+    graph.inputs[:] = [*left[:at], again, *left[at:]]
+    prune(graph)
+    for tensor in [n for n, v in graph.initializers.items() if not v.uses() and not v.is_graph_output()]:
+        if tensor.startswith(f"{name}_"):
+            graph.initializers.pop(tensor)
+    if not any(node.domain == ML for node in graph.all_nodes()):
+        model.opset_imports.pop(ML, None)
+
+
+def _fit_to(target: ir.Value, end: ir.Value, names: Names) -> list[ir.Node]:
+    """Nodes that give `end` the type of `target`, and one axis where it has one."""
+    nodes = []
+    if target.shape is not None and len(target.shape) == 1:
+        axis = ir.Node("", "Constant", [], [ir.AttrInt64s("value_ints", [-1])])
+        axis.outputs[0].name = names.fresh("axis")
+        nodes += [axis, ir.Node("", "Reshape", [end, axis.outputs[0]])]
+        nodes[-1].outputs[0].name = names.fresh("numbers")
+        end = nodes[-1].outputs[0]
+    if target.dtype is not None and target.dtype != end.dtype:
+        nodes.append(ir.Node("", "Cast", [end], [ir.AttrInt64("to", int(target.dtype))]))
+        nodes[-1].outputs[0].name = names.fresh("numbers")
+    return nodes
+
+
+def _fit(name: str, raw: RawColumn, settings: TableSettings) -> TableColumn:
+    """The preparation of one column, by its training rows."""
+    known = raw.values[~raw.missing]
+    way = settings.missing
+    indicator = way == "indicator" and len(known) < len(raw.values)
+    if raw.kind == "text":
+        texts, counts = np.unique(known.astype(str), return_counts=True)
+        fill = None if way in (None, "drop", "indicator") else str(texts[np.argmax(counts)])
+        return TableColumn(name, raw.kind, fill, categories=tuple(texts.tolist()), indicator=indicator)
+    fill = None
+    if way in ("mean", "median", "indicator"):
+        fill = float(np.median(known) if way == "median" else np.mean(known))
+    filled = np.where(raw.missing, 0.0 if fill is None else fill, raw.values) if fill is not None else known
+    mean, scale = 0.0, 1.0
+    if settings.standardize and raw.kind != "boolean":
+        mean, scale = float(filled.mean()), float(filled.std()) or 1.0
+    return TableColumn(name, raw.kind, fill, mean, scale, indicator=indicator)
+
+
+def check_raw(raw: RawColumn, name: str, is_text: bool, may_miss: bool, source: str) -> None:
+    """Raise BadInput for a column of another type than in training, or with a missing value where none is allowed."""
+    if (raw.kind == "text") != is_text:
+        raise BadInput(
+            f"column {name!r} of {source} holds {raw.kind}s, and {'text' if is_text else 'numbers'} when the model was "
+            "trained"
+        )
+    missing = raw.missing
+    if missing.any() and not may_miss:
+        raise BadInput(
+            f"column {name!r} of {source} has no value in row {np.argmax(missing)}, and the model was trained on rows "
+            "without missing values\n  hint: train it with --missing mean, or leave the row out"
+        )
+
+
+# --- raw columns -------------------------------------------------------------------------------------
+
+
+def raw_column(column: Column, name: str) -> RawColumn:
+    """The rows of `column`, with missing values. Raises BadInput for rows that are no single values."""
+    if column.chunks is not None:
+        return _of_arrow(column.chunks, name)
+    found = column.array
+    if found is None:
+        found = column.take(np.arange(len(column)), Field(name, np.dtype(np.float64), ()))  # type: ignore[assignment]
+    array = np.asarray(found)
+    if array.ndim != 1:
+        raise BadInput(f"column {name!r} has the shape {list(array.shape)}, not one value per row")
+    if array.dtype.kind == "b":
+        return RawColumn("boolean", array.astype(np.float64))
+    if array.dtype.kind in "fiu":
+        return RawColumn("number", array.astype(np.float64))
+    if array.dtype.kind == "M":
+        return _days(array)
+    values = ["" if v is None or v != v else v for v in array.tolist()]
+    if all(isinstance(v, (bool, np.bool_)) or v == "" for v in values) and any(v != "" for v in values):
+        return RawColumn("boolean", np.array([np.nan if v == "" else float(v) for v in values]))
+    if all(isinstance(v, (int, float)) or v == "" for v in values) and any(v != "" for v in values):
+        return RawColumn("number", np.array([np.nan if v == "" else float(v) for v in values]))
+    if not all(isinstance(v, str) for v in values):
+        other = next(v for v in values if not isinstance(v, str))
+        raise BadInput(f"column {name!r} mixes text and other values, such as {other!r:.40}")
+    return RawColumn("text", np.array(values, object))
+
+
+def _days(array: np.ndarray) -> RawColumn:
+    """Dates as days since 1970-01-01."""
+    missing = np.isnat(array)
+    days = array.astype("datetime64[ns]").astype(np.int64) / _DAY
+    return RawColumn("date", np.where(missing, np.nan, days))
+
+
+def _of_arrow(chunks: Any, name: str) -> RawColumn:
+    import pyarrow as pa
+
+    kind = chunks.type
+    if pa.types.is_dictionary(kind):
+        chunks = chunks.cast(kind.value_type)
+        kind = chunks.type
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        naive = chunks.cast(pa.timestamp("us"), safe=False)
+        return _days(naive.to_numpy())
+    if pa.types.is_boolean(kind):
+        return RawColumn("boolean", chunks.cast(pa.int8()).cast(pa.float64()).to_numpy(zero_copy_only=False))
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind):
+        return RawColumn("number", np.asarray(chunks.cast(pa.float64(), safe=False).to_numpy()))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view":
+        texts = ["" if v is None else v for v in chunks.to_pylist()]
+        return RawColumn("text", np.array(texts, object))
+    raise BadInput(f"column {name!r} holds {kind}, which is neither a number, a date nor text")
+
+
+def raw_columns(columns: Mapping[str, Column], names: Sequence[str]) -> dict[str, RawColumn]:
+    """The raw columns of these `names`."""
+    return {name: raw_column(columns[name], name) for name in names}

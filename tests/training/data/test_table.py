@@ -1,0 +1,293 @@
+"""Tables as they are: missing values, categories, dates and booleans, in training and in the saved model."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+
+import numpy as np
+import onnx
+import onnxruntime
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import onnxgrad
+from onnxgrad.errors import BadInput
+from onnxgrad.training import Trainer, evaluate, predict
+from onnxgrad.training.data.columns import Dense
+from onnxgrad.training.data.sources import open_data
+from onnxgrad.training.data.table import MISSING, Table, TableSettings, raw_column
+from tests.commands import command
+
+RNG = np.random.default_rng(0)
+AGES = [None if i % 7 == 3 else 20 + i * 0.53 for i in range(40)]
+COLOURS = [None if i % 9 == 2 else ["red", "green", "blue", "red"][i % 4] for i in range(40)]
+DAYS = [datetime.date(2024, 1 + i % 12, 1 + i % 28) for i in range(40)]
+MEMBERS = [i % 3 == 0 for i in range(40)]
+TARGETS = [round(0.1 * i, 1) for i in range(40)]
+COLUMNS = {"age": AGES, "colour": COLOURS, "when": DAYS, "member": MEMBERS, "target": TARGETS}
+NAMES = "age,colour,when,member"
+INPUTS = {"x": NAMES}
+
+
+def linear(width, dtype="float", out=1):
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        net ({dtype}[N, {width}] x) => (float[N, {out}] y) {{ y = MatMul (x, w) }}""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((width, out), 0.1, np.float32), "w"))
+    return model
+
+
+def write_csv(path, german=False):
+    def cell(value):
+        if value is None:
+            return ""
+        if german and isinstance(value, float):
+            return str(value).replace(".", ",")
+        if german and isinstance(value, datetime.date):
+            return value.strftime("%d.%m.%Y")
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, delimiter=";" if german else ",")
+        writer.writerow(COLUMNS)
+        writer.writerows([[cell(v) for v in row] for row in zip(*COLUMNS.values())])
+    return path
+
+
+def sources(tmp_path):
+    table = pa.table(COLUMNS)
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    yield "arrow", table
+    yield "parquet", tmp_path / "rows.parquet"
+    yield "csv", write_csv(tmp_path / "rows.csv")
+    yield "german csv", write_csv(tmp_path / "german.csv", german=True)
+    arrays = {
+        "age": np.array([np.nan if a is None else a for a in AGES]),
+        "colour": np.array(["" if c is None else c for c in COLOURS]),
+        "when": np.array(DAYS, "datetime64[D]"),
+        "member": np.array(MEMBERS),
+        "target": np.array(TARGETS),
+    }
+    yield "arrays", arrays
+    yield "rows", [dict(zip(COLUMNS, row)) for row in zip(AGES, COLOURS, arrays["when"], MEMBERS, TARGETS)]
+
+
+def test_every_form_of_a_table_is_the_same_table(tmp_path):
+    found = {}
+    for name, source in sources(tmp_path):
+        trainer = onnxgrad.train(linear(6), source, loss="mse", labels="target", inputs=INPUTS, missing="mean",
+                                 standardize=True, learning_rate=0.01, shuffle=False)  # fmt: skip
+        found[name] = trainer.data(source).arrays["x"]
+        assert np.isfinite(trainer.history.epochs[0]["loss"])
+    for name, array in found.items():
+        np.testing.assert_allclose(array, found["arrow"], rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("way", ["mean", "median", "indicator"])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_numbers_are_those_of_scikit_learn(way, standardize):
+    impute = pytest.importorskip("sklearn.impute")
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    ages = np.array([np.nan if a is None else a for a in AGES])
+    colours = np.array(["" if c is None else c for c in COLOURS], object)
+    raws = {"age": raw_column(Dense(ages), "age"), "colour": raw_column(Dense(colours), "colour")}
+    table = Table.fit(raws, TableSettings(way, None, standardize), False, "x")
+    found = table(raws, "the data")
+    filler = impute.SimpleImputer(strategy="median" if way == "median" else "mean", add_indicator=way == "indicator")
+    numbers = filler.fit_transform(ages[:, None])
+    marks = numbers[:, 1:]
+    numbers = StandardScaler().fit_transform(numbers[:, :1]) if standardize else numbers[:, :1]
+    if way == "indicator":  # a missing category is none of them
+        texts = OneHotEncoder(categories=[["blue", "green", "red"]], handle_unknown="ignore").fit_transform(
+            colours[:, None]
+        )
+        marks = np.concatenate([marks, (colours == "")[:, None]], 1)
+    else:
+        filled = impute.SimpleImputer(missing_values="", strategy="most_frequent").fit_transform(colours[:, None])
+        texts = OneHotEncoder().fit_transform(filled)
+    np.testing.assert_allclose(found, np.concatenate([numbers, texts.toarray(), marks], 1), rtol=1e-6, atol=1e-6)
+    wanted = ["age", "colour=blue", "colour=green", "colour=red"]
+    assert table.numbers == [*wanted, *(["age is missing", "colour is missing"] if way == "indicator" else [])]
+    assert Table.of_json(table.to_json()) == table
+
+
+@pytest.mark.parametrize("way", ["mean", "indicator"])
+def test_the_saved_model_takes_raw_columns(way, tmp_path):
+    source = write_csv(tmp_path / "rows.csv", german=True)
+    width = 8 if way == "indicator" else 6
+    trainer = onnxgrad.train(linear(width), source, loss="mse", labels="target", inputs=INPUTS, missing=way,
+                             standardize=True, learning_rate=0.01, optimizer="adam", epochs=4)  # fmt: skip
+    trainer.save(tmp_path / "model.onnx")
+    saved = onnx.load(tmp_path / "model.onnx")
+    onnx.checker.check_model(saved, full_check=True)
+    assert [v.name for v in saved.graph.input] == NAMES.split(",")
+    wanted = trainer.data(source).arrays["x"] @ trainer.state()["w"]
+    np.testing.assert_allclose(predict(tmp_path / "model.onnx", source)["y"], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trainer.predict(source)["y"], wanted, rtol=1e-5, atol=1e-6)
+    plain = onnxruntime.InferenceSession(tmp_path / "model.onnx")  # no onnxgrad: a column is an array
+    days = np.array([(d - datetime.date(1970, 1, 1)).days for d in DAYS], np.float64)
+    fed = {
+        "age": np.array([np.nan if a is None else a for a in AGES]),
+        "colour": np.array([c or "" for c in COLOURS], object),
+        "when": days,
+        "member": np.array(MEMBERS, np.float64),
+    }
+    np.testing.assert_allclose(plain.run(None, fed)[0], wanted, rtol=1e-5, atol=1e-6)
+    fed["colour"][:] = "violet"  # a category that training has not seen is none of them
+    assert np.isfinite(plain.run(None, fed)[0]).all()
+    metrics = evaluate(tmp_path / "model.onnx", source, labels="target").metrics
+    assert np.isclose(metrics["mae"], trainer.evaluate(source)["mae"], rtol=1e-5)
+
+
+def test_a_saved_model_is_trained_further_and_a_training_model_too(tmp_path):
+    settings = {"loss": "mse", "labels": "target", "optimizer": "sgd", "learning_rate": 0.01}
+    table = pa.table(COLUMNS)
+    trainer = onnxgrad.train(linear(6), table, inputs=INPUTS, missing="mean", standardize=True, **settings)
+    trainer.save(tmp_path / "model.onnx")
+    trainer.save_training_model(tmp_path / "training.onnx")
+    more = Trainer(tmp_path / "model.onnx", **settings)
+    assert more.step.batch == ["x", "target"]
+    other = Trainer(tmp_path / "training.onnx")
+    for each in (more, other):
+        each.fit(table, epochs=2, shuffle=False)
+        each.save(tmp_path / "again.onnx")
+        assert [v.name for v in onnx.load(tmp_path / "again.onnx").graph.input] == NAMES.split(",")
+    np.testing.assert_allclose(more.state()["w"], other.state()["w"], rtol=1e-6)
+    wanted = more.data(table).arrays["x"] @ other.state()["w"]
+    np.testing.assert_allclose(predict(tmp_path / "again.onnx", table)["y"], wanted, rtol=1e-5)
+
+
+def test_rows_that_are_held_out_decide_nothing():
+    """Means and categories are those of the rows that train, also with validation_split."""
+    columns = {"a": np.arange(40.0), "labels": np.arange(40.0)}
+    trainer = onnxgrad.train(linear(1), columns, loss="mse", inputs={"x": "a"}, standardize=True,
+                             validation_split=0.5, seed=3)  # fmt: skip
+    (column,) = trainer.preprocessing.inputs["x"].table.columns
+    shown = []
+    whole = Trainer(linear(1), loss="mse")
+    whole.fit(columns, inputs={"x": "a"}, validation_split=0.5, seed=3, callbacks=[_Rows(shown)])
+    assert np.isclose(column.mean, np.mean(shown))
+    assert not np.isclose(column.mean, 19.5)
+
+
+class _Rows(onnxgrad.training.Callback):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def start(self, run):
+        self.rows += run.data.arrays["x"].ravel().tolist()
+
+
+def test_validation_data_are_prepared_as_the_training_data(tmp_path):
+    rows = {"a": np.arange(20.0), "c": np.array(["u", "v"] * 10), "labels": np.arange(20.0)}
+    other = {"c": np.array(["v"] * 5), "a": np.arange(5.0), "labels": np.arange(5.0)}  # one category, another order
+    trainer = onnxgrad.train(linear(3), rows, loss="mse", inputs={"x": "a,c"}, standardize=True, validation=other)
+    x = trainer.data(other).arrays["x"]
+    assert x[:, 2].tolist() == [1.0] * 5
+    assert np.isclose(trainer.history.epochs[0]["validation_loss"], trainer.evaluate(other)["loss"])
+
+
+def test_rows_without_a_value_are_left_out():
+    trainer = onnxgrad.train(linear(6), pa.table(COLUMNS), loss="mse", labels="target", inputs=INPUTS, missing="drop",
+                             batch_size=40, learning_rate=1e-9)  # fmt: skip
+    full = [i for i in range(40) if AGES[i] is not None and COLOURS[i] is not None]
+    rows = trainer.data(pa.table(COLUMNS).take(full))
+    assert len(rows) == len(full)
+    assert np.isclose(trainer.history.epochs[0]["loss"], trainer.evaluate(rows)["loss"])
+    with pytest.raises(BadInput, match=r"column 'age' of .* has no value in row 3, and the model was trained on rows"):
+        predict(trainer.inference_model(), pa.table(COLUMNS))
+
+
+def test_categories_for_an_embedding():
+    """An input of whole numbers takes 1, 2, …, and 0 for a category that is missing or unknown."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (int64[N] ids) => (float[N, 2] y) { y = Gather (words, ids) }""")
+    words = RNG.standard_normal((4, 2)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(words, "words"))
+    rows = {"colour": np.array(["red", "green", "blue", "red"]), "labels": np.zeros((4, 2), np.float32)}
+    trainer = onnxgrad.train(model, rows, loss="mse", inputs={"ids": "colour"}, categories="index", learning_rate=0.1)
+    assert trainer.data(rows).arrays["ids"].tolist() == [3, 2, 1, 3]
+    saved = onnxruntime.InferenceSession(trainer.inference_model().SerializeToString())
+    found = saved.run(None, {"colour": np.array(["green", "violet"], object)})[0]
+    np.testing.assert_allclose(found, trainer.state()["words"][[2, 0]], rtol=1e-6)
+
+
+def test_the_command(tmp_path):
+    onnx.save(linear(6), tmp_path / "model.onnx")
+    write_csv(tmp_path / "rows.csv", german=True)
+    done = command(
+        "train", tmp_path / "model.onnx", "--data", tmp_path / "rows.csv", "--input", f"x={NAMES}",
+        "--labels", "target", "--missing", "median", "--standardize", "--validation-split", "0.2", "--loss", "mse", "--epochs", "1",
+        "-o", tmp_path / "out.onnx",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stderr.split())
+    for words in ("semicolons between columns and decimal commas", "when (days since 1970-01-01)",
+                  "colour (3 categories)", "missing: median"):  # fmt: skip
+        assert words in shown
+    done = command("predict", tmp_path / "out.onnx", "--data", tmp_path / "rows.csv", "-o", tmp_path / "y.csv")
+    assert done.returncode == 0, done.stderr
+    assert "the columns age, colour, when (days since 1970-01-01), member" in " ".join(done.stderr.split())
+    assert len((tmp_path / "y.csv").read_text().splitlines()) == 41
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"missing": "mean", "inputs": {"x": "age,colour"}},
+            "takes 6 numbers for each row, and age,colour gives 4: 'age'",
+        ),
+        ({"standardize": True}, r"column 'age', which is to feed 'x', has no value in row 3\n  hint: --missing mean\|"),
+        ({"missing": "mode"}, "missing must be 'mean' or 'median' or 'drop' or 'indicator'"),
+        ({"categories": "binary"}, "categories must be 'onehot' or 'index'"),
+        ({"missing": "mean", "inputs": None}, "are of columns that are joined"),
+        ({"inputs": {"x": "colour,when"}}, r"is text \('red' in row 0\)[^\n]*\n  hint: --categories onehot"),
+        ({"missing": "mean", "categories": "index"}, "holds numbers, and 'x' takes the numbers of categories"),
+        ({"missing": "mean", "stream": True}, "needs all rows, and .* is a stream"),
+    ],
+)
+def test_what_is_refused(settings, message, tmp_path):
+    data = (
+        write_csv(tmp_path / "rows.csv")
+        if "stream" in settings
+        else pa.table(COLUMNS | ({"colour": ["red"] * 40} if settings.get("inputs") == {"x": "colour,when"} else {}))
+    )
+    with pytest.raises(BadInput, match=message):
+        onnxgrad.train(linear(6), data, loss="mse", **{"labels": "target", "inputs": INPUTS, **settings})
+
+
+def test_another_type_of_a_column_is_refused(tmp_path):
+    rows = {"a": np.arange(4.0), "labels": np.arange(4.0)}
+    trainer = onnxgrad.train(linear(1), rows, loss="mse", inputs={"x": "a"}, missing="mean")
+    model = trainer.inference_model()
+    with pytest.raises(BadInput, match="column 'a' of the data holds texts, and numbers when the model was trained"):
+        predict(model, {"a": np.array(["1", "x"])})
+    with pytest.raises(BadInput, match="the data have no column 'a'"):
+        predict(model, {"b": np.arange(3.0), "c": np.arange(3.0)})
+    assert predict(model, {"a": np.array([np.nan, 1.0])})["y"].shape == (2, 1)
+
+
+def test_damaged_metadata_are_refused():
+    rows = {"a": np.arange(4.0), "labels": np.arange(4.0)}
+    model = onnxgrad.train(linear(1), rows, loss="mse", inputs={"x": "a"}, missing="mean").inference_model()
+    for old, new in (('"kind": "number"', '"kind": "code"'), ('"scale": 1.0', '"scale": NaN'), ('"a"', "3, 4")):
+        damaged = onnx.ModelProto.FromString(model.SerializeToString())
+        assert old in damaged.metadata_props[0].value
+        damaged.metadata_props[0].value = damaged.metadata_props[0].value.replace(old, new)
+        with pytest.raises(BadInput, match="metadata"):
+            predict(damaged, rows)
+    del model.graph.node[:-1]
+    model.graph.node[0].input[0] = "a"
+    with pytest.raises(BadInput, match="was changed after training"):
+        Trainer(model, loss="mse")
+
+
+def test_dates_are_found_in_text_and_said(tmp_path):
+    (tmp_path / "rows.csv").write_text("a,b\n31.12.2024,2024-12-31\n01.02.2025,2025-02-01\n")
+    raws = {n: raw_column(c, n) for n, c in open_data(tmp_path / "rows.csv").items()}
+    assert raws["a"].kind == raws["b"].kind == "date"
+    assert raws["a"].values.tolist() == raws["b"].values.tolist() == [20088.0, 20120.0]
+    assert set(MISSING) == {"mean", "median", "drop", "indicator"}
