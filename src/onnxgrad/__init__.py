@@ -58,7 +58,14 @@ if TYPE_CHECKING:
         quantize,
         train,
     )
-    from onnxgrad.transforms.attribution import grad_cam, integrated_gradients, smooth_grad
+    from onnxgrad.transforms.attribution import (
+        attention_rollout,
+        expected_gradients,
+        grad_cam,
+        integrated_gradients,
+        occlusion,
+        smooth_grad,
+    )
     from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
     from onnxgrad.transforms.jacobians import hessian, jacobian
     from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose
@@ -99,12 +106,14 @@ __all__ = [
     "VeRA",
     "ZeroDerivative",
     "attach",
+    "attention_rollout",
     "checkpointing",
     "compile_step",
     "custom_jvp",
     "custom_rules",
     "custom_vjp",
     "evaluate",
+    "expected_gradients",
     "export_step",
     "gauss_newton_vp",
     "generate",
@@ -121,6 +130,7 @@ __all__ = [
     "linearize",
     "load_adapter",
     "load_rule",
+    "occlusion",
     "per_example_grad",
     "predict",
     "prune",
@@ -168,7 +178,10 @@ _LATER = {
         "transforms.taylor.jets": ("jet",),
         "transforms.taylor.laplacians": ("laplacian",),
         "transforms.vmap": ("vmap",),
-        "transforms.attribution": ("grad_cam", "integrated_gradients", "smooth_grad"),
+        "transforms.attribution": (
+            *("attention_rollout", "expected_gradients", "grad_cam", "integrated_gradients", "occlusion"),
+            "smooth_grad",
+        ),
         "transplants.transplant": ("transplant",),
         "transforms.first_order": ("grad", "jvp", "value_and_grad", "vjp"),
     }.items()

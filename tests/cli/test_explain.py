@@ -73,3 +73,18 @@ def test_what_does_not_fit_is_refused(place, line, words):
     before = {p: p.read_bytes() for p in place.iterdir()}
     assert words in said(place, line, code=2)
     assert {p: p.read_bytes() for p in place.iterdir()} == before
+
+
+def test_other_methods(place):
+    rows = np.random.default_rng(0).random((9, 1, 8, 8)).astype(np.float32)
+    rows[3] = 0
+    rows[3, 0, 2, 5] = 1
+    np.savez(place / "d.npz", x=rows)
+    for method, flags in (("expected_gradients", "--background 8"), ("occlusion", "--window 2")):
+        said(place, f"explain PLACE/m.onnx PLACE/d.npz --row 3 --class 0 -o PLACE/e.npz --method {method} {flags}")
+        found = np.load(place / "e.npz")["attribution"]
+        assert found.shape == (1, 8, 8)
+        assert found[0, 2, 5] == found.max() > 0
+    np.savez(place / "one.npz", x=rows[:1])
+    said(place, "explain PLACE/m.onnx PLACE/one.npz -o PLACE/e.npz --method expected_gradients", code=2)
+    said(place, "explain PLACE/m.onnx PLACE/d.npz -o PLACE/e.npz --method attention_rollout", code=2)

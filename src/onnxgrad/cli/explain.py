@@ -24,10 +24,18 @@ from onnxgrad.model_io import files_of, load_model, save_model
 from onnxgrad.runtime.trial import check_runs
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.labels import are_numbers, listed
+from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.measure.predict import chosen_outputs, fields_of
-from onnxgrad.transforms.attribution import grad_cam, integrated_gradients, smooth_grad
+from onnxgrad.transforms.attribution import (
+    attention_rollout,
+    expected_gradients,
+    grad_cam,
+    integrated_gradients,
+    occlusion,
+    smooth_grad,
+)
 from onnxgrad.transforms.first_order import grad
 
 
@@ -38,6 +46,9 @@ class Method(enum.StrEnum):
     integrated_gradients = "integrated_gradients"
     smooth_grad = "smooth_grad"
     grad_cam = "grad_cam"
+    expected_gradients = "expected_gradients"
+    occlusion = "occlusion"
+    attention_rollout = "attention_rollout"
 
 
 @takes_flags(PreparationRecipe, only=("inputs", "image_mean", "image_std"))
@@ -51,7 +62,9 @@ def explain(
         Method,
         typer.Option(
             help="saliency: |gradient|. integrated_gradients: what each element adds over a baseline of zeros. "
-            "smooth_grad: the mean gradient near by. grad_cam: the cells of a layer."
+            "smooth_grad: the mean gradient near by. grad_cam: the cells of a layer. expected_gradients: what each "
+            "element adds over other rows (gradient SHAP). occlusion: what is lost where a window is covered. "
+            "attention_rollout: how much each token draws from each token."
         ),
     ] = Method.integrated_gradients,
     class_: Annotated[
@@ -66,6 +79,10 @@ def explain(
     row: Annotated[int, typer.Option(min=0, help="Which row of data.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Points that gradients are taken at.")] = 32,
     noise: Annotated[float, typer.Option(min=0, help="For smooth_grad: standard deviation.")] = 0.1,
+    background: Annotated[
+        int, typer.Option(min=1, help="For expected_gradients: so many other rows of the data, drawn at random.")
+    ] = 100,
+    window: Annotated[int, typer.Option(min=1, help="For occlusion: the size of a window.")] = 1,
     save: Annotated[
         Path | None, typer.Option("--save-model", help="Where to write the model that explains, an .onnx.")
     ] = None,
@@ -90,8 +107,11 @@ def explain(
         number = int(scores[0].reshape(count, -1).max(1).argmax())
     part = output_name if number is None else f"{output_name}[:, {number}]"
     layer = (layer or _last_maps(opened)) if method is Method.grad_cam else None
-    explaining = _derive_explanation(opened, method, wrt, part, layer, steps, noise)
-    found = np.asarray(Function(explaining)(**_add_baseline(explaining, feeds, wrt)))[0]
+    explaining = _derive_explanation(opened, method, wrt, part, layer, steps, noise, window)
+    further: dict[str, np.ndarray] = {}
+    if method is Method.expected_gradients:
+        further = {f"{wrt}_background": _background(opened, data, row, background, preparation, wrt)}
+    found = np.asarray(Function(explaining)(**_add_baseline(explaining, {**feeds, **further}, wrt)))[0]
     if save is not None:
         save_model(explaining, save)
         check_runs(save, model)
@@ -125,6 +145,17 @@ def _row(model: ir.Model, path: Path, row: int, preparation: Mapping[str, Any]) 
     return {name: array.copy() for name, array in batch.items()}
 
 
+def _background(
+    model: ir.Model, path: Path, row: int, count: int, preparation: PreparationRecipe, wrt: str
+) -> np.ndarray:
+    """The input `wrt` of `count` other rows of the data, in random order."""
+    data = Data(path, fields_of(model), str(path), **preparation.arguments(Preprocessing.of(model)))
+    others = [i for i in np.random.default_rng(0).permutation(len(data)) if i != row][:count]
+    if not others:
+        raise BadInput(f"expected_gradients compare a row with others, and {path} has one row")
+    return np.concatenate([batch[wrt] for batch in data.batches(len(others), np.array(others))])
+
+
 def _first_float(values: Any, what: str) -> str:
     for value in values:
         if value.dtype is not None and value.dtype.is_floating_point():
@@ -150,8 +181,9 @@ def _last_maps(model: ir.Model) -> str:
 
 
 def _derive_explanation(
-    model: ir.Model, method: Method, wrt: str, of: str, layer: str | None, steps: int, noise: float
-) -> ir.Model:
+    model: ir.Model, method: Method, wrt: str, of: str, layer: str | None, steps: int, noise: float,
+    window: int,
+) -> ir.Model:  # fmt: skip
     if method is Method.grad_cam:
         assert layer is not None
         if layer not in named_values(model.graph):
@@ -161,6 +193,12 @@ def _derive_explanation(
         return integrated_gradients(model, wrt=wrt, of=of, steps=steps)
     if method is Method.smooth_grad:
         return smooth_grad(model, wrt=wrt, of=of, steps=steps, noise=noise)
+    if method is Method.expected_gradients:
+        return expected_gradients(model, wrt=wrt, of=of)
+    if method is Method.occlusion:
+        return occlusion(model, wrt=wrt, of=of, window=window)
+    if method is Method.attention_rollout:
+        return attention_rollout(model)
     return grad(model, wrt=wrt, of=of)
 
 

@@ -234,7 +234,7 @@ def occlusion(
     if value.shape is None or len(sizes) != len(value.shape) - 1 or not sizes:
         raise BadInput(f"occlusion takes an input [N, …] of known sizes, and {name!r} leaves some open")
     if end is None or end.shape is None or len(end.shape) > 1:
-        raise BadInput(f"occlusion takes one number for each row; write of=\"{of_name or 'y'}[:, 3]\"")
+        raise BadInput(f'occlusion takes one number for each row; write of="{of_name or "y"}[:, 3]"')
     covers = _windows(sizes, window, stride)
     d.graph.outputs.clear()
     whole = d.replaced(value, "covered")
@@ -264,7 +264,9 @@ def _windows(sizes: Sequence[int], window: int | Sequence[int], stride: int | Se
     steps = widths if stride is None else [stride] * len(widths) if isinstance(stride, int) else list(stride)
     covered = sizes[len(sizes) - len(widths) :]
     if len(steps) != len(widths) or len(widths) > len(sizes) or min([*steps, *widths]) < 1:
-        raise BadInput(f"window and stride have one size of at least 1 for each of the last axes, not {widths}, {steps}")
+        raise BadInput(
+            f"window and stride have one size of at least 1 for each of the last axes, not {widths}, {steps}"
+        )
     if any(w > n for w, n in zip(widths, covered)):
         raise BadInput(f"a window of {widths} is larger than the input, {covered}")
     starts = [range(0, -(-(n - w) // s) * s + 1, s) for n, w, s in zip(covered, widths, steps)]
