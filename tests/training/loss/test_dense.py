@@ -190,8 +190,11 @@ CASES = {
     "silog": ("silog", {}, (1, 5, 6), [DEPTH], silog),
     "silog_squared": ("silog", {"root": False, "variance": 0.5}, (1, 5, 6), [DEPTH],
                       lambda y, t: silog(y, t, 0.5, False)),
-    "db": ("db", {}, (1, 5, 6), MAPS, db),
-    "db_thresholds": ("db", {}, (2, 5, 6), [*MAPS, *LIMITS], db),
+    "db": ("db", {}, (1, 5, 6), MAPS[:1], lambda y, t: db(y, t, np.ones_like(t))),
+    "db_where_it_counts": ("db", {"mask": True}, (1, 5, 6), MAPS, db),
+    "db_thresholds": ("db", {"mask": True}, (2, 5, 6), [*MAPS, *LIMITS], db),
+    "db_thresholds_everywhere": ("db", {}, (3, 5, 6), [MAPS[0], *LIMITS],
+                                 lambda y, t, *limits: db(y, t, np.ones_like(t), *limits)),
     "ssim": ("ssim", {"window": 5}, (3, 7, 8), [SCENE], ssim),
 }  # fmt: skip
 
@@ -276,7 +279,7 @@ def test_nothing_to_learn_is_finite():
         ("lovasz", {"ignore_index": -1}, (4, 5, 6), [np.full((2, 5, 6), -1)]),
         ("silog", {}, (1, 5, 6), [np.zeros((2, 1, 5, 6))]),
         ("oks", {}, (4, 2), [np.zeros((2, 4, 3)), AREA]),
-        ("db", {}, (2, 5, 6), [np.zeros((2, 5, 6))] * 4),
+        ("db", {"mask": True}, (2, 5, 6), [np.zeros((2, 5, 6))] * 4),
         ("binary_dice", {}, (1, 5, 6), [np.zeros((2, 1, 5, 6))]),
     ]
     for name, options, shape, labels in nothing:

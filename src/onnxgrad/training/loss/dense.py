@@ -220,31 +220,32 @@ def silog(b, y, labels, reduction, variance, root):  # type: ignore[no-untyped-d
 
 
 def _regions(y: ir.Value, options: Mapping[str, Any]) -> Labels:
-    """Maps [N, H, W] for a prediction [N, 1, 2 or 3, H, W]: shrunk regions, and what counts; thresholds likewise."""
+    """Maps [N, H, W] for a prediction [N, 1, 2 or 3, H, W]: shrunk regions, thresholds, and where each counts."""
     dims = None if y.shape is None else tuple(y.shape)
     if dims is None or len(dims) != 4 or dims[1] not in (1, 2, 3):
         raise BadInput(f"{y.name!r} has shape {shape_text(y.shape)}; db takes maps [N, 1, H, W], or 2 or 3 of them")
     maps = (y.dtype or ir.DataType.FLOAT, (dims[0], *dims[2:]))
-    names = ["", "_mask"] + (["_threshold", "_threshold_mask"] if dims[1] != 1 else [])
+    names = ["", *(["_mask"] if options["mask"] else [])]
+    names += ["_threshold", "_threshold_mask"] if dims[1] != 1 else []
     return dict.fromkeys(names, maps)
 
 
-@_dense("db", _regions, ("Sigmoid",), "batch", negatives=3.0, bce=5.0, l1=10.0, steepness=50.0)
-def db(b, y, labels, mask, *thresholds, reduction, negatives, bce, l1, steepness):  # type: ignore[no-untyped-def]
+@_dense("db", _regions, ("Sigmoid",), "batch", mask=False, negatives=3.0, bce=5.0, l1=10.0, steepness=50.0)
+def db(b, y, labels, *maps, reduction, mask, negatives, bce, l1, steepness):  # type: ignore[no-untyped-def]
     """dice(σ(k(P - T))) + 5·bce(P) with the hardest negatives, 3 for each positive, + 10·|T - t| near borders"""
-    maps = [b.Squeeze(x, [1]) for x in (b.Split(y, num_outputs=y.dims[1], axis=1, outputs=y.dims[1])
-                                        if y.dims[1] != 1 else (y,))]  # fmt: skip
-    logits, p = maps[0], b.Sigmoid(maps[0])
-    loss = b.Mul(_hardest(b, logits, labels, mask, negatives), float(bce))
+    count, given = y.dims[1], list(maps)
+    parts = [y] if count == 1 else b.Split(y, num_outputs=count, axis=1, outputs=count)
+    logits, *others = [b.Squeeze(x, [1]) for x in parts]
+    p, counts = b.Sigmoid(logits), given.pop(0) if mask else b.full_like(labels, 1.0)
+    loss = b.Mul(_hardest(b, logits, labels, counts, negatives), float(bce))
     binary = p
-    if thresholds:
-        t = b.Sigmoid(maps[1])
+    if others:
+        t, (limit, near) = b.Sigmoid(others[0]), given
         binary = b.Sigmoid(b.Mul(p - t, float(steepness)))
-        near = thresholds[1]
-        off = total(b, b.Abs(t - thresholds[0]) * near) / b.Max(total(b, near), 1.0)
+        off = total(b, b.Abs(t - limit) * near) / b.Max(total(b, near), 1.0)
         loss = loss + b.Mul(off, float(l1))
-    both = total(b, binary * labels * mask)
-    overlap = b.Mul(both, 2.0) / b.Add(total(b, binary * mask) + total(b, labels * mask), 1e-6)
+    both = total(b, binary * labels * counts)
+    overlap = b.Mul(both, 2.0) / b.Add(total(b, binary * counts) + total(b, labels * counts), 1e-6)
     loss = loss + b.Sub(1.0, overlap)
     return loss if reduction == "mean" else loss * b.cast_like(b.Squeeze(b.Shape(y, end=1), [0]), loss)
 
@@ -252,7 +253,8 @@ def db(b, y, labels, mask, *thresholds, reduction, negatives, bce, l1, steepness
 def _hardest(b: Builder, logits: Var, t: Var, mask: Var, negatives: float) -> Var:
     """The mean of the binary cross entropy over positives and their hardest negatives."""
     each = b.Softplus(logits) - t * logits
-    right, wrong = t * mask, b.Sub(1.0, t) * mask
+    right = t * mask
+    wrong = mask - right
     positive, others = total(b, right), total(b, wrong)
     count = b.Min(others, b.Floor(b.Mul(positive, float(negatives))))
     k = b.Max(b.Cast(b.Reshape(count, [1]), to=int(ir.DataType.INT64)), [1])
