@@ -50,7 +50,7 @@ from onnxgrad.training.optim.optimizers import DEFAULT_OPTIMIZER, completed_sett
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.optim.second_order import LossOfWeights, write_step
 from onnxgrad.training.optim.update import State, Update
-from onnxgrad.training.pruning.in_training import Masks
+from onnxgrad.training.pruning.in_training import WeightMasks
 from onnxgrad.training.pruning.plan import PrunePlan
 from onnxgrad.training.quantization.masters import with_masters
 from onnxgrad.training.quantization.operators import open_operators
@@ -164,7 +164,7 @@ class _Attachment:
         self.model.metadata_props.pop(HEAD, None)
         own_tensors(self.model, trainable or ())
         tied = [] if chosen is None else tie_weights(self.graph, chosen)
-        self.masks = Masks(self.model, plans)
+        self.masks = WeightMasks(self.model, plans)
         self.adapter = adapted(self.model, adapter)
         self.scales = self._opened_integers(trainable, freeze)
         write_otherwise(self.graph)  # so that the stock runtime is right about the trained file
@@ -224,7 +224,7 @@ class _Attachment:
                 for x, g in zip(parameters, gradients)
             ]
             update.write(parameters, gradients, owners, "gradient_norm" in metrics)
-            self.masks.write_scores(state, parameters, gradients)
+            self.masks.write_scores(self.builder, self._add_initializer, self._bind, parameters, gradients)
         for held in self.graph.initializers.values() if optimizer.schedule is not None else ():
             if FED in held.metadata_props:
                 held.metadata_props[SCHEDULED] = str(optimizer.schedule)

@@ -35,6 +35,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
 from onnxgrad.ir.graph import prune, reads
 from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.match import normal_domain
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import save_model
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -49,11 +50,13 @@ from onnxgrad.training.step.step import Step
 
 VERSION = 1
 HOSTS = ("host.py", "host.mjs", "host.hpp")
+#: The operators of all models, as ONNX Runtime's build script reads them.
+OPERATORS = "required_operators.config"
 #: Targets of steps.
 TARGETS = ("any", "web")
 #: Files written beside the models.
 TOKENIZER = "tokenizer.json"
-BESIDE = ("state.npz", "contract.json", *HOSTS)
+BESIDE = ("state.npz", "contract.json", OPERATORS, *HOSTS)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -139,9 +142,22 @@ def export_step(
     for name in HOSTS:
         with replacing(folder / name) as file:
             shutil.copyfile(Path(__file__).with_name(name), file)
+    with replacing(folder / OPERATORS) as file:
+        file.write_text(required_operators([found for found, _ in models.values()]), encoding="utf-8")
     with replacing(folder / "contract.json") as file:
         file.write_text(json.dumps(contract, indent=1) + "\n", encoding="utf-8")
     return contract
+
+
+def required_operators(models: Sequence[ir.Model]) -> str:
+    """The operators of `models` for ``build.sh --include_ops_by_config``: a domain, an opset and operators a line."""
+    found: dict[tuple[str, int], set[str]] = {}
+    for model in models:
+        imports = model.graph.opset_imports
+        for node in model.graph.all_nodes():
+            domain = normal_domain(node.domain)
+            found.setdefault((domain or "ai.onnx", imports.get(domain, 1)), set()).add(node.op_type)
+    return "".join(f"{domain};{opset};{','.join(sorted(names))}\n" for (domain, opset), names in sorted(found.items()))
 
 
 def _ends(step: Step) -> dict[str, Any]:

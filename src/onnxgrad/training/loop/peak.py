@@ -47,7 +47,7 @@ def within_peak(model: Any, recipe: Recipe, batch_size: int) -> tuple[Recipe, st
         save_model(source, path)
         least, reasons = float("inf"), ""
         for changes in _plans(plain, batch_size):
-            found = _within(path, plain, changes, batch_size, most)
+            found = _fit_plan(path, plain, changes, batch_size, most)
             if isinstance(found, str):
                 reasons = found
                 continue
@@ -82,7 +82,7 @@ def _changed(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
     return replace(recipe, step=replace(recipe.step, **step), weights=replace(recipe.weights, **weights))
 
 
-def _within(
+def _fit_plan(
     path: Path, recipe: Recipe, changes: dict[str, Any], rows: int, most: int
 ) -> tuple[dict[str, Any], float] | str:
     """Settings of a plan, and the measured memory; the reason why the plan is none, as text."""
@@ -114,7 +114,7 @@ def _within(
 
 
 def _measured(path: Path, recipe: Recipe, rows: int) -> dict[str, float]:
-    """What a process grows by in a few steps."""
+    """Measure how much a process grows in a few steps."""
     task = pickle.dumps((str(path), recipe, rows, _STEPS))
     done = subprocesses.run([*subprocesses.PYTHON, "-c", _CODE], input=task)
     if done.returncode == 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.run import Callback, Run
 from onnxgrad.training.metadata import MASK, SALIENCY
 from onnxgrad.training.pruning.in_training import channels_of, noted, widths_of
@@ -29,6 +30,8 @@ class Pruning(Callback):
 
     def step(self, run: Run, loss: float) -> None:
         """Prune, if it is time."""
+        if run.steps is None:
+            raise BadInput("pruning follows the number of steps of a run, which a stream does not have")
         due = [p for p in self.plans if p.is_due(run.step_count, run.steps)]
         if not due:
             return

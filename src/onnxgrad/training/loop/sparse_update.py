@@ -125,9 +125,7 @@ def example_batch(step: Step, rows: int, dims: Mapping[str, int] | None = None) 
         for axis, dim in enumerate(value.shape or ()):
             known = dim if isinstance(dim, int) else rows if axis == 0 else (dims or {}).get(dim.value or "")
             if known is None:
-                raise BadInput(
-                    f"say how large the dimension {dim.value!r} of {name!r} is, as in dims={{{dim.value!r}: 64}}"
-                )  # type: ignore[union-attr]
+                raise BadInput(f"say how large the dimension {dim} of {name!r} is, as in dims={{'{dim}': 64}}")
             shape.append(known)
         dtype = (value.dtype or ir.DataType.FLOAT).numpy()
         found[name] = (rng.standard_normal(shape) if dtype.kind not in "iub" else np.zeros(shape)).astype(dtype)

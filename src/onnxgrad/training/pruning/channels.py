@@ -2,7 +2,7 @@
 
 Each position along each axis of known size is an element of one set; every operator joins the elements that have to be
 removed together (`follow`), and locks those that cannot be removed. A set without a lock that a layer produces is a
-`Channel`; a head is a channel of several positions. Channels that the same layers produce form a `Width`: any number of
+channel; a head is a channel of several positions. Channels that the same layers produce form a `Width`: any number of
 them may be removed, except the last. (Fang et al. 2023, arXiv:2301.12900, join whole layers; here it is positions, so
 that concatenations, groups and flattened features need no cases of their own.)
 """
@@ -42,7 +42,7 @@ class Width:
     weights: list[str] = field(default_factory=list)
 
 
-class Joined:
+class Coupling:
     """Positions along the axes of values, and which of them go together.
 
     Attributes:
@@ -124,7 +124,7 @@ class Joined:
 
     # --- the sets --------------------------------------------------------------------------------
 
-    def visit(self, node: ir.Node, follow: Callable[[Joined, ir.Node], None]) -> None:
+    def visit(self, node: ir.Node, follow: Callable[[Coupling, ir.Node], None]) -> None:
         """Have `follow` join the axes of `node`; axes that it does not mention are locked."""
         self._touched = set()
         follow(self, node)
@@ -162,7 +162,7 @@ class Channels:
         layers: axes of initializers along which layers make or read channels, also behind a Transpose or a Cast.
     """
 
-    def __init__(self, joined: Joined, sets: dict[Axis, np.ndarray], locked: np.ndarray) -> None:
+    def __init__(self, joined: Coupling, sets: dict[Axis, np.ndarray], locked: np.ndarray) -> None:
         self.joined, self.sets, self.locked = joined, sets, locked
         self.layers = _layers(joined)
         makers: dict[int, list[str]] = {}
@@ -208,14 +208,14 @@ class Channels:
                 found[key[0].name or ""] = why
         return found
 
-    def kept(self, removed: Iterable[int]) -> dict[Axis, np.ndarray]:
+    def keep_masks(self, removed: Iterable[int]) -> dict[Axis, np.ndarray]:
         """For every axis that loses positions without the sets `removed`, the mask of those that stay."""
         gone = np.zeros(len(self.locked), bool)
         gone[list(removed)] = True
         return {key: ~gone[ids] for key, ids in self.sets.items() if gone[ids].any()}
 
 
-def _layers(joined: Joined) -> set[Axis]:
+def _layers(joined: Coupling) -> set[Axis]:
     found: set[Axis] = set()
     for value, axis in {**joined.made, **joined.read}:
         if value.is_initializer():
@@ -253,7 +253,7 @@ def _parameters(graph: ir.Graph) -> set[ir.Value]:
     return found
 
 
-def find_channels(graph: ir.Graph, follow: Callable[[Joined, ir.Node], None]) -> Channels:
+def find_channels(graph: ir.Graph, follow: Callable[[Coupling, ir.Node], None]) -> Channels:
     """The channels of an inferred graph.
 
     Some nodes can be followed in several ways: a reshape into three axes has one of them shrink. The first way is
@@ -265,7 +265,7 @@ def find_channels(graph: ir.Graph, follow: Callable[[Joined, ir.Node], None]) ->
     """
     choices: dict[ir.Node, int] = {}
     while True:
-        joined = Joined(graph, choices)
+        joined = Coupling(graph, choices)
         for value in (*graph.inputs, *graph.outputs):
             joined.lock_all(value, f"{value.name!r} is an input or output of the model")
         for node in graph:

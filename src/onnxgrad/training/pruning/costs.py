@@ -1,4 +1,4 @@
-"""What a model costs for given channels: operations for a row, and bytes of weights.
+"""Costs of a model with given channels: operations for a row, and bytes of weights.
 
 Both are sums of products of sizes, so removed channels scale each term by the shares that its axes keep. Milliseconds
 are measured.

@@ -1,6 +1,6 @@
-"""Which positions of the operands and results of a node go together, operator by operator.
+"""Positions of the operands and results of a node that go together, operator by operator.
 
-An axis that no function here mentions is locked by `Joined.visit`, so that an unknown operator is never pruned through.
+`Coupling.visit` locks every axis that no function here mentions, so that no unknown operator is pruned through.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import onnx_ir as ir
 from onnxgrad.ir.match import constant, is_op
 from onnxgrad.ir.operators import Kind, traits_of
 from onnxgrad.training.pruning import places  # noqa: F401  (it fills the table)
-from onnxgrad.training.pruning.channels import Axis, Joined, rank_of, size_of
+from onnxgrad.training.pruning.channels import Axis, Coupling, rank_of, size_of
 from onnxgrad.training.pruning.operators import FOLLOWERS, broadcast, follows
 
 
-def follow(joined: Joined, node: ir.Node) -> None:
+def follow(joined: Coupling, node: ir.Node) -> None:
     """Join the axes of `node`."""
     traits = traits_of(node)
     own = FOLLOWERS.get(node.op_type) if is_op(node, FOLLOWERS) else None
@@ -24,23 +24,23 @@ def follow(joined: Joined, node: ir.Node) -> None:
     elif traits.is_elementwise:
         _elementwise(joined, node)
     elif traits.kind is Kind.ALONG_AXIS:
-        _along(joined, node)
+        _along_axis(joined, node)
     elif traits.kind is Kind.REDUCTION:
         _reduction(joined, node)
 
 
-def _elementwise(j: Joined, node: ir.Node) -> None:
+def _elementwise(j: Coupling, node: ir.Node) -> None:
     for out in node.outputs:
         broadcast(j, node.inputs, out)
 
 
 @follows("Dropout", "Identity", "Cast", "CastLike", "Clip", "PRelu", "Where", "Relu")
-def _first(j: Joined, node: ir.Node) -> None:
+def _first(j: Coupling, node: ir.Node) -> None:
     for out in node.outputs:
         broadcast(j, node.inputs, out)
 
 
-def _along(j: Joined, node: ir.Node) -> None:
+def _along_axis(j: Coupling, node: ir.Node) -> None:
     (x, *_), out = node.inputs, node.outputs[0]
     assert x is not None
     rank, axis = rank_of(x), node.attributes.get_int("axis", -1)
@@ -50,7 +50,7 @@ def _along(j: Joined, node: ir.Node) -> None:
                 j.join(x, at, out, at)
 
 
-def _reduction(j: Joined, node: ir.Node) -> None:
+def _reduction(j: Coupling, node: ir.Node) -> None:
     x, out = node.inputs[0], node.outputs[0]
     assert x is not None
     given = constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
@@ -69,7 +69,7 @@ def _reduction(j: Joined, node: ir.Node) -> None:
 # --- layers --------------------------------------------------------------------------------------
 
 
-def _layer(j: Joined, node: ir.Node, x: Axis, weight: Axis, out: Axis, out_weight: Axis) -> None:
+def _layer(j: Coupling, node: ir.Node, x: Axis, weight: Axis, out: Axis, out_weight: Axis) -> None:
     """`weight` reads the channels of x, and `out_weight` makes those of the result."""
     j.join(*x, *weight)
     j.join(*out, *out_weight)
@@ -78,7 +78,7 @@ def _layer(j: Joined, node: ir.Node, x: Axis, weight: Axis, out: Axis, out_weigh
 
 
 @follows("Conv", "ConvTranspose")
-def _conv(j: Joined, node: ir.Node) -> None:
+def _conv(j: Coupling, node: ir.Node) -> None:
     x, w, bias = (*node.inputs, None)[:3]
     out, group = node.outputs[0], node.attributes.get_int("group", 1)
     assert x is not None
@@ -94,7 +94,7 @@ def _conv(j: Joined, node: ir.Node) -> None:
         j.made[bias, 0] = node
 
 
-def _grouped(j: Joined, node: ir.Node, x: ir.Value, w: ir.Value, out: ir.Value, group: int, turned: bool) -> None:
+def _grouped(j: Coupling, node: ir.Node, x: ir.Value, w: ir.Value, out: ir.Value, group: int, turned: bool) -> None:
     """Whole groups go, or the same positions of each group."""
     reads, makes = j.positions(x, 1), j.positions(out, 1)
     first, second = j.positions(w, 0), j.positions(w, 1)
@@ -118,7 +118,7 @@ def _grouped(j: Joined, node: ir.Node, x: ir.Value, w: ir.Value, out: ir.Value, 
 
 
 @follows("Gemm")
-def _gemm(j: Joined, node: ir.Node) -> None:
+def _gemm(j: Coupling, node: ir.Node) -> None:
     a, b, c = (*node.inputs, None)[:3]
     out, ta, tb = node.outputs[0], node.attributes.get_int("transA", 0), node.attributes.get_int("transB", 0)
     assert a is not None
@@ -134,7 +134,7 @@ def _gemm(j: Joined, node: ir.Node) -> None:
 
 
 @follows("MatMul")
-def _matmul(j: Joined, node: ir.Node) -> None:
+def _matmul(j: Coupling, node: ir.Node) -> None:
     a, b = node.inputs
     out = node.outputs[0]
     assert a is not None
@@ -149,7 +149,7 @@ def _matmul(j: Joined, node: ir.Node) -> None:
     broadcast(j, [a, b], out, skip=2)
 
 
-def _contract(j: Joined, node: ir.Node, left: Axis, right: Axis) -> None:
+def _contract(j: Coupling, node: ir.Node, left: Axis, right: Axis) -> None:
     """Axes that a product sums over: removable where one side is a weight, whose elements can be zero."""
     parameters = [side for side in (left, right) if side[0] in j.parameters]
     j.join(*left, *right)
@@ -159,14 +159,14 @@ def _contract(j: Joined, node: ir.Node, left: Axis, right: Axis) -> None:
         j.lock(*left, "a product of two values that are computed")
 
 
-def _note_made(j: Joined, node: ir.Node, *axes: Axis) -> None:
+def _note_made(j: Coupling, node: ir.Node, *axes: Axis) -> None:
     for value, axis in axes:
         if value in j.parameters:
             j.made[value, axis] = node
 
 
 @follows("LSTM", "GRU", "RNN")
-def _recurrent(j: Joined, node: ir.Node) -> None:
+def _recurrent(j: Coupling, node: ir.Node) -> None:
     x, w, r, bias, lengths, h, c, peephole = (*node.inputs, *[None] * 8)[:8]
     assert x is not None
     assert w is not None
@@ -197,7 +197,7 @@ def _recurrent(j: Joined, node: ir.Node) -> None:
 
 
 @follows("BatchNormalization", "InstanceNormalization")
-def _channel_norm(j: Joined, node: ir.Node) -> None:
+def _channel_norm(j: Coupling, node: ir.Node) -> None:
     x, *parameters = node.inputs
     for out in node.outputs[:1]:
         broadcast(j, [x], out)
@@ -212,7 +212,7 @@ def _channel_norm(j: Joined, node: ir.Node) -> None:
 
 
 @follows("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-def _layer_norm(j: Joined, node: ir.Node) -> None:
+def _layer_norm(j: Coupling, node: ir.Node) -> None:
     x, out = node.inputs[0], node.outputs[0]
     assert x is not None
     for axis in range(node.attributes.get_int("axis", -1) % max(rank_of(x), 1)):
@@ -220,13 +220,13 @@ def _layer_norm(j: Joined, node: ir.Node) -> None:
 
 
 @follows("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
-def _pool(j: Joined, node: ir.Node) -> None:
+def _pool(j: Coupling, node: ir.Node) -> None:
     for axis in (0, 1):
         j.join(node.inputs[0], axis, node.outputs[0], axis)
 
 
 @follows("Resize", "Pad")
-def _same_sizes(j: Joined, node: ir.Node) -> None:
+def _same_sizes(j: Coupling, node: ir.Node) -> None:
     x, out = node.inputs[0], node.outputs[0]
     assert x is not None
     pads = constant(node.inputs[1]) if node.op_type == "Pad" and len(node.inputs) > 1 else np.zeros(2 * rank_of(x))
@@ -242,7 +242,7 @@ def _same_sizes(j: Joined, node: ir.Node) -> None:
 
 
 @follows("QuantizeLinear", "DequantizeLinear")
-def _rounding(j: Joined, node: ir.Node) -> None:
+def _rounding(j: Coupling, node: ir.Node) -> None:
     x, *others = node.inputs
     out = node.outputs[0]
     broadcast(j, [x], out)

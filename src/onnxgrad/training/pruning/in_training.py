@@ -13,7 +13,6 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.metadata import MASK, QUANTIZED, SALIENCY
-from onnxgrad.training.optim.update import State
 from onnxgrad.training.pruning.channels import Channels, Width, find_channels
 from onnxgrad.training.pruning.follow import follow
 from onnxgrad.training.pruning.known_sizes import settle_sizes
@@ -38,7 +37,7 @@ def widths_of(channels: Channels, kind: str, trained: Mapping[str, object]) -> l
     return [w for w in channels.widths if w.kind == kind and all(n in trained for n in w.weights if n in layers)]
 
 
-class Masks:
+class WeightMasks:
     """The masks of the weights of one model.
 
     Args:
@@ -82,19 +81,25 @@ class Masks:
         bind(mask.value, mask)
         return b.Where(mask, new, 0.0)
 
-    def write_scores(self, state: State, parameters: Sequence[ir.Value], gradients: Sequence[Var]) -> None:
+    def write_scores(
+        self,
+        b: Builder,
+        add: Callable[..., Var],
+        bind: Callable[[ir.Value, Var], None],
+        parameters: Sequence[ir.Value],
+        gradients: Sequence[Var],
+    ) -> None:
         """Sum up |w·g| or -w·g of every masked weight, if a plan asks for it."""
         scores = {p.score for p in self.plans} - {"magnitude"}
         if len(scores) > 1:
             raise BadInput(f"a run sums up one score, not {' and '.join(sorted(scores))}")
         for x, g in zip(parameters, gradients) if scores else ():
             if x.name in self.names and x.const_value is not None:
-                b = state.builder
                 product = b.Cast(b.var(x) * g, to=int(ir.DataType.FLOAT))
                 change = b.Abs(product) if scores == {"gradient"} else b.Neg(product)
-                zeros = np.zeros(tuple(x.const_value.shape))
-                held = state.held(f"{x.name}_saliency", zeros, ir.DataType.FLOAT, notes={SALIENCY: x.name})
-                state.bind(held.value, held + change)
+                zeros = np.zeros(x.const_value.numpy().shape)
+                held = add(f"{x.name}_saliency", zeros, ir.DataType.FLOAT, notes={SALIENCY: x.name})
+                bind(held.value, held + change)
 
 
 def noted(source: Source | None, key: str) -> dict[str, str]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.training.pruning.channels import Joined, rank_of, size_of
+from onnxgrad.training.pruning.channels import Coupling, rank_of, size_of
 
-Follower = Callable[[Joined, ir.Node], None]
+Follower = Callable[[Coupling, ir.Node], None]
 FOLLOWERS: dict[str, Follower] = {}
 
 
@@ -22,7 +22,7 @@ def follows(*names: str) -> Callable[[Follower], Follower]:
     return decorate
 
 
-def broadcast(j: Joined, operands: Sequence[ir.Value | None], out: ir.Value, skip: int = 0) -> None:
+def broadcast(j: Coupling, operands: Sequence[ir.Value | None], out: ir.Value, skip: int = 0) -> None:
     """Axes of operands with those of the result, aligned at the last; the last `skip` are left out."""
     rank = rank_of(out)
     for x in operands:

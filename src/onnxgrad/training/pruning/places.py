@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import constant, is_op, permutation
-from onnxgrad.training.pruning.channels import Joined, rank_of, size_of
+from onnxgrad.training.pruning.channels import Coupling, rank_of, size_of
 from onnxgrad.training.pruning.known_sizes import numbers_of
 from onnxgrad.training.pruning.operators import broadcast, follows
 
@@ -18,7 +18,7 @@ SHAPED = ("Reshape", "Expand", "ConstantOfShape", "Resize")
 
 
 @follows("Concat", "Split")
-def _parts(j: Joined, node: ir.Node) -> None:
+def _parts(j: Coupling, node: ir.Node) -> None:
     whole, parts = (node.outputs[0], node.inputs) if node.op_type == "Concat" else (node.inputs[0], node.outputs)
     assert whole is not None
     if not rank_of(whole):
@@ -41,7 +41,7 @@ def _parts(j: Joined, node: ir.Node) -> None:
 
 
 @follows("Slice")
-def _slice(j: Joined, node: ir.Node) -> None:
+def _slice(j: Coupling, node: ir.Node) -> None:
     x, out = node.inputs[0], node.outputs[0]
     assert x is not None
     numbers = [None if v is None else constant(v) for v in (*node.inputs[1:], None, None)[:4]]
@@ -61,7 +61,7 @@ def _slice(j: Joined, node: ir.Node) -> None:
 
 
 @follows("Gather")
-def _gather(j: Joined, node: ir.Node) -> None:
+def _gather(j: Coupling, node: ir.Node) -> None:
     x, indices = node.inputs
     out = node.outputs[0]
     assert x is not None
@@ -87,13 +87,13 @@ def is_selection(indices: np.ndarray, size: int) -> bool:
 
 
 @follows("Transpose")
-def _transpose(j: Joined, node: ir.Node) -> None:
+def _transpose(j: Coupling, node: ir.Node) -> None:
     for at, axis in enumerate(permutation(node) or ()):
         j.join(node.inputs[0], axis, node.outputs[0], at)
 
 
 @follows("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-def _reshape(j: Joined, node: ir.Node) -> None:
+def _reshape(j: Coupling, node: ir.Node) -> None:
     """Runs of axes with the same number of elements go together; of several axes in a run, one may shrink."""
     x, out = node.inputs[0], node.outputs[0]
     assert x is not None
@@ -117,7 +117,7 @@ def _reshape(j: Joined, node: ir.Node) -> None:
 
 
 def _divide(
-    j: Joined, node: ir.Node, one: ir.Value, axis: int, many: ir.Value, axes: Sequence[int], splits: bool
+    j: Coupling, node: ir.Node, one: ir.Value, axis: int, many: ir.Value, axes: Sequence[int], splits: bool
 ) -> None:
     """An axis that a reshape makes of several ones, or divides into them."""
     ids = j.positions(one, axis)
@@ -188,7 +188,7 @@ def _count(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 @follows("Expand", "Tile")
-def _repeat(j: Joined, node: ir.Node) -> None:
+def _repeat(j: Coupling, node: ir.Node) -> None:
     x, out = node.inputs[0], node.outputs[0]
     if node.op_type == "Expand":
         broadcast(j, [x], out)
@@ -203,19 +203,19 @@ def _repeat(j: Joined, node: ir.Node) -> None:
 
 
 @follows("ConstantOfShape")
-def _filled(j: Joined, node: ir.Node) -> None:
+def _filled(j: Coupling, node: ir.Node) -> None:
     j.touch(*((node.outputs[0], a) for a in range(rank_of(node.outputs[0]))))
     if node.inputs[0] is not None:
         j.touch((node.inputs[0], 0))
 
 
 @follows("Constant")
-def _constant(j: Joined, node: ir.Node) -> None:
+def _constant(j: Coupling, node: ir.Node) -> None:
     j.touch(*((node.outputs[0], a) for a in range(rank_of(node.outputs[0]))))
 
 
 @follows("Shape")
-def _shape(j: Joined, node: ir.Node) -> None:
+def _shape(j: Coupling, node: ir.Node) -> None:
     """Sizes that are read: those that make nothing but other shapes are set anew there, others stay."""
     x, out = node.inputs[0], node.outputs[0]
     assert x is not None

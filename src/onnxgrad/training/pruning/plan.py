@@ -22,7 +22,7 @@ _IN_TRAINING = {name: SCORES[name] for name in ("magnitude", "gradient", "moveme
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """What a run prunes, and when.
+    """The pruning of a run: its kind, its amount and its schedule.
 
     Attributes:
         text: as it is spelled.

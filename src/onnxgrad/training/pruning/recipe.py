@@ -50,7 +50,7 @@ def pattern_of(text: str | float) -> tuple[int, int] | float:
 
 @dataclass(frozen=True)
 class PruneRecipe:
-    """What is removed from a model."""
+    """The channels, heads and weights to remove from a model."""
 
     panel: ClassVar[str] = "Model"
 

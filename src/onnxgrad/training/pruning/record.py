@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Record:
-    """What the metadata of a model say.
+    """The record in the metadata of a model.
 
     Attributes:
         weights: names of weights whose zeros stay.

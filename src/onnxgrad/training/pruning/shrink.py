@@ -23,34 +23,37 @@ def weight_masks(channels: Channels, removed: Iterable[int]) -> dict[str, np.nda
     With these elements at zero, the model computes what it computes without the channels.
     """
     found: dict[str, np.ndarray] = {}
-    for (value, axis), mask in channels.kept(removed).items():
+    for (value, axis), mask in channels.keep_masks(removed).items():
         if not value.is_initializer() or (value, axis) not in channels.layers or value.const_value is None:
             continue
         if not value.const_value.dtype.is_floating_point():
             continue
         shape = [-1 if a == axis else 1 for a in range(rank_of(value))]
-        whole = found.setdefault(value.name or "", np.ones(tuple(value.const_value.shape), bool))
+        whole = found.setdefault(value.name or "", np.ones(value.const_value.numpy().shape, bool))
         whole &= mask.reshape(shape)
     return found
 
 
 def shrink(model: ir.Model, channels: Channels, removed: Iterable[int]) -> None:
     """Remove the channels `removed` from `model`, whose graph `channels` were found in, in place."""
-    kept = channels.kept(removed)
+    kept = channels.keep_masks(removed)
     if not kept:
         return
     graph = model.graph
     names = Names.of_graph(graph)
     for node in list(graph):
         _adapt(graph, node, kept, names)
-    for (value, axis), mask in kept.items():
-        if is_op(value.producer(), "Constant"):
-            value = _lifted(graph, value)
+    lifted: dict[ir.Value, ir.Value] = {}
+    for (place, axis), mask in kept.items():
+        if is_op(place.producer(), "Constant"):
+            lifted[place] = _lifted(graph, place)
+        value = lifted.get(place, place)
         if value.is_initializer() and value.const_value is not None:
             array = value.const_value.numpy()
             dtype = value.const_value.dtype
-            value.const_value = ir.tensor(np.compress(mask, array, axis), dtype=dtype, name=value.name)
-            value.shape = ir.Shape(value.const_value.shape)
+            smaller = np.compress(mask, array, axis)
+            value.const_value = ir.tensor(smaller, dtype=dtype, name=value.name)
+            value.shape = ir.Shape(smaller.shape)
     for node in graph:
         for value in node.outputs:
             if not value.is_graph_output():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import fnmatch
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -127,7 +128,7 @@ class _Opening:
     def _note(self, value: ir.Value) -> None:
         held = value.const_value
         assert held is not None
-        self.record.forms.setdefault(value.name or "", [int(held.dtype), *(int(d) for d in held.shape)])
+        self.record.forms.setdefault(value.name or "", [int(held.dtype), *(int(d) for d in held.shape)])  # type: ignore[arg-type]
 
     def nibbles(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         """An initializer of bytes as numbers of 4 bits, lowest first, while it is open."""
@@ -192,7 +193,7 @@ def _passing(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var]:
     return [found]
 
 
-def _kept(node: ir.Node, *names: str) -> dict[str, ir.Attr]:
+def _attributes(node: ir.Node, *names: str) -> dict[str, ir.Attr]:
     return {n: node.attributes[n] for n in names if n in node.attributes}
 
 
@@ -202,7 +203,7 @@ def _conv(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
     if not all(map(o.is_stored, (w, xs, ws, ys))) or (bias is not None and not o.is_stored(bias)):
         return None
     floats = o.floats(b, x, xs, xz), o.floats(b, w, ws, wz, 0), o.bias(b, bias, xs, ws)
-    return [o.numbers(b, b.Conv(*floats, **_kept(node, *_CONV)), ys, yz)]
+    return [o.numbers(b, b.Conv(*floats, **_attributes(node, *_CONV)), ys, yz)]
 
 
 @_opens("", "QLinearMatMul")
@@ -221,7 +222,7 @@ def _gemm(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
         return None
     turned = attribute(node, "transB", 0)
     floats = o.floats(b, x, xs, xz), o.floats(b, w, ws, wz, 0 if turned else 1), o.bias(b, bias, xs, ws)
-    y = b.Gemm(*floats, **_kept(node, "transA", "transB"))
+    y = b.Gemm(*floats, **_attributes(node, "transA", "transB"))
     return [y if ys is None else o.numbers(b, y, ys, yz)]
 
 
@@ -250,7 +251,7 @@ def _integers(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
     if node.op_type == "MatMulInteger":
         y = inner.MatMul(floats, weights)
     else:
-        y = inner.Conv(floats, weights, **_kept(node, *_CONV))
+        y = inner.Conv(floats, weights, **_attributes(node, *_CONV))
     o.replace([node, cast, scaling, product], [y], inner)
     return None
 
@@ -346,8 +347,9 @@ def _unary(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
     last = attribute(node, "axis", -1) in (-1, rank - 1)
     if not all(map(o.is_stored, (xs, ys))) or attribute(node, "channels_last", 0) or not last:
         return None
-    attributes = _kept(node, "alpha") | ({"axis": -1} if node.op_type == "QLinearSoftmax" else {})
-    found = b.emit(node.op_type.removeprefix("QLinear"), o.floats(b, x, xs, xz), **attributes)
+    write = b.operator(node.op_type.removeprefix("QLinear"))
+    own: dict[str, Any] = {"axis": -1} if node.op_type == "QLinearSoftmax" else {}
+    found = write(o.floats(b, x, xs, xz), **_attributes(node, "alpha"), **own)
     return [o.numbers(b, found, ys, yz)]
 
 
@@ -356,7 +358,8 @@ def _concat(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
     (ys, yz), parts = node.inputs[:2], [node.inputs[k : k + 3] for k in range(2, len(node.inputs), 3)]
     if not all(o.is_stored(s) for s in (ys, *(p[1] for p in parts))):
         return None
-    return [o.numbers(b, b.Concat(*(o.floats(b, *p) for p in parts), **_kept(node, "axis")), ys, yz)]
+    joined = b.Concat(*(o.floats(b, p[0], p[1], p[2]) for p in parts), **_attributes(node, "axis"))
+    return [o.numbers(b, joined, ys, yz)]
 
 
 # --- back ----------------------------------------------------------------------------------------
