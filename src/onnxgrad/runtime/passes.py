@@ -23,6 +23,7 @@ from onnxgrad.runtime.kernels import (
     PRODUCTS,
     RECURRENCE,
     RUNNING_SUMS,
+    SUMMED_ROWS,
     in_place,
 )
 from onnxgrad.runtime.rewrites import REWRITES, compute_soon
@@ -157,6 +158,7 @@ OPTIMIZATION: Sequence[Pass[SessionSetting]] = (
     KERNELS,
     ATTENTION,
     CONVOLUTIONS,
+    SUMMED_ROWS,
     *REWRITES,
     Pass(
         "rewritten_order",

@@ -155,3 +155,88 @@ def test_torch(always, name):
     (dx,) = torch.autograd.grad(y, x, torch.tensor(seed).double())
     for found, expected in zip(run(operators, seed), (y, dx)):
         np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-5, atol=3e-5)
+
+
+# --- in depth --------------------------------------------------------------------------------------
+
+#: N, C, M, (D, H, W), taps in depth, pads
+DEEP = {
+    "whole tiles": (2, 32, 32, (4, 8, 16), 3, (1,) * 6),
+    "odd sizes": (2, 19, 33, (5, 9, 13), 3, (1,) * 6),
+    "one channel": (2, 1, 1, (3, 5, 6), 3, (1,) * 6),
+    "one number": (1, 2, 3, (1, 1, 1), 3, (1,) * 6),
+    "no padding": (2, 3, 17, (4, 6, 7), 3, (0,) * 6),
+    "uneven padding": (2, 17, 16, (3, 6, 19), 3, (2, 0, 1, 0, 2, 2)),
+    "one tap": (3, 16, 16, (5, 8, 8), 1, (0, 1, 1, 0, 1, 1)),
+    "five taps": (1, 20, 16, (6, 7, 9), 5, (4, 1, 1, 2, 1, 1)),
+    "many bands": (9, 40, 20, (6, 12, 12), 3, (1,) * 6),
+    "no pictures": (0, 16, 16, (4, 8, 8), 3, (1,) * 6),
+}
+
+
+def deep(geometry, bias=True):
+    """The same as `pulled`, in three dimensions and of a ReLU of x."""
+    n, c, m, size, taps, pads = geometry
+    rng = np.random.default_rng(5)
+    arrays = {"x": rng.standard_normal((n, c, *size)), "w": rng.standard_normal((m, c, taps, 3, 3)) / np.sqrt(27 * c)}
+    if bias:
+        arrays["b"] = rng.standard_normal(m)
+    arrays = {k: v.astype(np.float32) for k, v in arrays.items()}
+    conv = helper.make_node("Conv", ["r", *list(arrays)[1:]], ["y"], pads=pads, kernel_shape=[taps, 3, 3])
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), conv]
+    results = [k + a + b + 1 - t for k, a, b, t in zip(size, pads[:3], pads[3:], (taps, 3, 3))]
+    return Pulled(nodes, arrays, ["x"]), rng.standard_normal((n, m, *results)).astype(np.float32)
+
+
+def the_deep_sums(arrays, seed, pads):
+    x, w, g = (a.astype(np.float64) for a in (arrays["x"], arrays["w"], seed))
+    y, dx, r = np.zeros(seed.shape), np.zeros(x.shape), np.maximum(x, 0)
+    with np.errstate(all="ignore"):
+        for tap in np.ndindex(*w.shape[2:]):
+            for at in np.ndindex(*seed.shape[2:]):
+                here = tuple(p + i - before for p, i, before in zip(at, tap, pads))
+                if all(0 <= p < n for p, n in zip(here, x.shape[2:])):
+                    picked, there, weights = (
+                        (slice(None), slice(None), *here),
+                        (slice(None), slice(None), *at),
+                        w[(..., *tap)],
+                    )
+                    y[there] += r[picked] @ weights.T
+                    dx[picked] += g[there] @ weights
+        dx *= x > 0
+    return y + arrays.get("b", np.zeros(len(w)))[:, None, None, None], dx
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", DEEP)
+def test_sums_in_depth(always, name, bias):
+    operators, seed = deep(DEEP[name], bias)
+    assert operators.kernels[:1] == ["Conv3x3"]
+    found = run(operators, seed)
+    for one, two, expected in zip(
+        found, run(operators, seed, threads=2), the_deep_sums(operators.arrays, seed, DEEP[name][5])
+    ):
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_allclose(one, expected, rtol=1e-5, atol=5e-5)
+
+
+def test_in_depth_what_is_not_finite_stays_where_it_belongs(always):
+    operators, seed = deep(DEEP["odd sizes"])
+    operators.arrays["x"][0, 0, 0, 0, 0] = np.inf
+    operators.arrays["x"][1, 18, 4, 8, 12] = np.inf
+    seed[1, 3, 2, 4, 5] = -np.inf
+    for found, sums in zip(run(operators, seed), the_deep_sums(operators.arrays, seed, (1,) * 6)):
+        np.testing.assert_allclose(found, sums, rtol=1e-5, atol=5e-5)
+        assert not np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("how", [{"strides": [2, 1, 1]}, {"dilations": [2, 1, 1]}, {"group": 16}], ids=str)
+def test_other_convolutions_in_depth_stay_operators(always, how):
+    arrays = {
+        "x": np.ones((2, 16, 5, 8, 8), np.float32),
+        "w": np.ones((16, 16 // how.get("group", 1), 3, 3, 3), np.float32),
+    }
+    conv = helper.make_node("Conv", ["r", "w"], ["y"], pads=[1] * 6, kernel_shape=[3, 3, 3], **how)
+    found = Pulled([helper.make_node("Relu", ["x"], ["r"]), conv], arrays, ["x"]).kernels
+    assert "ReluGrad" in found
+    assert "Conv3x3" not in found[:1]

@@ -123,7 +123,7 @@ def test_a_channel_that_is_not_finite_is_the_only_one():
 @pytest.mark.parametrize(
     ("rows", "picked"),
     [((7, 5), (9,)), ((50, 128), (16, 64)), ((3, 33), (200,)), ((5,), (4, 3)), ((6, 2, 3), (2, 2)), ((1, 1), (1,)),
-     ((4, 3), ()), ((2000, 1), (300,))],
+     ((4, 3), ()), ((2000, 1), (300,)), ((500, 8), (3000,)), ((3, 4), (9000,))],
     ids=str,
 )  # fmt: skip
 def test_gather(rows, picked, kind):

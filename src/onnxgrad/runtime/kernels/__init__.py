@@ -26,7 +26,7 @@ Modules: `processors` (kinds of processors), `libraries` (the shared library of 
 (parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
 of operators without a name, to programs), `open_norms` (normalizations that these groups finish), `recurrence`
 (Scans, to programs), `running_sums` (of their steps), `products` (of matrices, likewise),
-`convolutions` (of 3×3 taps).
+`convolutions` (of 3×3 taps), `summed_rows` (sums along edges and of segments).
 """
 
 from onnxgrad.runtime.kernels.elementwise import ELEMENTWISE
@@ -36,6 +36,7 @@ from onnxgrad.runtime.kernels.products import PRODUCTS
 from onnxgrad.runtime.kernels.recurrence import RECURRENCE
 from onnxgrad.runtime.kernels.running_sums import RUNNING_SUMS
 from onnxgrad.runtime.kernels.substitute import ATTENTION, CONVOLUTIONS, KERNELS, wants_kernels
+from onnxgrad.runtime.kernels.summed_rows import SUMMED_ROWS
 
 __all__ = [
     "ATTENTION",
@@ -45,6 +46,7 @@ __all__ = [
     "PRODUCTS",
     "RECURRENCE",
     "RUNNING_SUMS",
+    "SUMMED_ROWS",
     "has_kernels",
     "in_place",
     "installed",

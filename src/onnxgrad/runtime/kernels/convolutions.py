@@ -1,7 +1,7 @@
 """Convolutions of 3×3 taps side by side to calls of ``source/winograd.c``: forward, and for the cotangent of the input.
 
-They have no name where they run forward: any such Conv in float32 is one, if its weights change. Constant weights are
-laid out once by ONNX Runtime, for a whole chain of convolutions.
+In depth there may be up to seven taps (3×3×3). They have no name where they run forward: any such Conv in float32 is
+one, if its weights change. Constant weights are laid out once by ONNX Runtime, for a whole chain of convolutions.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ _CHANNELS, _TILES = 16, 64
 _IMAGES = 16
 #: Most numbers of transformed weights (16 MB).
 _WEIGHTS = 1 << 22
+#: The most taps in depth.
+_DEEPEST = 7
 #: The most computed per requested result: tiles, and vectors of 16 channels, may be cut off.
 _EMPTIEST = 1.6
 
 
-def gains(images: int | None, channels: tuple[int, int], size: Sequence[int | None]) -> bool:
-    """True if the kernel is quicker from so many channels to so many, for pictures that become `size`.
+def gains(images: int | None, channels: tuple[int, int], size: Sequence[int | None], deep: int = 1) -> bool:
+    """True if the kernel is quicker from so many channels to so many, for pictures that become `size`, of `deep` taps.
 
     The decision depends on the sizes in the graph alone, so that all ranks make the same one.
     """
     known = [n for n in size if n is not None]
     if len(known) < len(size) or min(channels) < _CHANNELS:
         return False
-    tiles = math.prod(-(-n // 4) for n in known)
+    tiles = math.prod(known[:-2]) * math.prod(-(-n // 4) for n in known[-2:])
     inner, outer = (-(-n // 16) * 16 for n in channels)
     return (
         (images or _IMAGES) * tiles >= _TILES
-        and 36 * inner * outer <= _WEIGHTS
+        and 36 * deep * inner * outer <= _WEIGHTS
         and 16 * tiles * outer <= _EMPTIEST * math.prod(known) * channels[1]
     )
 
@@ -70,20 +72,23 @@ def _pads(node: ir.Node) -> list[int] | None:
     y = node.outputs[0]
     if x is None or w is None or x.dtype != ir.DataType.FLOAT or w.dtype != ir.DataType.FLOAT or is_constant(w):
         return None
-    if w.shape is None or not w.shape.is_static() or y.shape is None or len(w.shape) != 4 or len(y.shape) != 4:
+    if w.shape is None or not w.shape.is_static() or y.shape is None or len(w.shape) != len(y.shape):
         return None
     m, c, *taps = w.shape.numpy()
+    *deep, height, width = taps if len(taps) in (2, 3) else (0, 0)
     given = {
         name: node.attributes[name].as_ints() for name in ("strides", "dilations", "pads") if name in node.attributes
     }
-    if taps != [3, 3] or node.attributes.get_int("group", 1) != 1:
+    if (height, width) != (3, 3) or not all(1 <= n <= _DEEPEST for n in deep):
+        return None
+    if node.attributes.get_int("group", 1) != 1:
         return None
     if any(n != 1 for name in ("strides", "dilations") for n in given.get(name, ())):
         return None
     if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", ""):
         return None
-    pads = list(given.get("pads", (0, 0, 0, 0)))
+    pads = list(given.get("pads", (0,) * 2 * len(taps)))
     images, _, *size = (d if isinstance(d, int) else None for d in y.shape)
-    if not all(0 <= p <= 2 for p in pads) or not gains(images, (c, m), size):
+    if not all(0 <= p < n for p, n in zip(pads, [*taps, *taps])):
         return None
-    return pads
+    return pads if gains(images, (c, m), size, math.prod(deep)) else None

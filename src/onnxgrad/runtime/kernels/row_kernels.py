@@ -7,7 +7,8 @@ import onnx_ir as ir
 from onnxgrad.ir.match import is_op
 from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel, preceding_call
 
-_GATHER = {ir.DataType.INT64: "GatherGrad", ir.DataType.INT32: "GatherGradInt32"}
+#: The kernel for each type of the index.
+GATHER_GRAD = {ir.DataType.INT64: "GatherGrad", ir.DataType.INT32: "GatherGradInt32"}
 
 
 @kernel("GatherGrad")
@@ -16,7 +17,7 @@ def gather_grad(site: Occurrence) -> KernelCall | None:
     g, index, x = site.inputs
     if g is None or index is None or x is None or any(v.dtype != ir.DataType.FLOAT for v in (g, x)):
         return None
-    name = _GATHER.get(index.dtype) if index.dtype is not None else None
+    name = GATHER_GRAD.get(index.dtype) if index.dtype is not None else None
     return None if name is None else KernelCall(name, site.inputs)
 
 

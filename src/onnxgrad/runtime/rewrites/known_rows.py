@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import constant, is_op, producer
-from onnxgrad.runtime.rewrites.rewrite import NodeRule, match_repeated, rewrite_results, same_but
+from onnxgrad.runtime.rewrites.rewrite import NodeRule, is_zero, match_repeated, rewrite_results, same_but
 
 #: Fewer rows are added up soon enough.
 _FEWEST = 64
@@ -74,7 +74,7 @@ def _sums(b: Builder, found: _Known) -> Var:
     joined, place = _by_place(b, b.reshape(rows, [len(found.ids), -1]), found)
     y = b.reshape(b.Gather(joined, place, axis=0), [found.dims[a] for a in perm])
     y = b.Transpose(y, perm=perm) if found.axis else y
-    return y if _is_zero(found.table) else b.Add(found.table, y)
+    return y if is_zero(found.table) else b.Add(found.table, y)
 
 
 def _by_place(b: Builder, rows: Var, found: _Known) -> tuple[Var, np.ndarray]:
@@ -103,17 +103,6 @@ def _by_place(b: Builder, rows: Var, found: _Known) -> tuple[Var, np.ndarray]:
         zeros = b.Expand(b.const(np.zeros((1, 1)), dtype), b.join([1], b.shape_of(rows, 1)))
         sums = b.Concat(sums, zeros, axis=0)
     return sums, place
-
-
-def _is_zero(table: ir.Value) -> bool:
-    """True if a tensor provably has only zeros, by its producers."""
-    filled = producer(table, "ConstantOfShape")
-    if filled is not None:
-        value = filled.attributes.get("value")
-        return value is None or not value.as_tensor().numpy().any()
-    spread = producer(table, "Expand")
-    array = constant(table if spread is None else spread.inputs[0])
-    return array is not None and not array.any()
 
 
 KNOWN_ROWS = rewrite_results(

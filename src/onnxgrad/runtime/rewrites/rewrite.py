@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import prune
-from onnxgrad.ir.match import producer
+from onnxgrad.ir.match import constant, producer
 from onnxgrad.ir.passes import Pass
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.runtime.setting import Setting
@@ -117,3 +117,14 @@ def same_but(axis: int, one: ir.Shape, other: ir.Shape) -> list[int] | None:
                 return None
             attributes.append(a if isinstance(a, int) else -1)
     return attributes
+
+
+def is_zero(table: ir.Value) -> bool:
+    """True if a tensor provably has only zeros, by its producers."""
+    filled = producer(table, "ConstantOfShape")
+    if filled is not None:
+        value = filled.attributes.get("value")
+        return value is None or not value.as_tensor().numpy().any()
+    spread = producer(table, "Expand")
+    array = constant(table if spread is None else spread.inputs[0])
+    return array is not None and not array.any()

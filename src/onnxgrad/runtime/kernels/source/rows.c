@@ -12,10 +12,12 @@ enum { BLOCK = 32, PIECES = 16 }; /* columns of a piece, at least; pieces of all
 
 typedef struct {
   const float *g;
-  const int64_t *index;
+  const int64_t *index, *order, *begin; /* the places in g, band by band, and where each band begins; NULL for one */
   float *out;
   int64_t picked, rows, width, across, down; /* pieces side by side, and one below the other */
 } Job;
+
+static int64_t band_of(const Job *j, int64_t row) { return ((row + 1) * j->down - 1) / j->rows; }
 
 static void piece(void *data, size_t i) {
   const Job *j = data;
@@ -23,10 +25,10 @@ static void piece(void *data, size_t i) {
   const int64_t from = j->width * column / j->across, count = j->width * (column + 1) / j->across - from;
   const int64_t first = j->rows * band / j->down, last = j->rows * (band + 1) / j->down;
   for (int64_t row = first; row < last; row++) memset(j->out + row * j->width + from, 0, count * sizeof(float));
-  for (int64_t k = 0; k < j->picked; k++) {
-    const int64_t row = j->index[k];
-    if (row < first || row >= last) continue;
-    float *to = j->out + row * j->width + from;
+  const int64_t end = j->order ? j->begin[band + 1] : j->picked;
+  for (int64_t at = j->order ? j->begin[band] : 0; at < end; at++) {
+    const int64_t k = j->order ? j->order[at] : at;
+    float *to = j->out + j->index[k] * j->width + from;
     const float *g = j->g + k * j->width + from;
     int64_t q = 0;
     for (; q + LANES <= count; q += LANES) *(lanes *)(to + q) += *(const lanes *)(g + q);
@@ -61,6 +63,16 @@ static void gather(Call *call, const int64_t *index) {
   const int64_t pieces = least((j.picked + j.rows) * j.width / 4096 + 1, PIECES);
   j.across = least(pieces, (j.width + BLOCK - 1) / BLOCK);
   j.down = least((pieces + j.across - 1) / j.across, j.rows);
+  if (j.down > 1) {
+    int64_t *order = scratch(call, j.picked, sizeof *order), *begin = scratch(call, PIECES + 2, sizeof *begin);
+    if (call->failed) return;
+    memset(begin, 0, (PIECES + 2) * sizeof *begin);
+    for (int64_t k = 0; k < j.picked; k++) begin[band_of(&j, from_start[k]) + 2]++;
+    for (int64_t band = 2; band <= j.down; band++) begin[band] += begin[band - 1];
+    for (int64_t k = 0; k < j.picked; k++) order[begin[band_of(&j, from_start[k]) + 1]++] = k;
+    j.order = order;
+    j.begin = begin;
+  }
   parallel(call, (size_t)(j.across * j.down), piece, &j);
 }
 

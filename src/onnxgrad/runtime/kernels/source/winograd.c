@@ -1,4 +1,5 @@
 /* A convolution of 3×3 taps side by side, by Winograd's form: tiles by channels of x by channels of y for each place.
+ * One of 3×3×3 taps, or of others in depth, is the sum of those of the pictures that its taps in depth meet.
  *
  * Each number of y depends on its tile alone, so it is the same however the tiles are divided among threads.
  */
@@ -16,7 +17,8 @@ enum {
 typedef struct {
   const float *x, *w, *bias, *weights; /* `weights` are those transformed: [place][c][wide_m] */
   float *y, *transformed, *memory;
-  int64_t images, c, m, h, w_x, oh, ow, top, left;
+  int64_t images, c, m, h, w_x, oh, ow, top, left; /* images: pictures of y */
+  int64_t taps, d, od, front; /* in depth; pictures of x and of y one behind the other */
   int64_t of_m, of_c; /* how far apart channels of w are, */
   int64_t turned;     /* and whether its last tap is the first */
   int64_t down, parts, across; /* rows of tiles of a picture, parts of a row, and tiles of a part */
@@ -39,16 +41,19 @@ INLINE void spread_taps(wide to[SIDE], const wide g[3]) {
   to[5] = g[2];
 }
 
-/* G g G' of the taps from some channels of x to vectors of channels of y. */
+/* G g G' of the taps from some channels of x to vectors of channels of y; channels for each tap in depth. */
 static void transform_weights(void *data, int64_t from, int64_t to) {
   const Job *j = data;
   const int64_t vectors = j->wide_m / LANES;
   for (int64_t i = from; i < to; i++) {
-    const int64_t c = i / vectors, first = i % vectors * LANES, rows = least(LANES, j->m - first);
+    const int64_t row = i / vectors, first = i % vectors * LANES, rows = least(LANES, j->m - first);
+    const int64_t behind = row / j->c, c = row % j->c, last = 9 * j->taps - 1;
     float taken[9][LANES] = {{0}};
     for (int64_t r = 0; r < rows; r++)
-      for (int k = 0; k < 9; k++)
-        taken[j->turned ? 8 - k : k][r] = j->w[(first + r) * j->of_m + c * j->of_c + k];
+      for (int k = 0; k < 9; k++) {
+        const int64_t tap = 9 * behind + k;
+        taken[k][r] = j->w[(first + r) * j->of_m + c * j->of_c + (j->turned ? last - tap : tap)];
+      }
     wide half[SIDE][3];
     for (int k = 0; k < 3; k++) {
       wide taps[3];
@@ -57,7 +62,7 @@ static void transform_weights(void *data, int64_t from, int64_t to) {
       spread_taps(column, taps);
       for (int s = 0; s < SIDE; s++) half[s][k] = column[s];
     }
-    float *out = j->transformed + c * j->wide_m + first;
+    float *out = j->transformed + row * j->wide_m + first;
     for (int s = 0; s < SIDE; s++) {
       wide row[SIDE];
       spread_taps(row, half[s]);
@@ -140,13 +145,14 @@ static void give_run(float *to, int64_t channel, int64_t channels, const float *
 
 /* A number of y as the sum that it is: one that is not finite belongs to those results alone that it meets. */
 static float plainly(const Job *j, int64_t image, int64_t m, int64_t p, int64_t q) {
+  const int64_t last = 9 * j->taps - 1;
   float sum = 0;
   for (int64_t c = 0; c < j->c; c++)
-    for (int64_t k = 0; k < 9; k++) {
-      const int64_t row = p + k / 3 - j->top, column = q + k % 3 - j->left;
-      if (row >= 0 && row < j->h && column >= 0 && column < j->w_x)
-        sum += j->x[((image * j->c + c) * j->h + row) * j->w_x + column] *
-               j->w[m * j->of_m + c * j->of_c + (j->turned ? 8 - k : k)];
+    for (int64_t k = 0; k <= last; k++) {
+      const int64_t behind = image % j->od + k / 9 - j->front, row = p + k % 9 / 3 - j->top, column = q + k % 3 - j->left;
+      if (behind >= 0 && behind < j->d && row >= 0 && row < j->h && column >= 0 && column < j->w_x)
+        sum += j->x[(((image / j->od * j->c + c) * j->d + behind) * j->h + row) * j->w_x + column] *
+               j->w[m * j->of_m + c * j->of_c + (j->turned ? last - k : k)];
     }
   return j->bias ? sum + j->bias[m] : sum;
 }
@@ -156,23 +162,30 @@ static void convolve_band(Job *j, float *memory, int64_t first, int64_t last) {
   const int64_t tiles = (last - first) * j->across;
   const int64_t place_x = tiles * j->wide_c + GAP, place_y = tiles * j->wide_m + GAP;
   float *x = memory, *y = x + PLACES * place_x, *pixels = y + PLACES * place_y;
-  for (int64_t row = first; row < last; row++) {
-    const int64_t image = row / j->parts / j->down, top = row / j->parts % j->down * INNER;
-    const int64_t column = row % j->parts * j->across * INNER, done = (row - first) * j->across;
-    lay_pixels(pixels, SIDE, INNER * j->across + 2, j->wide_c, j->x + image * j->c * j->h * j->w_x, j->c, j->h, j->w_x,
-               top - j->top, column - j->left);
-    transform_x(x + done * j->wide_c, place_x, pixels, j->across, j->wide_c);
+  const int64_t picture = j->h * j->w_x, channel_x = j->d * picture;
+  for (int64_t tap = 0; tap < j->taps; tap++) {
+    for (int64_t row = first; row < last; row++) {
+      const int64_t image = row / j->parts / j->down, top = row / j->parts % j->down * INNER;
+      const int64_t column = row % j->parts * j->across * INNER, done = (row - first) * j->across;
+      const int64_t behind = image % j->od + tap - j->front;
+      const int is_there = behind >= 0 && behind < j->d;
+      const float *from = j->x + image / j->od * j->c * channel_x + (is_there ? behind * picture : 0);
+      lay_pixels(pixels, SIDE, INNER * j->across + 2, j->wide_c, from, j->c, channel_x, is_there ? j->h : 0, j->w_x,
+                 top - j->top, column - j->left);
+      transform_x(x + done * j->wide_c, place_x, pixels, j->across, j->wide_c);
+    }
+    for (int64_t place = 0; place < PLACES; place++)
+      for (int64_t c = 0; c < j->c; c += CHAIN)
+        product(x + place * place_x + c, 1, j->wide_c, tiles,
+                j->weights + place * j->place + (tap * j->c + c) * j->wide_m, j->wide_m, j->wide_m / LANES,
+                least(CHAIN, j->c - c), y + place * place_y, j->wide_m, !c && !tap);
   }
-  for (int64_t place = 0; place < PLACES; place++)
-    for (int64_t c = 0; c < j->c; c += CHAIN)
-      product(x + place * place_x + c, 1, j->wide_c, tiles, j->weights + place * j->place + c * j->wide_m, j->wide_m,
-              j->wide_m / LANES, least(CHAIN, j->c - c), y + place * place_y, j->wide_m, !c);
   for (int64_t row = first; row < last; row++) {
     const int64_t image = row / j->parts / j->down, top = row / j->parts % j->down * INNER;
     const int64_t column = row % j->parts * j->across * INNER, done = (row - first) * j->across;
     const int64_t width = least(INNER * j->across, j->ow - column), rows = least(INNER, j->oh - top);
-    const int64_t channel = j->oh * j->ow;
-    float *out = j->y + (image * j->m * j->oh + top) * j->ow + column;
+    const int64_t channel = j->od * j->oh * j->ow;
+    float *out = j->y + image / j->od * j->m * channel + (image % j->od * j->oh + top) * j->ow + column;
     if (width <= 0) continue;
     const int finite = transform_y(pixels, width, y + done * j->wide_m, place_y, j->wide_m, j->bias, j->m);
     if (width == j->ow) /* rows follow each other */
@@ -201,14 +214,19 @@ static void convolve_share(void *data, size_t index) {
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
 
-/* `turned`: w is [c, m, 3, 3], and its taps are in the opposite order: the transposed convolution. */
+/* `turned`: w is [c, m, …, 3, 3], and its taps are in the opposite order: the transposed convolution. */
 typedef struct {
-  int64_t pads[4], turned;
+  int64_t pads[6], turned; /* before each axis, then behind; in depth, too */
+  size_t rank;
 } Settings;
 
 static void read(Attributes *from, void *settings) {
   Settings *s = settings;
-  attribute_ints(from, "pads", s->pads, 4);
+  int64_t given[6] = {0};
+  const size_t count = attribute_some_ints(from, "pads", given, 6);
+  if (count != 4 && count != 6) attributes_fail(from, "Conv3x3: an attribute holds too few integers");
+  s->rank = count / 2 + 2;
+  for (size_t i = 0; i < count; i++) s->pads[i % (count / 2) + 3 - count / 2 + i / (count / 2) * 3] = given[i];
   s->turned = attribute_int(from, "turned");
 }
 
@@ -217,11 +235,15 @@ static void compute(Call *call, const void *settings) {
   const Shape big = shape_of(call, 0), taps = shape_of(call, 1);
   const float *x = input(call, 0), *w = input(call, 1), *bias = input(call, 2);
   if (call->failed) return;
-  int sound = big.rank == 4 && taps.rank == 4 && taps.dims[2] == 3 && taps.dims[3] == 3;
-  for (int i = 0; i < 4; i++) sound = sound && s->pads[i] >= 0 && s->pads[i] <= 2;
+  int sound = big.rank == s->rank && taps.rank == s->rank;
+  const size_t at = s->rank - 2; /* of rows; in depth there is one picture, and one tap, or an axis of them */
+  const int64_t deep = sound && at > 2 ? taps.dims[2] : 1, d = sound && at > 2 ? big.dims[2] : 1;
+  sound = sound && taps.dims[at] == 3 && taps.dims[at + 1] == 3 && deep >= 1 && deep <= 7 && d;
+  for (int i = 0; i < 6; i++) sound = sound && s->pads[i] >= 0 && s->pads[i] <= (i % 3 ? 2 : deep - 1);
   const int64_t m = sound ? taps.dims[s->turned ? 1 : 0] : 0, c = sound ? taps.dims[s->turned ? 0 : 1] : 0;
-  sound = sound && c && c == big.dims[1];
-  for (int i = 0; i < 2; i++) sound = sound && big.dims[2 + i] && big.dims[2 + i] + s->pads[i] + s->pads[2 + i] > 2;
+  sound = sound && c && c == big.dims[1] && d + s->pads[0] + s->pads[3] >= deep;
+  for (int i = 0; i < 2; i++)
+    sound = sound && big.dims[at + i] && big.dims[at + i] + s->pads[1 + i] + s->pads[4 + i] > 2;
   if (sound && bias) {
     const Shape more = shape_of(call, 2);
     sound = more.rank == 1 && more.dims[0] == m;
@@ -231,17 +253,21 @@ static void compute(Call *call, const void *settings) {
     return;
   }
   Job j = {
-      .x = x, .w = w, .bias = bias, .images = big.dims[0], .c = c, .m = m, .h = big.dims[2], .w_x = big.dims[3],
-      .oh = big.dims[2] + s->pads[0] + s->pads[2] - 2, .ow = big.dims[3] + s->pads[1] + s->pads[3] - 2,
-      .top = s->pads[0], .left = s->pads[1],
-      .of_m = s->turned ? 9 : c * 9, .of_c = s->turned ? m * 9 : 9, .turned = s->turned,
+      .x = x, .w = w, .bias = bias, .c = c, .m = m, .h = big.dims[at], .w_x = big.dims[at + 1],
+      .oh = big.dims[at] + s->pads[1] + s->pads[4] - 2, .ow = big.dims[at + 1] + s->pads[2] + s->pads[5] - 2,
+      .taps = deep, .d = d, .od = d + s->pads[0] + s->pads[3] - deep + 1,
+      .front = s->pads[0], .top = s->pads[1], .left = s->pads[2],
+      .of_m = 9 * deep * (s->turned ? 1 : c), .of_c = 9 * deep * (s->turned ? m : 1), .turned = s->turned,
   };
-  const Shape shape = {.rank = 4, .dims = {j.images, m, j.oh, j.ow}};
+  Shape shape = {.rank = s->rank, .dims = {big.dims[0], m, j.od}};
+  shape.dims[at] = j.oh;
+  shape.dims[at + 1] = j.ow;
   j.y = output(call, 0, &shape);
+  j.images = big.dims[0] * j.od;
   if (call->failed || !j.images || !m) return;
   j.wide_m = up(m, LANES) * LANES;
   j.wide_c = up(c, LANES) * LANES;
-  j.place = c * j.wide_m + GAP;
+  j.place = deep * c * j.wide_m + GAP;
   const int64_t band = most(BAND, j.place * PLACES / 2); /* where there are many weights, they are read less often */
   const int64_t tiles = most(band / (PLACES * (j.wide_m + j.wide_c)), TILES_LEAST);
   j.down = up(j.oh, INNER);
@@ -256,7 +282,7 @@ static void compute(Call *call, const void *settings) {
            most(SIDE * (INNER * j.across + 2) * j.wide_c, INNER * INNER * j.across * j.wide_m);
   j.memory = scratch(call, j.shares * j.slot, sizeof(float));
   j.weights = j.transformed = scratch(call, PLACES * j.place, sizeof(float));
-  parallel_ranges(call, c * (j.wide_m / LANES), 16, transform_weights, &j);
+  parallel_ranges(call, deep * c * (j.wide_m / LANES), 16, transform_weights, &j);
   parallel(call, (size_t)j.shares, convolve_share, &j);
 }
 

@@ -78,9 +78,10 @@ static void lay_run(float *to, int64_t wide, int64_t pitch, int64_t columns, con
   }
 }
 
-/* Part of a picture, from row `top` and column `first` on, as to[row][column][channel], with zeros beyond it. */
+/* Part of a picture, from row `top` and column `first` on, as to[row][column][channel], with zeros beyond it; its
+ * channels are `channel` numbers apart. */
 static void lay_pixels(float *to, int64_t rows, int64_t width, int64_t wide, const float *from, int64_t channels,
-                       int64_t h, int64_t w, int64_t top, int64_t first) {
+                       int64_t channel, int64_t h, int64_t w, int64_t top, int64_t first) {
   const int64_t above = least(most(-top, 0), rows), below = most(least(h - top, rows), above);
   const int64_t left = least(most(-first, 0), width), right = most(least(w - first, width), left);
   const int64_t columns = right - left, row = width * wide;
@@ -95,10 +96,10 @@ static void lay_pixels(float *to, int64_t rows, int64_t width, int64_t wide, con
   const float *start = from + (top + above) * w + first + left;
   to += above * row + left * wide;
   if (columns == w) /* rows follow each other */
-    lay_run(to, wide, width, columns, start, h * w, channels, (below - above) * w);
+    lay_run(to, wide, width, columns, start, channel, channels, (below - above) * w);
   else
     for (int64_t r = 0; r < below - above; r++)
-      lay_run(to + r * row, wide, width, columns, start + r * w, h * w, channels, columns);
+      lay_run(to + r * row, wide, width, columns, start + r * w, channel, channels, columns);
 }
 
 /* B' d */

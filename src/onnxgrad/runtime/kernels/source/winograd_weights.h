@@ -95,11 +95,11 @@ static void winograd_share(void *data, size_t index) {
     for (int64_t row = first; row < last; row++) {
       const int64_t image = row / j->parts / j->down, top = row / j->parts % j->down * INNER;
       const int64_t column = row % j->parts * j->across * INNER, done = (row - first) * j->across;
-      lay_pixels(pixels, SIDE, INNER * j->across + 2, j->wide_c, j->x + (image * at->c + from_c) * at->h * at->w, c, at->h,
-                 at->w, top - at->ph, column - at->pw);
+      lay_pixels(pixels, SIDE, INNER * j->across + 2, j->wide_c, j->x + (image * at->c + from_c) * at->h * at->w, c,
+                 at->h * at->w, at->h, at->w, top - at->ph, column - at->pw);
       transform_x(x + done * j->wide_c, place_x, pixels, j->across, j->wide_c);
-      lay_pixels(pixels, INNER, INNER * j->across, j->wide_m, j->y + image * at->m * at->oh * at->ow, at->m, at->oh,
-                 at->ow, top, column);
+      lay_pixels(pixels, INNER, INNER * j->across, j->wide_m, j->y + image * at->m * at->oh * at->ow, at->m,
+                 at->oh * at->ow, at->oh, at->ow, top, column);
       transform_y(y + done * j->wide_m, place_y, pixels, j->across, j->wide_m);
     }
     for (int64_t place = 0; place < PLACES; place++)

@@ -1,0 +1,77 @@
+"""Rows added up at places (messages along edges, sums of segments) to the call that adds up cotangents of lookups.
+
+ScatterElements looks up the index of each number. Where the index is the same along a row, and the table starts from
+zeros, a call of ``source/rows.c`` adds row by row, and reads each index once.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import onnx_ir as ir
+
+from onnxgrad.ir.graph import prune, scopes
+from onnxgrad.ir.match import is_op, producer
+from onnxgrad.ir.passes import Pass
+from onnxgrad.runtime.kernels.elementwise import PHASE
+from onnxgrad.runtime.kernels.row_kernels import GATHER_GRAD
+from onnxgrad.runtime.kernels.substitute import DOMAIN
+from onnxgrad.runtime.rewrites.rewrite import is_zero, match_repeated, same_but
+from onnxgrad.runtime.setting import Setting
+
+
+def _call_sums(model: ir.Model, setting: Setting) -> int:
+    """Replace sums of rows in `model` by calls. Returns the count."""
+    numbers = itertools.count()
+    for graph in scopes(model.graph):
+        for node in list(graph):
+            operands = _operands(node)
+            if operands is None:
+                continue
+            (old,) = node.outputs
+            name = f"native.summed_rows.{next(numbers)}"
+            call = ir.Node(DOMAIN, GATHER_GRAD[operands[1].dtype], operands, num_outputs=1, name=name)
+            graph.insert_after(node, call)
+            old.replace_all_uses_with(call.outputs[0], replace_graph_outputs=True)
+            (new,) = call.outputs
+            new.type, new.shape, new.name, old.name = old.type, old.shape, old.name, f"{name}.operators"
+        prune(graph)
+    model.opset_imports[DOMAIN] = 1
+    return next(numbers)
+
+
+def _operands(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+    """The rows, the index and a tensor of the table's shape of a ScatterElements that adds rows up; else None."""
+    if not is_op(node, "ScatterElements") or node.attributes.get_string("reduction") != "add":
+        return None
+    table, indices, rows = node.inputs
+    (result,) = node.outputs
+    if table is None or rows is None or table.shape is None or rows.shape is None or not len(table.shape):
+        return None
+    if node.attributes.get_int("axis", 0) % len(table.shape) or table.dtype != ir.DataType.FLOAT:
+        return None
+    # as wide as the table: the call adds whole rows
+    index = match_repeated(indices, len(table.shape), 0)
+    wide = same_but(0, result.shape or table.shape, rows.shape)
+    if index is None or index.dtype not in GATHER_GRAD or wide is None or not is_zero(table):
+        return None
+    return rows, index, _of_same_shape(table)
+
+
+def _of_same_shape(table: ir.Value) -> ir.Value:
+    """A tensor of the shape of `table`, which is made for another purpose if there is one."""
+    filled = producer(table, "ConstantOfShape")
+    shape = None if filled is None else producer(filled.inputs[0], "Shape")
+    like = None if shape is None or shape.attributes else shape.inputs[0]
+    return like if like is not None and like.dtype == ir.DataType.FLOAT else table
+
+
+SUMMED_ROWS = Pass(
+    "summed_rows",
+    PHASE,
+    "a call that adds up rows where they belong",
+    "ScatterElements(add) along the first axis into zeros, the same index along a row, float32",
+    lambda model, _: any(is_op(n, "ScatterElements") for g in scopes(model.graph) for n in g),
+    _call_sums,
+    Setting.keeps_operators,
+)
