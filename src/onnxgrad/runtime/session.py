@@ -109,7 +109,7 @@ def create(
         if not isinstance(model, ir.Model):
             return load(model)
         memory = Memory(renewed or {}, overwritten is not None, shared is not None, packs)
-        found, setting = _create_optimized(model, options, memory, load)
+        session, setting = _create_optimized(model, options, memory, load)
     except BadInput:
         raise
     except Exception as error:  # ONNX Runtime's exceptions share no base but this one
@@ -118,7 +118,7 @@ def create(
         overwritten |= setting.overwritten
     if shared is not None:
         shared.take(setting.shared)
-    return found
+    return session
 
 
 def keeps_packed(model: ir.Model | bytes | str | Path, options: Options, has_state: bool) -> bool:
@@ -153,10 +153,12 @@ def passes_of(
     """
     said = options.target, options.layout, options.providers[:1] == ("CPUExecutionProvider",)
     first = run_passes(model, PREPARATION, lambda: Setting(model.graph, *said), options.without, counted)
-    given = first.model.graph
-    setting = partial(SessionSetting, given, *said, **({} if memory is None else vars(memory)))
-    found = run_passes(first.model, OPTIMIZATION[:upto], setting, options.without, counted)
-    return dataclasses.replace(found, reports=first.reports + found.reports, failed=first.failed | found.failed)
+    original = first.model.graph
+    setting = partial(SessionSetting, original, *said, **({} if memory is None else vars(memory)))
+    optimized = run_passes(first.model, OPTIMIZATION[:upto], setting, options.without, counted)
+    return dataclasses.replace(
+        optimized, reports=first.reports + optimized.reports, failed=first.failed | optimized.failed
+    )
 
 
 def _create_optimized(
@@ -167,7 +169,7 @@ def _create_optimized(
     while True:
         passed = passes_of(model, options, memory)
         try:
-            found = load(passed.model)
+            session = load(passed.model)
         except BadInput:
             raise
         except Exception as error:
@@ -186,7 +188,7 @@ def _create_optimized(
                 raise
         else:
             warn_of(passed.failed | refused)
-            return found, passed.setting
+            return session, passed.setting
         finally:
             for node in passed.setting.unnamed:
                 node.name = None
@@ -200,8 +202,8 @@ def _load_session(
         return session(model if isinstance(model, bytes) else session_source(model))
     weight, is_apart = _constant_bytes(model), _has_external_data(model)
     in_file = is_apart or weight >= _LARGE
-    found = _through_a_file(model, session, weight < _MESSAGE_LIMIT and not is_apart) if in_file else None
-    return session(ir.to_proto(model).SerializeToString()) if found is None else found
+    created = _through_a_file(model, session, weight < _MESSAGE_LIMIT and not is_apart) if in_file else None
+    return session(ir.to_proto(model).SerializeToString()) if created is None else created
 
 
 def _may_want_kernels(model: ir.Model) -> bool:
@@ -212,8 +214,8 @@ def _may_want_kernels(model: ir.Model) -> bool:
 
 
 def _has_external_data(model: ir.Model) -> bool:
-    held = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
-    return any(isinstance(tensor, ir.ExternalTensor) for tensor in held)
+    tensors = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
+    return any(isinstance(tensor, ir.ExternalTensor) for tensor in tensors)
 
 
 def _constant_bytes(model: ir.Model) -> int:
@@ -244,9 +246,9 @@ def _through_a_file(
             if not may_fail:
                 raise
             return None
-        found = session(str(path))
+        created = session(str(path))
     give_back()
-    return found
+    return created
 
 
 def give_back() -> None:
@@ -290,7 +292,7 @@ class Session:
             BadInput: ONNX Runtime refuses the feeds or fails on them, or would misread them (see `feed`).
         """
         names = self.outputs if outputs is None else outputs
-        feeds = {name: _fed(name, held) for name, held in feeds.items()}
+        feeds = {name: _fed(name, array) for name, array in feeds.items()}
         if self._is_numpy:  # a third of the time that values of the runtime take
             try:
                 return dict(zip(names, self.native.run(names, feeds)))
@@ -298,7 +300,7 @@ class Session:
                 raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
         values = {k: ort_value(np.ascontiguousarray(v)) if v.ndim else ort_value(v) for k, v in feeds.items()}
         try:
-            found: list[Any] = self.native.run_with_ort_values(names, values)
+            results: list[Any] = self.native.run_with_ort_values(names, values)
         except Exception as error:
             raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
-        return {name: array_of(value) for name, value in zip(names, found)}
+        return {name: array_of(value) for name, value in zip(names, results)}
