@@ -113,7 +113,7 @@ class Augment:
         for field in fields:
             if not field.label and (axis := _channels(shapes.get(field.name, ()))) is not None:
                 spaces.add(tuple(s for k, s in enumerate(shapes[field.name]) if k != axis))
-        found = {}
+        found: dict[str, float] = {}
         for field in fields:
             size = shapes.get(field.name, field.shape)
             space = tuple(s for k, s in enumerate(size) if k != size.index(1)) if len(size) == 3 and 1 in size else size
@@ -125,7 +125,7 @@ class Augment:
         """`maps` of pictures, moved as these are; `beyond` comes in."""
         flat = maps[..., 0] if maps.ndim == 4 and maps.shape[-1] == 1 else maps.reshape(len(maps), *maps.shape[-2:])
         chances = uniform(draw, rows, _DRAWS * len(_USUAL)).reshape(len(rows), -1, _DRAWS)
-        found = np.stack([self._move(x[None], *chance[:3], beyond)[0] for x, chance in zip(flat, chances)])
+        found = np.stack([self._move(x[None], c[0], c[1], c[2], beyond)[0] for x, c in zip(flat, chances)])
         return found.reshape(maps.shape)
 
     def __call__(self, pictures: np.ndarray, rows: np.ndarray, draw: Sequence[int]) -> np.ndarray:

@@ -56,14 +56,14 @@ def read_box_table(path: Path) -> DetectionData:
         raise BadInput(f"{source} has no boxes")
     remarks, rows = Remarks(), []
     for called, found in objects.items():
-        file, first = path.parent / called, f"line {found[0][0]} of {source}"
-        if not file.is_file() and (path.parent / "images" / called).is_file():
-            file = path.parent / "images" / called
+        place, first = path.parent / called, f"line {found[0][0]} of {source}"
+        if not place.is_file() and (path.parent / "images" / called).is_file():
+            place = path.parent / "images" / called
         boxes = [f for f in found if f[1]]
         rows.append(
             box_row(
-                file,
-                picture_size(file, first),
+                place,
+                picture_size(place, first),
                 [box for *_, box in boxes],
                 [names.index(name) for _, name, _ in boxes],
                 lambda k, boxes=boxes: f"line {boxes[k][0]} of {source}",  # type: ignore[misc]

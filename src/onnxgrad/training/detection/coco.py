@@ -109,8 +109,10 @@ def _row(
     if not isinstance(picture.get("file_name"), str):
         raise BadInput(f"{place} has no file_name")
     file = files.find(picture["file_name"], place)
-    size = (picture.get("width"), picture.get("height"))
-    if not all(isinstance(s, int) and s > 0 for s in size):
+    width, height = picture.get("width"), picture.get("height")
+    if isinstance(width, int) and isinstance(height, int) and min(width, height) > 0:
+        size = (width, height)
+    else:
         size = picture_size(file, place)
     boxes = [_corners(a, k, source) for k, a in enumerate(objects)]
     for k, a in enumerate(objects):

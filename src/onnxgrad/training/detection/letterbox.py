@@ -75,9 +75,10 @@ class Letterbox:
     def of(cls, values: Mapping[str, Any]) -> Letterbox:
         """The letterbox that `to_json` wrote. Raises BadInput for other values."""
         try:
-            flags = {n: bool(values[n]) for n in ("keep_ratio", "centered", "bgr")}
-            numbers = {n: tuple(float(v) for v in values[n]) for n in ("mean", "std")}
-            return cls(int(values["height"]), int(values["width"]), fill=int(values["fill"]), **flags, **numbers)
+            keep_ratio, centered, bgr = (bool(values[n]) for n in ("keep_ratio", "centered", "bgr"))
+            mean, std = (tuple(float(v) for v in values[n]) for n in ("mean", "std"))
+            height, width, fill = (int(values[n]) for n in ("height", "width", "fill"))
+            return cls(height, width, keep_ratio, centered, fill, bgr, mean, std)
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"no preparation of pictures: {values!r}") from error
 

@@ -132,7 +132,7 @@ def box_row(
     return BoxRow(file, size, corners, np.asarray(labels, np.int64).reshape(-1), flags, sizes, **others)
 
 
-class DetectionData(Sequence[dict[str, Any]]):
+class DetectionData:
     """Pictures with boxes; pictures are read when they are asked for.
 
     Args:
@@ -153,7 +153,7 @@ class DetectionData(Sequence[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[k] for k in range(len(self)))
 
-    def __getitem__(self, k: Any) -> dict[str, Any]:
+    def __getitem__(self, k: int) -> dict[str, Any]:
         row = self.rows[k]
         found = {
             "image": read_pixels(row.file, row.size),

@@ -145,7 +145,8 @@ def _row(picture: Path, file: Path, names: list[str], points: tuple[int, int] | 
         boxes.append(corners * np.tile(size, 2))
         labels.append(number)
         segments.append(None if outline is None else [(outline * size).ravel().tolist()])
-        marks.append(None if points is None else _points(shares[4:], points, size, place))
+        if points is not None:
+            marks.append(_points(shares[4:], points, size, place))
         places.append(place)
     return box_row(
         picture,
@@ -155,7 +156,7 @@ def _row(picture: Path, file: Path, names: list[str], points: tuple[int, int] | 
         lambda k: places[k],
         remarks,
         segments=tuple(segments) if any(segments) else None,
-        points=np.stack(marks) if marks and points is not None else None,
+        points=np.stack(marks) if marks else None,
         name=picture.stem,
     )
 

@@ -213,8 +213,8 @@ class Evaluation:
             return []
         return [m for m in (WHILE_TRAINING["boxes"] if metrics is None else metrics) if is_metric_of(m, "boxes")]
 
-    def _box_meter(self, data: Data, metrics: Sequence[str] | None) -> list[BoxMeter]:
-        """The meter of boxes, if there are metrics of them and `data` has pictures with boxes."""
+    def _box_meters(self, data: Data, metrics: Sequence[str] | None) -> list[BoxMeter]:
+        """The meter of boxes in a list, if there are metrics of them and `data` has pictures with boxes."""
         names, feed = self._of_boxes(metrics), feed_of(data)
         if not names or feed is None:
             return []
@@ -261,7 +261,7 @@ class Evaluation:
         for name in set(tail_inputs) - {*self.boundary, *data.names, *known}:
             known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
         losses, ranks = [], ranks or Alone()  # of batches, with their weights
-        meters, boxes = self.meters(metrics, data.classes), self._box_meter(data, metrics)
+        meters, boxes = self.meters(metrics, data.classes), self._box_meters(data, metrics)
         bounds = [size * n for n in blocks(-(-len(rows) // size), ranks.size)]
         own_rows = rows[bounds[ranks.rank] : bounds[ranks.rank + 1]]
         for turn, batch in enumerate(data.batches(size, own_rows)):
@@ -278,16 +278,16 @@ class Evaluation:
             for p, meter in zip(self.predictions, meters):
                 meter.add(found[p.value], batch[p.label])
         if ranks.size > 1:
-            everything = gathered(ranks, [losses, [meter.sums() for meter in [*meters, *boxes]]])
-            meters, boxes = self.meters(metrics, data.classes), self._box_meter(data, metrics)
+            everything = gathered(ranks, [losses, [m.sums() for m in meters] + [m.sums() for m in boxes]])
+            meters, boxes = self.meters(metrics, data.classes), self._box_meters(data, metrics)
             for _, sums in everything:
-                for meter, own in zip([*meters, *boxes], sums):
-                    meter.join(own)
+                for join, own in zip([m.join for m in meters] + [m.join for m in boxes], sums):
+                    join(own)
             losses = [loss for own, _ in everything for loss in own]
         total = sum(weight for _, weight in losses)
         measured = {"loss": sum(loss * weight for loss, weight in losses) / total if total else float("nan")}
-        for meter in [*meters, *boxes]:
-            measured |= {k: v for k, v in meter.result().items() if k not in measured}
+        for found_by in [m.result() for m in meters] + [m.result() for m in boxes]:
+            measured |= {k: v for k, v in found_by.items() if k not in measured}
         return measured
 
     def _doubt(self, found: Mapping[str, np.ndarray]) -> None:

@@ -59,7 +59,8 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
         sequences = Sequences(int(blank), int(time))
         return Prediction(node.outputs[0].name or "", label, sequences) if label in labels else None
     if COMPARED in node.metadata_props:
-        return _noted(node.outputs[0], *json.loads(node.metadata_props[COMPARED]), labels)
+        label, kind, ignored = json.loads(node.metadata_props[COMPARED])
+        return _noted(node.outputs[0], label, kind, ignored) if label in labels else None
     y, other = (*node.inputs, None, None)[:2]
     if y is None or other is None:
         return None
@@ -90,10 +91,8 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
     return None
 
 
-def _noted(y: ir.Value, label: str, kind: str, ignored: int | None, labels: set[str]) -> Prediction | None:
+def _noted(y: ir.Value, label: str, kind: str, ignored: int | None) -> Prediction:
     """The prediction `y` that a loss of masks or depth notes."""
-    if label not in labels:
-        return None
     if kind != "classes":
         return Prediction(y.name or "", label, Binary() if kind == "binary" else Comparison())
     classes = y.shape[1] if y.shape is not None else None

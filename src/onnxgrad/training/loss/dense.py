@@ -110,6 +110,11 @@ def _extension(b: Builder, errors: Var, wanted: Var, counts: Var | None) -> Var:
     return b.ReduceSum(b.Relu(ordered) * (jaccard - before), [last], keepdims=0)
 
 
+def _together(b: Builder, x: Var) -> Var:
+    """[N, C, size] of all pictures as one, [1, C, N·size]."""
+    return b.Unsqueeze(_rows(b, b.Transpose(x, perm=[1, 0, 2])), [0])
+
+
 @_dense("lovasz", contains=("Softmax",), compares="classes", axis=None, ignore_index=None, batch=True)
 def lovasz(b, y, labels, reduction, axis, ignore_index, batch):  # type: ignore[no-untyped-def]
     """the Lovász extension of 1 - IoU of each class that occurs in a batch, or in each picture; the mean over these"""
@@ -117,8 +122,8 @@ def lovasz(b, y, labels, reduction, axis, ignore_index, batch):  # type: ignore[
     if counts is not None:
         counts = b.Expand(counts, b.Shape(p))
     if batch:
-        p, t, counts = (x if x is None else b.Unsqueeze(_rows(b, b.Transpose(x, perm=[1, 0, 2])), [0])
-                        for x in (p, t, counts))  # fmt: skip
+        p, t = (_together(b, x) for x in (p, t))
+        counts = None if counts is None else _together(b, counts)
     found = _extension(b, b.Abs(t - p), t, counts)
     occurs = b.cast_like(b.ReduceMax(t, [2], keepdims=0) > 0.0, found)
     rows = b.ReduceSum(found * occurs, [1], keepdims=0) / b.Max(b.ReduceSum(occurs, [1], keepdims=0), 1.0)

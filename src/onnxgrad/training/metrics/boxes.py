@@ -292,6 +292,6 @@ def confusion(found: Detections, boxes: np.ndarray, labels: np.ndarray, crowd: n
             table[labels[j], classes[i]] += 1
             free[i] = missing[j] = False
     free &= ~((iou >= THRESHOLDS[0]) & crowd).any(1)
-    np.add.at(table, (count, classes[free]), 1)
-    np.add.at(table, (labels[missing], count), 1)
+    table[count] += np.bincount(classes[free], minlength=count + 1)
+    table[:, count] += np.bincount(labels[missing], minlength=count + 1)
     return table

@@ -20,8 +20,8 @@ def relative_errors(y: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 def are_near(y: np.ndarray, t: np.ndarray) -> np.ndarray:
     """True where t > 0 and the ratio of both is below 1.25; only of t > 0."""
-    known = t > 0
-    y, t = y[known], t[known]
+    known = np.asarray(t) > 0
+    y, t = np.asarray(y)[known], np.asarray(t)[known]
     return np.asarray((y < 1.25 * t) & (t < 1.25 * y))
 
 
@@ -34,13 +34,14 @@ def sigmas_of(count: int | None) -> tuple[float, ...]:
 
 def point_similarity(y: np.ndarray, t: np.ndarray) -> np.ndarray:
     """exp(-d²/(8·σ²·area)) of each key point that is labelled, for points [rows, K, 2] and labels [rows, K, 3]."""
-    seen = t[..., 2] > 0
+    seen = np.asarray(t[..., 2] > 0)
     low = np.where(seen[..., None], t[..., :2], np.inf).min(1)
     high = np.where(seen[..., None], t[..., :2], -np.inf).max(1)
     area = FILLED * np.prod(np.where(seen.any(1)[:, None], high - low, 0.0), axis=1)
     spread = np.square(2 * np.array(sigmas_of(t.shape[1])))
     squared = np.square(y - t[..., :2]).sum(2)
-    return np.asarray(np.exp(-squared / (2 * spread * (area[:, None] + 1e-9)))[seen])
+    similar = np.asarray(np.exp(-squared / (2 * spread * (area[:, None] + 1e-9))))
+    return similar[seen]
 
 
 def peaks(maps: np.ndarray) -> np.ndarray:
