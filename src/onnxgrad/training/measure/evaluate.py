@@ -19,6 +19,7 @@ from onnxgrad.training.data.columns import Column, single_array
 from onnxgrad.training.data.fields import INPUTS, LABELS, check_labels
 from onnxgrad.training.data.items import named_source
 from onnxgrad.training.data.labels import check_count, class_column, numbered
+from onnxgrad.training.data.masks import Masks, mask_field
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
@@ -213,6 +214,8 @@ def open_labelled(
     if ignore_index is None and np.asarray(first).dtype.kind in "iu" and single_array(columns[called]) is None:
         ignore_index = PADDING  # of rows of different lengths
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
+    if isinstance(columns[called], Masks):
+        own = mask_field(called, list(output.shape or ()), ignore_index)
     rows = Data(columns, [*fields_of(opened), own], source, classes=names, **arguments)
     return rows, called, ignore_index
 
