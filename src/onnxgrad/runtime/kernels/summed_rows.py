@@ -30,7 +30,8 @@ def _call_sums(model: ir.Model, setting: Setting) -> int:
                 continue
             (old,) = node.outputs
             name = f"native.summed_rows.{next(numbers)}"
-            call = ir.Node(DOMAIN, GATHER_GRAD[operands[1].dtype], operands, num_outputs=1, name=name)
+            kernel, inputs = operands
+            call = ir.Node(DOMAIN, kernel, inputs, num_outputs=1, name=name)
             graph.insert_after(node, call)
             old.replace_all_uses_with(call.outputs[0], replace_graph_outputs=True)
             (new,) = call.outputs
@@ -40,8 +41,8 @@ def _call_sums(model: ir.Model, setting: Setting) -> int:
     return next(numbers)
 
 
-def _operands(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
-    """The rows, the index and a tensor of the table's shape of a ScatterElements that adds rows up; else None."""
+def _operands(node: ir.Node) -> tuple[str, list[ir.Value]] | None:
+    """The kernel for a ScatterElements that adds rows up, and the rows, the index and a tensor like the table."""
     if not is_op(node, "ScatterElements") or node.attributes.get_string("reduction") != "add":
         return None
     table, indices, rows = node.inputs
@@ -53,9 +54,10 @@ def _operands(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     # as wide as the table: the call adds whole rows
     index = match_repeated(indices, len(table.shape), 0)
     wide = same_but(0, result.shape or table.shape, rows.shape)
-    if index is None or index.dtype not in GATHER_GRAD or wide is None or not is_zero(table):
+    kernel = None if index is None or index.dtype is None else GATHER_GRAD.get(index.dtype)
+    if index is None or kernel is None or wide is None or not is_zero(table):
         return None
-    return rows, index, _of_same_shape(table)
+    return kernel, [rows, index, _of_same_shape(table)]
 
 
 def _of_same_shape(table: ir.Value) -> ir.Value:
