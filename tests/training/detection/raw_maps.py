@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.training.detection.heads import Head, Level, Part
+from onnxgrad.training.detection.head import Head, Level, MapPart
 
 #: (height, width) of pictures, the number of classes, and the strides of the maps.
 SIZE, CLASSES, STRIDES = (96, 128), 4, (8, 16, 32)
@@ -76,14 +76,14 @@ def _shape(stride: int) -> tuple[int, int]:
 
 def _distances(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
     maps = _maps(random, {"scores": CLASSES, "boxes": 64}, {"boxes": 2.0})
-    levels = [Level(_shape(s), Part(f"scores{s}", 0, CLASSES), Part(f"boxes{s}", 0, 64)) for s in STRIDES]
+    levels = [Level(_shape(s), MapPart(f"scores{s}", 0, CLASSES), MapPart(f"boxes{s}", 0, 64)) for s in STRIDES]
     return Head("dfl", CLASSES, tuple(levels), "images", SIZE, bins=16), maps
 
 
 def _offsets(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
     maps = _maps(random, {"scores": CLASSES, "boxes": 4, "objects": 1}, {"boxes": 0.5})
     levels = [
-        Level(_shape(s), Part(f"scores{s}", 0, CLASSES), Part(f"boxes{s}", 0, 4), Part(f"objects{s}", 0, 1))
+        Level(_shape(s), MapPart(f"scores{s}", 0, CLASSES), MapPart(f"boxes{s}", 0, 4), MapPart(f"objects{s}", 0, 1))
         for s in STRIDES
     ]
     return Head("yolox", CLASSES, tuple(levels), "images", SIZE), maps
@@ -96,7 +96,8 @@ ANCHORS = np.float32([[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 
 def _anchor_sizes(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
     maps = _maps(random, {"map": 3 * (5 + CLASSES)}, {})
     levels = [
-        Level(_shape(s), Part(f"map{s}", 5, CLASSES), Part(f"map{s}", 0, 4), Part(f"map{s}", 4, 1), 3) for s in STRIDES
+        Level(_shape(s), MapPart(f"map{s}", 5, CLASSES), MapPart(f"map{s}", 0, 4), MapPart(f"map{s}", 4, 1), 3)
+        for s in STRIDES
     ]
     return Head("yolo5", CLASSES, tuple(levels), "images", SIZE, anchors=ANCHORS), maps
 
@@ -110,7 +111,7 @@ def _anchored(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[
     maps = _maps(random, {"scores": 3 * count, "boxes": 12}, {})
     levels, anchors = [], []
     for s in STRIDES:
-        levels.append(Level(_shape(s), Part(f"scores{s}", 0, count), Part(f"boxes{s}", 0, 4), None, 3))
+        levels.append(Level(_shape(s), MapPart(f"scores{s}", 0, count), MapPart(f"boxes{s}", 0, 4), None, 3))
         y, x = np.meshgrid(*((np.arange(n) + 0.5) * s for n in _shape(s)), indexing="ij")
         centres = np.stack([x, y], -1).reshape(-1, 1, 2)
         half = np.array(SHAPES) * s / 2
@@ -127,6 +128,6 @@ def _queries(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[H
         "logits": random.standard_normal((len(COUNTS), 12, count)).astype(np.float32),
         "pred_boxes": boxes.astype(np.float32),
     }
-    level = Level((0, 0), Part("logits", 0, count), Part("pred_boxes", 0, 4))
+    level = Level((0, 0), MapPart("logits", 0, count), MapPart("pred_boxes", 0, 4))
     background = None if sigmoid else -1
     return Head("detr", CLASSES, (level,), "images", SIZE, one_to_one=True, background=background), maps

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrad.ir import Builder, Var
-from onnxgrad.training.detection.boxes import Decoded, at, corner, held, overlap
-from onnxgrad.training.detection.heads import Head
+from onnxgrad.training.detection.boxes import Decoded, at, corner, hold_constant, overlap
+from onnxgrad.training.detection.head import Head
 
 #: Exponents of scores and overlaps, and candidates of each label, in TaskAligned (Feng et al. 2021; Ultralytics).
 TAL_ALPHA, TAL_BETA, TAL_CANDIDATES = 0.5, 6.0, 10
@@ -98,8 +98,13 @@ def _paired(b: Builder, mask: Var, labels: Labels, weight: Var, ignored: Var | N
     to_labels = b.Transpose(mask, perm=[0, 2, 1])
     boxes, classes = b.MatMul(to_labels, labels.boxes), b.MatMul(to_labels, labels.one_hot)
     positive = b.ReduceMax(mask, [1], keepdims=0)
-    kept = [held(b, v) for v in (positive, boxes, classes, weight)]
-    return Assigned(*kept, None if ignored is None else held(b, ignored))
+    return Assigned(
+        hold_constant(b, positive),
+        hold_constant(b, boxes),
+        hold_constant(b, classes),
+        hold_constant(b, weight),
+        None if ignored is None else hold_constant(b, ignored),
+    )
 
 
 def _pairs(b: Builder, labels: Labels, boxes: Var, kind: str, eps: float) -> Var:

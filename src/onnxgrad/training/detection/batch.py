@@ -9,7 +9,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import add_initializer, dependents
 from onnxgrad.ir.match import constant, is_op, sizes
 from onnxgrad.training.detection.classes import infer_anew
-from onnxgrad.training.detection.heads import Head
+from onnxgrad.training.detection.head import Head
 from onnxgrad.training.detection.probe import noise, picture_input, run_values
 
 #: Differences of results for one picture and for two, relative to the largest: sums in another order.

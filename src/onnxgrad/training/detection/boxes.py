@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.ir import Builder, Var
-from onnxgrad.training.detection.heads import Head, Part
+from onnxgrad.training.detection.head import Head, MapPart
 
 #: Of sizes in a denominator, as in the implementations of Ultralytics.
 EPS = 1e-7
@@ -23,7 +23,7 @@ EPS = 1e-7
 _MOST = math.log(1000 / 16)
 
 
-def held(b: Builder, x: Var) -> Var:
+def hold_constant(b: Builder, x: Var) -> Var:
     """`x` as a constant: no derivative passes."""
     node = ir.Node("", "Identity", [x.value])
     node.metadata_props[CONSTANT] = "an assignment of predictions to boxes is held constant"
@@ -76,7 +76,7 @@ def overlap(b: Builder, one: Var, other: Var, kind: str = "iou", eps: float = EP
     if kind == "diou":
         return iou - distance
     shape = b.Mul((b.Atan(s / t) - b.Atan(w / h)) ** 2.0, 4 / math.pi**2)
-    share = held(b, shape / (shape - iou + (1 + eps)))
+    share = hold_constant(b, shape / (shape - iou + (1 + eps)))
     return iou - (distance + shape * share)
 
 
@@ -135,8 +135,8 @@ def places_of(head: Head) -> np.ndarray:
     return np.concatenate(found).astype(np.float32)
 
 
-def _rows(b: Builder, part: Part, values: Mapping[str, Var], anchors: int) -> Var:
-    """Channels of a map [N, a·c, H, W], or of [N, a·each, H, W], as rows [N, H·W·a, size]."""
+def _rows(b: Builder, part: MapPart, values: Mapping[str, Var], anchors: int) -> Var:
+    """MapPart of a map [N, a·c, H, W], or of [N, a·each, H, W], as rows [N, H·W·a, size]."""
     value = values[part.value]
     assert value.shape is not None
     channels = value.shape[1]
@@ -185,7 +185,7 @@ def _by_anchors(b: Builder, head: Head, encoded: Var, places: Var) -> Var:
     assert head.anchors is not None
     anchors = b.const(head.anchors)  # as one constant, by which the head is recognised again
     size = at(b, anchors, 2, 4) - at(b, anchors, 0, 2)
-    scaled = encoded * b.const(np.float32(VARIANCES[head.kind]))
+    scaled = encoded * b.const(np.array(VARIANCES[head.kind], np.float32))
     grown = b.Exp(b.Min(at(b, scaled, 2, 4), _MOST)) * size
     centre = at(b, scaled, 0, 2) * size + at(b, anchors, 0, 2) + b.Mul(size, 0.5)
     return from_centres(b, b.Concat(centre, grown, axis=-1))

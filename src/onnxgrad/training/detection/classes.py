@@ -19,7 +19,7 @@ from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.match import constant, is_op, producer
 from onnxgrad.ir.names import Names
 from onnxgrad.training.detection.boxes import decode
-from onnxgrad.training.detection.heads import Head, Part
+from onnxgrad.training.detection.head import Head, MapPart
 from onnxgrad.training.detection.probe import noise, run_values
 
 #: The probability of a new class before training (Lin et al. 2017).
@@ -51,7 +51,7 @@ def with_classes(
     feeds = noise(model, 1, head.size)
     shapes = _shapes_behind(model, head, ends, feeds)
     plain = model.clone()
-    new = _widened(model, head, kept, len(names))
+    new = _widen_scores(model, head, kept, len(names))
     _Sizes(model.graph, head, new, shapes)
     infer_anew(model)
     what = f"{len(names)} classes in the place of {head.classes}"
@@ -65,7 +65,7 @@ def with_classes(
     except BadInput:
         pass
     model.graph = plain.graph
-    new = _widened(model, head, kept, len(names))
+    new = _widen_scores(model, head, kept, len(names))
     _replace_ending(model, new)
     return new, [
         *notes,
@@ -110,7 +110,7 @@ def _channels(head: Head, value: str) -> int:
     return max(p.start + p.size for p in parts)
 
 
-def _widened(model: ir.Model, head: Head, kept: Mapping[int, int], count: int) -> Head:
+def _widen_scores(model: ir.Model, head: Head, kept: Mapping[int, int], count: int) -> Head:
     """The layers of the scores with `count` classes."""
     graph, named = model.graph, named_values(model.graph)
     background = head.background is not None
@@ -145,7 +145,7 @@ def _widened(model: ir.Model, head: Head, kept: Mapping[int, int], count: int) -
         boxes = level.boxes
         if boxes.value == part.value and boxes.start > part.start:
             boxes = replace(boxes, start=boxes.start + grown)
-        made.append(replace(level, scores=Part(part.value, part.start, size), boxes=boxes, objects=objects))
+        made.append(replace(level, scores=MapPart(part.value, part.start, size), boxes=boxes, objects=objects))
     return replace(head, classes=count, levels=tuple(made))
 
 
@@ -179,7 +179,7 @@ def _bias_behind(node: ir.Node) -> tuple[tuple[ir.Node, int], ir.Value] | None:
 
 
 def _rows(
-    array: np.ndarray, part: Part, anchors: int, size: int, first: int, kept: Mapping[int, int], head: Head
+    array: np.ndarray, part: MapPart, anchors: int, size: int, first: int, kept: Mapping[int, int], head: Head
 ) -> np.ndarray:
     """`array` [a·each, …] with the rows of `part` replaced by `size` rows."""
     each = len(array) // anchors
@@ -335,7 +335,11 @@ def _replace_ending(model: ir.Model, head: Head) -> None:
     found = decode(b, head, {name: b.var(named[name]) for name in head.values})
     scores = b.Transpose(found.probabilities(b, head), perm=[0, 2, 1])
     chosen = b.NonMaxSuppression(
-        found.boxes, scores, np.array([MOST_BOXES]), np.float32([SUPPRESSED]), np.float32([LEAST_SCORE])
+        found.boxes,
+        scores,
+        np.array([MOST_BOXES]),
+        np.array([SUPPRESSED], np.float32),
+        np.array([LEAST_SCORE], np.float32),
     )
     picture, label, row = (b.Slice(chosen, [k], [k + 1], [1]) for k in range(3))
     ends = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,101 +22,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import ancestors, reach, reads
+from onnxgrad.ir.graph import reach, reads
 from onnxgrad.ir.match import constant, constant_tensor, is_op, producer
+from onnxgrad.training.detection.anchors import find_anchors, in_pixels, sizes_of_anchors
+from onnxgrad.training.detection.head import Head, Level, MapPart, UnknownHead, nodes_behind
 from onnxgrad.training.detection.probe import noise, picture_input, picture_size, run_values
 from onnxgrad.training.metadata import CLASSES
 
 _LAYERS = ("Conv", "MatMul", "Gemm")
-#: The share by which a graph must resize pictures so that its anchors are scaled; maps are rounded up to whole places.
-_RESIZED = 0.15
 #: Bins of a distribution over distances, where only the channels tell: of YOLOv8, of NanoDet and PicoDet.
 _BINS = (16, 8)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Channels of a raw map [N, C, H, W], or the last axis of queries [N, Q, C].
-
-    Attributes:
-        value: the name of the map.
-        start: the first channel.
-        size: how many channels.
-    """
-
-    value: str
-    start: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Level:
-    """The raw maps of one size. A head of queries has one level, of no size.
-
-    Attributes:
-        shape: (height, width).
-        scores: of the classes.
-        boxes: encoded boxes.
-        objects: objectness, where the head has one.
-        anchors: how many boxes a place has.
-    """
-
-    shape: tuple[int, int]
-    scores: Part
-    boxes: Part
-    objects: Part | None = None
-    anchors: int = 1
-
-
-@dataclass(frozen=True)
-class Head:
-    """A detector's head.
-
-    Attributes:
-        kind: see the module.
-        classes: their number, without background.
-        levels: from the largest map to the smallest.
-        image: the name of the input.
-        size: (height, width) of pictures.
-        anchors: float32 [A, 4], x1, y1, x2, y2 in pixels of a picture, of ``ssd`` and ``retinanet``; [L, a, 2], width
-            and height, of ``yolo5``.
-        bins: of a distribution over distances.
-        offset: the centre of a place, in places.
-        one_to_one: each object has one prediction, and nothing is suppressed.
-        background: the class of no object: 0 (first), -1 (last), or None.
-    """
-
-    kind: str
-    classes: int
-    levels: tuple[Level, ...]
-    image: str
-    size: tuple[int, int]
-    anchors: np.ndarray | None = None
-    bins: int = 1
-    offset: float = 0.5
-    one_to_one: bool = False
-    background: int | None = None
-
-    @property
-    def strides(self) -> list[float]:
-        """Pixels between the places of each level: a power of two where maps are rounded up."""
-        ratios = [self.size[0] / level.shape[0] for level in self.levels]
-        return [r if r == int(r) else 2.0 ** round(np.log2(r)) for r in ratios]
-
-    @property
-    def values(self) -> list[str]:
-        """The raw values that a loss reads, each once."""
-        parts = [p for level in self.levels for p in (level.scores, level.boxes, level.objects) if p is not None]
-        return list(dict.fromkeys(p.value for p in parts))
-
-    @property
-    def text(self) -> str:
-        """The head in words."""
-        if self.kind == "detr":
-            return f"a head of queries (DETR), {self.classes} classes"
-        names = {"dfl": "YOLOv8", "yolox": "YOLOX", "yolo5": "YOLOv5", "ssd": "SSD", "retinanet": "RetinaNet"}
-        maps = ", ".join(f"{h}x{w}" for h, w in (level.shape for level in self.levels))
-        return f"a head like {names[self.kind]}'s on maps of {maps}, {self.classes} classes"
 
 
 @dataclass(frozen=True)
@@ -143,7 +58,7 @@ def find_head(model: ir.Model, image_size: int | None = None) -> Head:
     ends = last_layers(model.graph)
     try:
         return _queries(model, image, size) if _has_queries(ends) else _grid(model, image, size, ends, bins)
-    except _Unknown as error:
+    except UnknownHead as error:
         maps = ", ".join(repr(v.name) for v in ends) or "none"
         raise BadInput(
             f"the head of the detector is not known: {error}; its last layers are {maps}\n  hint: heads of YOLOv5, "
@@ -158,10 +73,6 @@ def known_head(model: ir.Model) -> Head | None:
     except BadInput:
         return None
     return found if len(found.levels) > 1 or found.kind == "detr" else None
-
-
-class _Unknown(Exception):
-    """A head that no kind fits."""
 
 
 def _weights(node: ir.Node) -> ir.TensorProtocol | None:
@@ -189,11 +100,11 @@ def last_layers(graph: ir.Graph) -> list[ir.Value]:
         node = producer(value, _LAYERS)
         return node is not None and _weights(node) is not None and not _is_projection(node)
 
-    def onward(value: ir.Value) -> list[ir.Value]:
+    def operands_of(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
         return [] if node is None or is_layer(value) or is_op(node, ("Shape", "Size")) else reads(node)
 
-    found = {v for v in reach(graph.outputs, onward) if is_layer(v)}
+    found = {v for v in reach(graph.outputs, operands_of) if is_layer(v)}
     return [v for node in graph for v in node.outputs if v in found]
 
 
@@ -208,7 +119,7 @@ def _grid(model: ir.Model, image: ir.Value, size: tuple[int, int], ends: Sequenc
     levels = [[e for e in sized if e.shape == shape] for shape in dict.fromkeys(e.shape for e in sized)]
     levels.sort(key=lambda ends: -ends[0].shape[0] * ends[0].shape[1])
     if not levels or len({len(ends) for ends in levels}) > 1:
-        raise _Unknown(f"its maps have {', '.join(str(len(ends)) for ends in levels) or 'no'} layers")
+        raise UnknownHead(f"its maps have {', '.join(str(len(ends)) for ends in levels) or 'no'} layers")
     about = {"image": image.name or "", "size": size}
     count = len(levels[0])
     if count == 1:
@@ -218,12 +129,14 @@ def _grid(model: ir.Model, image: ir.Value, size: tuple[int, int], ends: Sequenc
     return _with_objects(levels, about)
 
 
-def _level(ends: Sequence[_End], scores: Part, boxes: Part, objects: Part | None = None, anchors: int = 1) -> Level:
+def _level(
+    ends: Sequence[_End], scores: MapPart, boxes: MapPart, objects: MapPart | None = None, anchors: int = 1
+) -> Level:
     return Level((ends[0].shape[0], ends[0].shape[1]), scores, boxes, objects, anchors)
 
 
-def _all(end: _End) -> Part:
-    return Part(end.value.name or "", 0, end.channels)
+def _all(end: _End) -> MapPart:
+    return MapPart(end.value.name or "", 0, end.channels)
 
 
 def _combined(model: ir.Model, levels: list[list[_End]], bins: int, about: dict[str, Any]) -> Head:
@@ -235,27 +148,27 @@ def _combined(model: ir.Model, levels: list[list[_End]], bins: int, about: dict[
             made = []
             for ends, a in zip(levels, anchors):
                 name = ends[0].value.name or ""
-                made.append(_level(ends, Part(name, 5, each - 5), Part(name, 0, 4), Part(name, 4, 1), a))
+                made.append(_level(ends, MapPart(name, 5, each - 5), MapPart(name, 0, 4), MapPart(name, 4, 1), a))
             found = Head("yolo5", each - 5, tuple(made), **about)
-            return Head("yolo5", each - 5, tuple(made), anchors=_sizes_of_anchors(model, found), **about)
+            return Head("yolo5", each - 5, tuple(made), anchors=sizes_of_anchors(model, found), **about)
     splits = [_split_sizes(ends[0].value) for ends in levels]
     if None in splits or len(set(splits)) > 1 or (pair := splits[0]) is None:
-        raise _Unknown("each map has one layer, whose channels are not told apart")
+        raise UnknownHead("each map has one layer, whose channels are not told apart")
     at = next((k for k, s in enumerate(pair) if s == 4 * bins or (not bins and s in [4 * b for b in _BINS])), None)
     if at is None:
-        raise _Unknown(f"its channels are {pair}, none of which are distances")
+        raise UnknownHead(f"its channels are {pair}, none of which are distances")
     starts = (0, pair[0])
     made = []
     for ends in levels:
         name = ends[0].value.name or ""
-        made.append(_level(ends, Part(name, starts[1 - at], pair[1 - at]), Part(name, starts[at], pair[at])))
+        made.append(_level(ends, MapPart(name, starts[1 - at], pair[1 - at]), MapPart(name, starts[at], pair[at])))
     # NanoDet joins all maps in one output, and counts places from their corners
     offset = 0.0 if len(model.graph.outputs) == 1 and not bins else 0.5
     return Head("dfl", pair[1 - at], tuple(made), bins=pair[at] // 4, offset=offset, **about)
 
 
 def _anchor_count(end: _End) -> int:
-    """How many anchors the Reshape behind a layer separates; 0 for none."""
+    """The number of anchors that the Reshape behind a layer separates; 0 for none."""
     for use in end.value.uses():
         asked = constant(use.node.inputs[1]) if is_op(use.node, "Reshape") else None
         shape = None if asked is None else tuple(map(int, asked.ravel()))
@@ -313,14 +226,14 @@ def _with_objects(levels: list[list[_End]], about: dict[str, Any]) -> Head:
         single = [e for e in ends if e.channels == 1]
         others = [e for e in ends if e.channels not in (1, 4)]
         if not boxes or not single:
-            raise _Unknown(f"a map has layers of {', '.join(str(e.channels) for e in ends)} channels")
+            raise UnknownHead(f"a map has layers of {', '.join(str(e.channels) for e in ends)} channels")
         box = boxes[0]
         named = [e for e in single if "obj" in (e.value.name or "").lower() or _output_name(e.value).startswith("obj")]
         objects = named[0] if named else single[0]
         left = [e for e in (*single, *boxes, *others) if e not in (box, objects)]
         scores = next((e for e in left if e.channels == 1), None) if len(single) > 1 else left[0] if left else None
         if scores is None or (len(ends) > 3 and len(single) < 2):
-            raise _Unknown(f"a map has layers of {', '.join(str(e.channels) for e in ends)} channels")
+            raise UnknownHead(f"a map has layers of {', '.join(str(e.channels) for e in ends)} channels")
         made.append(_level(ends, _all(scores), _all(box), _all(objects)))
     return Head("yolox", made[0].scores.size, tuple(made), **about)
 
@@ -344,16 +257,16 @@ def _anchored(model: ir.Model, levels: list[list[_End]], about: dict[str, Any]) 
     for ends, first in zip(levels, boxes_first):
         box, score = (ends[0], ends[1]) if first else (ends[1], ends[0])
         if box.channels % 4 or score.channels % (box.channels // 4):
-            raise _Unknown(f"a map has layers of {ends[0].channels} and {ends[1].channels} channels")
+            raise UnknownHead(f"a map has layers of {ends[0].channels} and {ends[1].channels} channels")
         count = box.channels // 4
-        part = Part(score.value.name or "", 0, score.channels // count)
-        made.append(_level(ends, part, Part(box.value.name or "", 0, 4), None, count))
+        part = MapPart(score.value.name or "", 0, score.channels // count)
+        made.append(_level(ends, part, MapPart(box.value.name or "", 0, 4), None, count))
     numbers = {level.scores.size for level in made}
     if len(numbers) > 1:
-        raise _Unknown(f"its maps have {sorted(numbers)} classes")
+        raise UnknownHead(f"its maps have {sorted(numbers)} classes")
     found = Head("retinanet", numbers.pop(), tuple(made), **about)
-    anchors = _in_pixels(_find_anchors(model, found), found)
-    tail = _tail(model.graph, [e.value for ends in levels for e in ends])
+    anchors = in_pixels(find_anchors(model, found), found)
+    tail = nodes_behind(model.graph, [e.value for ends in levels for e in ends])
     softmax = any(is_op(n, "Softmax") for n in tail)
     classes = found.classes - softmax
     kind = "ssd" if softmax else "retinanet"
@@ -362,102 +275,19 @@ def _anchored(model: ir.Model, levels: list[list[_End]], about: dict[str, Any]) 
 
 def _is_boxes(model: ir.Model, ends: Sequence[_End]) -> bool:
     """True if the first of two layers computes boxes: Exp, of widths and heights, follows it and not the other."""
-    first, second = (any(is_op(n, "Exp") for n in _tail(model.graph, [e.value], _MEETING)) for e in (ends[0], ends[1]))
+    first, second = (
+        any(is_op(n, "Exp") for n in nodes_behind(model.graph, [e.value], _MEETING)) for e in (ends[0], ends[1])
+    )
     if first != second:
         return first
-    scored = [any(is_op(n, ("Softmax", "Sigmoid")) for n in _tail(model.graph, [e.value], _MEETING)) for e in ends]
+    scored = [
+        any(is_op(n, ("Softmax", "Sigmoid")) for n in nodes_behind(model.graph, [e.value], _MEETING)) for e in ends
+    ]
     return scored[1] and not scored[0] if scored[0] != scored[1] else ends[0].channels < ends[1].channels
 
 
 #: Operators at which scores and boxes meet.
 _MEETING = frozenset({"TopK", "NonMaxSuppression", "GatherND", "NonZero", "Where", "Greater", "ArgMax"})
-
-
-def _tail(graph: ir.Graph, start: Sequence[ir.Value], until: frozenset[str] = frozenset()) -> list[ir.Node]:
-    """The nodes that compute from `start`, up to operators `until`."""
-    reached, found = set(start), []
-    for node in graph:
-        if not reached.isdisjoint(reads(node)) and node.op_type not in until and not is_op(node, "Shape"):
-            reached.update(node.outputs)
-            found.append(node)
-    return found
-
-
-def _find_anchors(model: ir.Model, head: Head) -> np.ndarray:
-    """Anchors [A, 4] among the values of the graph that no picture changes.
-
-    Raises:
-        _Unknown: there are none of this number.
-    """
-    counts = [level.shape[0] * level.shape[1] * level.anchors for level in head.levels]
-    ends = {v for v in _values(model.graph) if v.name in head.values}
-    tail = {v for n in _tail(model.graph, list(ends)) for v in n.outputs}
-    feeds = noise(model, 1, head.size)
-    before = ancestors(model.graph, ends)
-    floats = {v for n in model.graph for v in n.outputs if v.dtype == ir.DataType.FLOAT and v not in tail}
-    floats -= {v for n in before for v in n.outputs}
-    wanted = [v.name for v in floats if v.name and v.shape is not None and len(v.shape) in (2, 3)]
-    found = list(run_values(model, wanted, feeds).values()) if wanted else []
-    held = [t for v in model.graph.initializers.values() if (t := v.const_value) is not None]
-    found += [t.numpy() for t in held if t.size == 4 * sum(counts) and t.dtype == ir.DataType.FLOAT]
-    flat = [a.reshape(-1, 4) for a in found if a.size and a.shape[-1] == 4]
-    whole = [a for a in flat if len(a) == sum(counts) and (a[:, 2:] > a[:, :2]).all()]
-    if whole:
-        return max(whole, key=lambda a: a.max()).astype(np.float32)
-    parts = [[a for a in flat if len(a) == count and (a[:, 2:] > a[:, :2]).all()] for count in counts]
-    if all(parts):
-        return np.concatenate([max(p, key=lambda a: a.max()) for p in parts]).astype(np.float32)
-    raise _Unknown(f"it has no {sum(counts)} anchors")
-
-
-def _in_pixels(anchors: np.ndarray, head: Head) -> np.ndarray:
-    """Anchors in pixels of the input, where the graph resizes pictures: centres lie a stride apart."""
-    level = head.levels[0]
-    centres = (anchors[:, :2] + anchors[:, 2:])[: level.shape[0] * level.shape[1] * level.anchors] / 2
-    x, y = (np.unique(np.round(centres[:, k], 2)) for k in (0, 1))
-    if min(len(x), len(y)) < 2:
-        return anchors
-    inner = np.median(np.diff(x)) * level.shape[1], np.median(np.diff(y)) * level.shape[0]
-    scale = np.array([head.size[1], head.size[0]]) / inner
-    return anchors if np.abs(scale - 1).max() < _RESIZED else (anchors * np.tile(scale, 2)).astype(np.float32)
-
-
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    return (v for node in graph for v in node.outputs)
-
-
-#: Anchors of YOLOv5 and YOLOv7-tiny on COCO, for exports without decoding (Jocher 2020).
-_YOLO5 = (((10, 13), (16, 30), (33, 23)), ((30, 61), (62, 45), (59, 119)), ((116, 90), (156, 198), (373, 326)))
-
-
-def _sizes_of_anchors(model: ir.Model, head: Head) -> np.ndarray:
-    """Widths and heights [L, a, 2] of anchors: the decoded boxes of raw maps that are zero.
-
-    A decoding is (2 · sigmoid)² · anchor, which is the anchor.
-    """
-    graph = model.graph
-    levels, numbers = len(head.levels), head.levels[0].anchors
-    counts = [level.shape[0] * level.shape[1] * level.anchors for level in head.levels]
-    raw = {v for v in _values(graph) if v.name in head.values}
-    tail = [v for n in _tail(graph, list(raw)) for v in n.outputs if v.name and v.dtype == ir.DataType.FLOAT]
-    at = [v.name or "" for v in tail if v.shape is not None and len(v.shape) == 3 and v.shape[-1] == 5 + head.classes]
-    copy = model.clone()
-    for node in copy.graph:
-        for value in node.outputs:
-            if value.name in head.values:
-                for k, held in enumerate(node.inputs[1:], 1):
-                    zeros = ir.tensor(np.zeros_like(constant(held)), name=f"{value.name}_zero_{k}")
-                    copy.graph.initializers[zeros.name or ""] = zero = ir.Value(name=zeros.name, const_value=zeros)
-                    node.replace_input_with(k, zero)
-    found = run_values(copy, at, noise(model, 1, head.size)) if at else {}
-    whole = next((a[0] for a in reversed(list(found.values())) if a.shape[1] == sum(counts)), None)
-    if whole is None:
-        if levels == len(_YOLO5) and numbers == 3:
-            return np.array(_YOLO5, np.float32)
-        raise _Unknown("it does not decode its boxes, whose anchors are not known")
-    starts = np.cumsum([0, *counts[:-1]])
-    rows = [[start + a * (c // numbers) for a in range(numbers)] for start, c in zip(starts, counts)]
-    return whole[np.array(rows)][..., 2:4].astype(np.float32)
 
 
 def _queries(model: ir.Model, image: ir.Value, size: tuple[int, int]) -> Head:
@@ -467,17 +297,17 @@ def _queries(model: ir.Model, image: ir.Value, size: tuple[int, int]) -> Head:
     boxes = [v for v in boxes if "box" in (v.name or "").lower()] or boxes[:1]
     scores = [v for v in floats if v not in boxes]
     if len(boxes) != 1 or len(scores) != 1:
-        raise _Unknown("its outputs are no boxes [N, Q, 4] beside scores [N, Q, K]")
+        raise UnknownHead("its outputs are no boxes [N, Q, 4] beside scores [N, Q, K]")
     shape = scores[0].shape
     number = None if shape is None else shape[-1]
     if not isinstance(number, int):
-        raise _Unknown("the number of its classes is not declared")
+        raise UnknownHead("the number of its classes is not declared")
     value = scores[0]
     if (ended := producer(value, ("Sigmoid", "Softmax"))) is not None and ended.inputs[0] is not None:
         value = ended.inputs[0]
     # a decoder that samples features (deformable) has sigmoid scores; the others have a class of no object
     sigmoid = is_op(ended, "Sigmoid") or any(is_op(n, "GridSample") for n in model.graph.all_nodes())
-    level = Level((0, 0), Part(value.name or "", 0, number), Part(boxes[0].name or "", 0, 4))
+    level = Level((0, 0), MapPart(value.name or "", 0, number), MapPart(boxes[0].name or "", 0, 4))
     return Head(
         "detr", number - (not sigmoid), (level,), image.name or "", size, one_to_one=True,
         background=None if sigmoid else -1,

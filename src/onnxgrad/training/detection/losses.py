@@ -22,8 +22,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import named_values, prune
 from onnxgrad.training.detection.assigners import Assigned, Labels, match_anchors, number, sim_ota, task_aligned
-from onnxgrad.training.detection.boxes import EPS, VARIANCES, Decoded, at, decode, held, overlap
-from onnxgrad.training.detection.heads import Head
+from onnxgrad.training.detection.boxes import EPS, VARIANCES, Decoded, at, decode, hold_constant, overlap
+from onnxgrad.training.detection.head import Head
 from onnxgrad.training.detection.matching import query_loss
 from onnxgrad.training.detection.recipe import BOX_LOSSES
 from onnxgrad.training.detection.terms import Positives, cross_entropies, focal, smooth, summed
@@ -153,7 +153,7 @@ def _of_anchor_sizes(b: Builder, head: Head, found: Decoded, labels: Labels, box
         borders = np.array([level.shape[1], level.shape[0]], np.float32)
         near = _neighbours(b, cells, borders, np.repeat(_cells(level.shape), level.anchors, axis=0))
         mask = number(b, fits) * near * b.Unsqueeze(labels.there, [2])  # [N, M, a·H·W]
-        rows = b.Transpose(b.NonZero(held(b, mask)), perm=[1, 0])  # several labels of a place count each
+        rows = b.Transpose(b.NonZero(hold_constant(b, mask)), perm=[1, 0])  # several labels of a place count each
         of_place = b.Concat(at(b, rows, 0, 1), at(b, rows, 2, 3), axis=-1)
         of_label = at(b, rows, 0, 2)
 
@@ -168,7 +168,7 @@ def _of_anchor_sizes(b: Builder, head: Head, found: Decoded, labels: Labels, box
             entropies = cross_entropies(b, take(found.scores), b.GatherND(labels.one_hot, of_label))
             classes = classes + summed(b, entropies) / (many * float(head.classes))
         logits = b.Squeeze(b.Slice(found.objects, [part.start], [part.stop], [1]), [-1])
-        goal = b.ScatterND(b.zeros_like(logits), of_place, held(b, b.Relu(overlaps)))
+        goal = b.ScatterND(b.zeros_like(logits), of_place, hold_constant(b, b.Relu(overlaps)))
         objects = objects + b.Mul(b.ReduceMean(cross_entropies(b, logits, goal), keepdims=0), balance[k])
     gains = 3 / levels
     area = head.size[0] * head.size[1] / 640**2
@@ -213,7 +213,7 @@ def _offsets(b: Builder, head: Head, boxes: Var) -> Var:
     centre = b.Mul(at(b, boxes, 0, 2) + at(b, boxes, 2, 4), 0.5)
     extent = b.Max(at(b, boxes, 2, 4) - at(b, boxes, 0, 2), 1e-6)
     moved = (centre - b.const(head.anchors[:, :2] + size / 2)) / b.const(size)
-    return b.Concat(moved, b.Log(extent / b.const(size)), axis=-1) / b.const(np.float32(VARIANCES[head.kind]))
+    return b.Concat(moved, b.Log(extent / b.const(size)), axis=-1) / b.const(np.array(VARIANCES[head.kind], np.float32))
 
 
 def _of_ssd(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
@@ -222,7 +222,7 @@ def _of_ssd(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: st
     count = b.Max(summed(b, paired.positive), 1.0)
     misses = summed(b, smooth(b, rows(found.encoded) - rows(_offsets(b, head, paired.boxes))))
     entropies = b.Neg(b.ReduceSum(b.LogSoftmax(found.scores, axis=-1) * _with_background(b, paired), [-1], keepdims=0))
-    negative = held(b, b.Where(paired.positive > 0.5, -np.inf, entropies))
+    negative = hold_constant(b, b.Where(paired.positive > 0.5, -np.inf, entropies))
     order = b.TopK(negative, b.shape_of(negative, 1, 2), axis=1, outputs=2)[1]
     ranks = b.TopK(b.Neg(b.Cast(order, to=1)), b.shape_of(negative, 1, 2), axis=1, outputs=2)[1]
     hard = number(b, b.Cast(ranks, to=1) < b.Mul(b.ReduceSum(paired.positive, [1], keepdims=1), 3.0))
@@ -239,7 +239,7 @@ def _of_retinanet(b: Builder, head: Head, found: Decoded, labels: Labels, box_lo
     assert paired.ignored is not None
     counts = b.Max(b.ReduceSum(paired.positive, [1], keepdims=0), 1.0)
     wanted = _offsets(b, head, paired.boxes)
-    apart = b.ReduceSum(b.Abs(found.encoded - held(b, wanted)), [-1], keepdims=0) * paired.positive
+    apart = b.ReduceSum(b.Abs(found.encoded - hold_constant(b, wanted)), [-1], keepdims=0) * paired.positive
     entropies = b.ReduceSum(focal(b, found.scores, paired.classes), [-1], keepdims=0) * (1.0 - paired.ignored)
     return {
         name: b.ReduceMean(b.ReduceSum(x, [1], keepdims=0) / counts, keepdims=0)

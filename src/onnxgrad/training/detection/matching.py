@@ -14,8 +14,8 @@ import onnx
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.detection.assigners import Labels, number
-from onnxgrad.training.detection.boxes import Decoded, at, from_centres, held, overlap
-from onnxgrad.training.detection.heads import Head
+from onnxgrad.training.detection.boxes import Decoded, at, from_centres, hold_constant, overlap
+from onnxgrad.training.detection.head import Head
 from onnxgrad.training.detection.terms import focal
 from onnxgrad.training.graph.inline_graphs import Inlined
 
@@ -170,7 +170,7 @@ def pair(b: Builder, cost: Var, there: Var) -> Var:
         there: [N, M] of 1 and 0; padding is last.
     """
     count = b.Cast(b.ReduceSum(there, [1], keepdims=1), to=7)
-    (owner,) = Inlined(assignment(), "the assignment").write(b, [held(b, cost), count])
+    (owner,) = Inlined(assignment(), "the assignment").write(b, [hold_constant(b, cost), count])
     b.infer(owner.value.producer())
     rows = b.Reshape(b.places_along(there, 1), [1, -1, 1])
     return number(b, b.Equal(rows, b.Unsqueeze(owner, [1])))
@@ -189,11 +189,11 @@ def query_loss(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss:
     each = _costs(b, head, found.scores)
     by_class = b.MatMul(labels.one_hot, b.Transpose(each, perm=[0, 2, 1]))
     cost = by_class * CLASSES + apart * DISTANCE - overlaps * OVERLAP
-    mask = held(b, pair(b, cost, labels.there))
+    mask = hold_constant(b, pair(b, cost, labels.there))
     count = b.Max(b.ReduceSum(labels.there, keepdims=0), 1.0)
     classes = b.MatMul(b.Transpose(mask, perm=[0, 2, 1]), labels.one_hot)
     return {
-        "classes": b.Mul(_of_classes(b, head, found.scores, held(b, classes), count), CLASSES),
+        "classes": b.Mul(_of_classes(b, head, found.scores, hold_constant(b, classes), count), CLASSES),
         "box": b.Mul(b.ReduceSum(apart * mask, keepdims=0) / count, DISTANCE),
         "overlap": b.Mul(b.ReduceSum((1.0 - overlaps) * mask, keepdims=0) / count, OVERLAP),
     }

@@ -18,7 +18,8 @@ from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.batch import open_batch
 from onnxgrad.training.detection.boxes import decode
-from onnxgrad.training.detection.heads import Head, find_head, stored_names
+from onnxgrad.training.detection.head import Head
+from onnxgrad.training.detection.heads import find_head, stored_names
 from onnxgrad.training.detection.letterbox import Placement
 from onnxgrad.training.detection.probe import picture_input
 from onnxgrad.training.detection.task import letterbox_of

@@ -17,7 +17,8 @@ from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.batch import open_batch
 from onnxgrad.training.detection.classes import with_classes
 from onnxgrad.training.detection.feeds import DetectionFeed
-from onnxgrad.training.detection.heads import Head, find_head, stored_names
+from onnxgrad.training.detection.head import Head
+from onnxgrad.training.detection.heads import find_head, stored_names
 from onnxgrad.training.detection.letterbox import Letterbox
 from onnxgrad.training.detection.losses import detection_loss, labels_of
 from onnxgrad.training.detection.probe import picture_input

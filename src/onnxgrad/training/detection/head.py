@@ -1,0 +1,111 @@
+"""The parts of a detector's head: raw maps by their channels, levels, and the head as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.graph import reads
+from onnxgrad.ir.match import is_op
+
+
+@dataclass(frozen=True)
+class MapPart:
+    """MapPart of a raw map [N, C, H, W], or the last axis of queries [N, Q, C].
+
+    Attributes:
+        value: the name of the map.
+        start: the first channel.
+        size: how many channels.
+    """
+
+    value: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """The raw maps of one size. A head of queries has one level, of no size.
+
+    Attributes:
+        shape: (height, width).
+        scores: of the classes.
+        boxes: encoded boxes.
+        objects: objectness, where the head has one.
+        anchors: how many boxes a place has.
+    """
+
+    shape: tuple[int, int]
+    scores: MapPart
+    boxes: MapPart
+    objects: MapPart | None = None
+    anchors: int = 1
+
+
+@dataclass(frozen=True)
+class Head:
+    """A detector's head.
+
+    Attributes:
+        kind: see the module.
+        classes: their number, without background.
+        levels: from the largest map to the smallest.
+        image: the name of the input.
+        size: (height, width) of pictures.
+        anchors: float32 [A, 4], x1, y1, x2, y2 in pixels of a picture, of ``ssd`` and ``retinanet``; [L, a, 2], width
+            and height, of ``yolo5``.
+        bins: of a distribution over distances.
+        offset: the centre of a place, in places.
+        one_to_one: each object has one prediction, and nothing is suppressed.
+        background: the class of no object: 0 (first), -1 (last), or None.
+    """
+
+    kind: str
+    classes: int
+    levels: tuple[Level, ...]
+    image: str
+    size: tuple[int, int]
+    anchors: np.ndarray | None = None
+    bins: int = 1
+    offset: float = 0.5
+    one_to_one: bool = False
+    background: int | None = None
+
+    @property
+    def strides(self) -> list[float]:
+        """Pixels between the places of each level: a power of two where maps are rounded up."""
+        ratios = [self.size[0] / level.shape[0] for level in self.levels]
+        return [r if r == int(r) else 2.0 ** round(np.log2(r)) for r in ratios]
+
+    @property
+    def values(self) -> list[str]:
+        """The raw values that a loss reads, each once."""
+        parts = [p for level in self.levels for p in (level.scores, level.boxes, level.objects) if p is not None]
+        return list(dict.fromkeys(p.value for p in parts))
+
+    @property
+    def text(self) -> str:
+        """The head in words."""
+        if self.kind == "detr":
+            return f"a head of queries (DETR), {self.classes} classes"
+        names = {"dfl": "YOLOv8", "yolox": "YOLOX", "yolo5": "YOLOv5", "ssd": "SSD", "retinanet": "RetinaNet"}
+        maps = ", ".join(f"{h}x{w}" for h, w in (level.shape for level in self.levels))
+        return f"a head like {names[self.kind]}'s on maps of {maps}, {self.classes} classes"
+
+
+class UnknownHead(Exception):
+    """A head that no kind fits."""
+
+
+def nodes_behind(graph: ir.Graph, start: Sequence[ir.Value], until: frozenset[str] = frozenset()) -> list[ir.Node]:
+    """The nodes that compute from `start`, up to operators `until`."""
+    reached, found = set(start), []
+    for node in graph:
+        if not reached.isdisjoint(reads(node)) and node.op_type not in until and not is_op(node, "Shape"):
+            reached.update(node.outputs)
+            found.append(node)
+    return found
