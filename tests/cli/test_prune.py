@@ -1,0 +1,105 @@
+"""``onnxgrad prune``: shares, budgets, the table of sensitivity, and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from onnxgrad.cli.app import build
+from onnxgrad.training.pruning.costs import milliseconds
+from tests.training.models import blobs, classifier
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(classifier(hidden=32), "m.onnx")
+    np.savez("d.npz", **blobs())
+    return tmp_path
+
+
+def run(*words: str):
+    return CliRunner().invoke(build(), ["prune", "m.onnx", *words, "-o", "small.onnx"])
+
+
+def shapes(path) -> dict[str, list[int]]:
+    return {t.name: list(t.dims) for t in onnx.load(path).graph.initializer}
+
+
+@pytest.mark.parametrize(
+    ("words", "width"),
+    [
+        (("--channels", "0.5"), 16),
+        (("--channels", "0.25", "--score", "wanda", "--data", "d.npz"), 24),
+        (("--channels", "0.5", "--score", "movement", "--data", "d.npz", "--loss", "cross_entropy"), 16),
+        (("--flops", "0.5", "--data", "d.npz"), 16),
+        (("--bytes", "700B"), 16),
+        (("--bytes", "0.8", "--multiple", "8"), 24),
+    ],
+)
+def test_widths(place, words, width):
+    found = run(*words)
+    assert found.exit_code == 0, found.output
+    assert shapes("small.onnx") == {"w1": [6, width], "b1": [width], "w2": [width, 3]}
+    assert f"w1: 32 → {width} channels" in found.output
+    assert "differs from the masked model by" in found.output
+
+
+def test_zeros_by_a_pattern(place):
+    found = run("--weights", "2:4")
+    assert found.exit_code == 0, found.output
+    held = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load("small.onnx").graph.initializer}
+    assert ((held["w2"].reshape(8, 4, 3) != 0).sum(1) == 2).all()
+    assert "zeros" in found.output
+
+
+def test_a_budget_of_time(place):
+    model, feeds = classifier(hidden=2048), {"x": np.zeros((512, 6), np.float32)}
+    onnx.save(model, "m.onnx")
+    before = milliseconds(model, feeds)
+    found = run("--milliseconds", f"{0.6 * before:.4f}", "--latency-rows", "512")
+    assert found.exit_code == 0, found.output
+    assert shapes("small.onnx")["b1"][0] <= 1536
+    assert milliseconds(onnx.load("small.onnx"), feeds) < 0.9 * before
+
+
+@pytest.mark.parametrize("name", ["table.json", "picture.png"])
+def test_sensitivity(place, name):
+    if name.endswith("png"):
+        pytest.importorskip("matplotlib")
+    found = run("--channels", "0.5", "--data", "d.npz", "--sensitivity", name)
+    assert found.exit_code == 0, found.output
+    if name.endswith("json"):
+        (layer,) = json.loads((place / name).read_text())["layers"]
+        assert (layer["name"], layer["before"], layer["after"]) == ("w1", 32, 16)
+        damage = [layer["damage"][share] for share in ("0.25", "0.5", "0.75")]
+        assert 0 < damage[0] < damage[2]
+    else:
+        assert (place / name).read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "say what to remove"),
+        (("--channels", "1.5"), "between 0 and 1"),
+        (("--channels", "0.5", "--flops", "0.5"), "leave channels and heads out"),
+        (("--flops", "0.5", "--bytes", "1KB"), "several budgets"),
+        (("--flops", "0.001"), "the budget cannot be met"),
+        (("--heads", "0.5"), "no heads can be removed"),
+        (("--channels", "0.5", "--exclude", "w1"), "no channels can be removed"),
+        (("--channels", "0.5", "--score", "wanda"), "needs data"),
+        (("--channels", "0.5", "--score", "gradient", "--data", "d.npz"), "needs a loss"),
+        (("--channels", "0.5", "--score", "size"), "no score 'size'"),
+        (("--weights", "4:2"), "N of M"),
+    ],
+)
+def test_refusals(place, words, message):
+    found = run(*words)
+    assert found.exit_code == 2, found.output
+    assert message in " ".join(found.output.split()) or message in " ".join(found.stderr.split())
+    assert not (place / "small.onnx").exists()
