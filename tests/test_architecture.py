@@ -40,6 +40,7 @@ LATE = {
     "cli/__init__.py onnxgrad.cli.app",
     "ir/constants.py onnx.reference",
     "testing.py onnxruntime",
+    "training/loss/recorded.py onnxgrad.training.loss",
 }
 
 

@@ -63,6 +63,7 @@ def train(
     if outputs.save_adapter is not None and recipe.adapter.build_adapter() is None:
         check_adapter(source)
     notes: list[str] = []
+    columns: Any
     if recipe.task.name == DETECTION:
         source, columns, recipe, notes = with_detector(source, data, recipe)
     else:

@@ -28,6 +28,7 @@ from onnxgrad.settings import setting
 from onnxgrad.training import Interrupted, train
 from onnxgrad.training.data import split
 from onnxgrad.training.data.columns import Columns
+from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watchers
@@ -102,7 +103,7 @@ class Job:
     pictures: Callable[[Path, Path], list[Picture]] | None = None
     between: str = ""
 
-    def run(self, data: Columns) -> None:
+    def run(self, data: Columns | Path) -> None:
         """Call `onnxgrad.train` and print its results."""
         self._check_places()
         if self.find_lr:
@@ -172,11 +173,13 @@ class Job:
         for line in lines:
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _find_rate(self, data: Columns) -> None:
+    def _find_rate(self, data: Columns | Path) -> None:
         """Print the learning rate to begin with; nothing is trained, and nothing is saved but the plot."""
         recipe = self.recipe
         trainer = trainer_for(self.model, data, recipe)
         rows = trainer.training_data(data, preparation=recipe.data)
+        if isinstance(rows, Stream):
+            raise BadInput("--find-lr needs rows by number; give it some rows of the stream in a file")
         if recipe.data.validation_split is not None:
             rows, _ = split(rows, recipe.data.validation_split, recipe.loop.seed)
         found = trainer.find_rate(rows, batch_size=recipe.loop.batch_size, seed=recipe.loop.seed)

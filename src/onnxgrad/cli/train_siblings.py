@@ -31,7 +31,7 @@ def sibling_paths(also: str | None, output: Path) -> dict[str, Path]:
     return {name: output.with_suffix(f".{name}.onnx") for name in names}
 
 
-def write_siblings(paths: dict[str, Path], trained: Path, data: Columns, recipe: Recipe) -> None:
+def write_siblings(paths: dict[str, Path], trained: Path, data: Columns | Path, recipe: Recipe) -> None:
     """Quantize the model at `trained`; activations are calibrated over the first rows of `data`.
 
     Raises:

@@ -16,8 +16,9 @@ import onnxgrad
 from onnxgrad.errors import BadInput
 from onnxgrad.training import Trainer, evaluate, predict
 from onnxgrad.training.data.columns import Dense
+from onnxgrad.training.data.raw_columns import raw_column
 from onnxgrad.training.data.sources import open_data
-from onnxgrad.training.data.table import MISSING, Table, TableSettings, raw_column
+from onnxgrad.training.data.table import MISSING, Table, TableSettings
 from tests.commands import command
 
 RNG = np.random.default_rng(0)
@@ -219,7 +220,8 @@ def test_the_command(tmp_path):
     write_csv(tmp_path / "rows.csv", german=True)
     done = command(
         "train", tmp_path / "model.onnx", "--data", tmp_path / "rows.csv", "--input", f"x={NAMES}",
-        "--labels", "target", "--missing", "median", "--standardize", "--validation-split", "0.2", "--loss", "mse", "--epochs", "1",
+        "--labels", "target", "--missing", "median", "--standardize", "--validation-split", "0.2",
+        "--loss", "mse", "--epochs", "1",
         "-o", tmp_path / "out.onnx",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

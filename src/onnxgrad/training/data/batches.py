@@ -81,8 +81,8 @@ class Data:
         trained = trained or Preprocessing()
         pictures = trained.images_for(images)
         tables_of = Joining(tables, frozenset(f.name for f in fields if f.dtype.kind in "iu"), fit_rows)
-        found = open_data(named_source(source, fields, name), pictures, inputs, trained.inputs, tables_of)
-        columns, self.fields = trained.raw_rows(found, fields, name)
+        opened = open_data(named_source(source, fields, name), pictures, inputs, trained.inputs, tables_of)
+        columns, self.fields = trained.raw_rows(opened, fields, name)
         fields = self.fields
         features = {n: c.features for n, c in columns.items() if c.features is not None}
         if inputs:
@@ -122,7 +122,7 @@ class Data:
         )
         #: varies tokens for a task of language models, and lines about how its rows are made
         self.masking = None if text is None else text.masking
-        self.notes = [*found.notes, *([] if text is None else text.notes)]
+        self.notes = [*opened.notes, *([] if text is None else text.notes)]
         #: arrays that were checked and converted once
         self.arrays: dict[str, np.ndarray] = {}
         for f in fed:

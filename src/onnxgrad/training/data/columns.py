@@ -77,7 +77,7 @@ class Column:
         """A column of only these rows."""
         return Selected(self, rows)
 
-    def kept(self, rows: np.ndarray) -> Column:
+    def select_in_memory(self, rows: np.ndarray) -> Column:
         """A column of only these rows, in memory where this one is."""
         return Dense(self.array[rows]) if type(self) is Dense and self.array is not None else self.select(rows)
 

@@ -218,7 +218,7 @@ def _is_ragged(value: Any) -> bool:
 
 
 def chunks(items: Iterable[Any], fields: Sequence[Field], name: str) -> Iterator[tuple[Any, bool]]:
-    """What `Data` takes, a few rows or a batch at a time, and True for a batch that came as one.
+    """Yield sources for `Data`, a few rows or a batch at a time, with True for a batch that came as one.
 
     Raises:
         BadInput: an item has another form than the inputs need.

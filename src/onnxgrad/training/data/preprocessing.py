@@ -19,7 +19,8 @@ from onnxgrad.errors import BadInput, json_text, printable
 from onnxgrad.training.data.columns import Column, Dense, Features
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.images import Images
-from onnxgrad.training.data.table import Table, check_raw, cut_off, raw_column
+from onnxgrad.training.data.raw_columns import check_raw, raw_column
+from onnxgrad.training.data.table import Table, cut_off
 from onnxgrad.training.data.text import Text
 from onnxgrad.training.data.tokenizer_file import parse_tokenizer
 from onnxgrad.training.data.wide import check_present

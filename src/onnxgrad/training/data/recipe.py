@@ -51,7 +51,7 @@ class PreparationRecipe:
     # of a training run, which has settings for them
     is_streamed: ClassVar[Any] = False
     holds_out: ClassVar[Any] = False
-    shuffle_buffer: ClassVar[Any] = None
+    buffer_rows: ClassVar[Any] = 0
     class_names: ClassVar[Any] = None
     tables: ClassVar[Any] = None
 

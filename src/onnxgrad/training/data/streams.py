@@ -68,8 +68,8 @@ class Stream:
     ) -> None:
         check_whole(0, shuffle_buffer=shuffle_buffer)
         self.fields, self.name, self.buffer, self.steps_per_epoch = list(fields), name, shuffle_buffer, steps_per_epoch
-        self.source = Shards(Path(source)) if isinstance(source, (str, os.PathLike)) else source
-        self._prepare = functools.partial(Data, fields=fields, classes=classes, **arguments)
+        self.source: Any = Shards(Path(source)) if isinstance(source, (str, os.PathLike)) else source
+        self._prepare: Any = functools.partial(Data, fields=fields, classes=classes, **arguments)
         self._opened = self._open(0)
         self._pending: Iterator[tuple[Data, bool]] | None = self._parts(self._opened, 0)
         start = next(self._pending, None)
@@ -290,7 +290,7 @@ class _Rows:
                 part, count = {n: a[:size] for n, a in part.items()}, size
             pieces.append(part)
             size -= count
-        return {n: self._joined(n, [p[n] for p in pieces]) for n in pieces[0]}
+        return {n: self._concatenate(n, [p[n] for p in pieces]) for n in pieces[0]}
 
     def _drawn(self, size: int, random: np.random.Generator) -> Batch:
         total = self.count + size
@@ -314,7 +314,7 @@ class _Rows:
         held[self.count : end] = self._blank(name, 1, shape, new.dtype)
         _write(held[self.count : end], new)
 
-    def _joined(self, name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    def _concatenate(self, name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """One array of all rows, padded to the largest of them."""
         if len(arrays) == 1:
             return arrays[0]

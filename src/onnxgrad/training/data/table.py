@@ -22,13 +22,11 @@ from onnxgrad.errors import BadInput, printable
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.names import Names
 from onnxgrad.runtime import Session
-from onnxgrad.training.data.columns import Column
-from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.raw_columns import RawColumn, check_raw
 
 #: Ways to fill missing values, and forms of categories.
 MISSING, CATEGORIES = ("mean", "median", "drop", "indicator"), ("onehot", "index")
 ML, RAW_ROWS = "ai.onnx.ml", "N"
-_DAY = 86400e9
 
 
 @dataclass(frozen=True)
@@ -44,19 +42,6 @@ class TableSettings:
     missing: str | None = None
     categories: str | None = None
     standardize: bool = False
-
-
-@dataclass(frozen=True)
-class RawColumn:
-    """The rows of one column. `kind` is number, boolean, date or text."""
-
-    kind: str
-    values: np.ndarray
-
-    @property
-    def missing(self) -> np.ndarray:
-        """True for rows without a value."""
-        return self.values == "" if self.kind == "text" else np.isnan(self.values)
 
 
 @dataclass(frozen=True)
@@ -142,7 +127,7 @@ class Table:
         return not self.missing
 
     def __call__(self, raws: Mapping[str, RawColumn], source: str) -> np.ndarray:
-        """The rows of the input, [N, numbers] (float32 or int64). Raises BadInput for a missing value or another type."""
+        """The rows of the input, [N, numbers]. Raises BadInput for a missing value or another type."""
         feeds = {}
         for k, c in enumerate(self.columns):
             check_raw(raws[c.name], c.name, c.kind == "text", not self.needs(c), source)
@@ -340,80 +325,3 @@ def _fit(name: str, raw: RawColumn, settings: TableSettings) -> TableColumn:
     if settings.standardize and raw.kind != "boolean":
         mean, scale = float(filled.mean()), float(filled.std()) or 1.0
     return TableColumn(name, raw.kind, fill, mean, scale, indicator=indicator)
-
-
-def check_raw(raw: RawColumn, name: str, is_text: bool, may_miss: bool, source: str) -> None:
-    """Raise BadInput for a column of another type than in training, or with a missing value where none is allowed."""
-    if (raw.kind == "text") != is_text:
-        raise BadInput(
-            f"column {name!r} of {source} holds {raw.kind}s, and {'text' if is_text else 'numbers'} when the model was "
-            "trained"
-        )
-    missing = raw.missing
-    if missing.any() and not may_miss:
-        raise BadInput(
-            f"column {name!r} of {source} has no value in row {np.argmax(missing)}, and the model was trained on rows "
-            "without missing values\n  hint: train it with --missing mean, or leave the row out"
-        )
-
-
-# --- raw columns -------------------------------------------------------------------------------------
-
-
-def raw_column(column: Column, name: str) -> RawColumn:
-    """The rows of `column`, with missing values. Raises BadInput for rows that are no single values."""
-    if column.chunks is not None:
-        return _of_arrow(column.chunks, name)
-    found = column.array
-    if found is None:
-        found = column.take(np.arange(len(column)), Field(name, np.dtype(np.float64), ()))  # type: ignore[assignment]
-    array = np.asarray(found)
-    if array.ndim != 1:
-        raise BadInput(f"column {name!r} has the shape {list(array.shape)}, not one value per row")
-    if array.dtype.kind == "b":
-        return RawColumn("boolean", array.astype(np.float64))
-    if array.dtype.kind in "fiu":
-        return RawColumn("number", array.astype(np.float64))
-    if array.dtype.kind == "M":
-        return _days(array)
-    values = ["" if v is None or v != v else v for v in array.tolist()]
-    if all(isinstance(v, (bool, np.bool_)) or v == "" for v in values) and any(v != "" for v in values):
-        return RawColumn("boolean", np.array([np.nan if v == "" else float(v) for v in values]))
-    if all(isinstance(v, (int, float)) or v == "" for v in values) and any(v != "" for v in values):
-        return RawColumn("number", np.array([np.nan if v == "" else float(v) for v in values]))
-    if not all(isinstance(v, str) for v in values):
-        other = next(v for v in values if not isinstance(v, str))
-        raise BadInput(f"column {name!r} mixes text and other values, such as {other!r:.40}")
-    return RawColumn("text", np.array(values, object))
-
-
-def _days(array: np.ndarray) -> RawColumn:
-    """Dates as days since 1970-01-01."""
-    missing = np.isnat(array)
-    days = array.astype("datetime64[ns]").astype(np.int64) / _DAY
-    return RawColumn("date", np.where(missing, np.nan, days))
-
-
-def _of_arrow(chunks: Any, name: str) -> RawColumn:
-    import pyarrow as pa
-
-    kind = chunks.type
-    if pa.types.is_dictionary(kind):
-        chunks = chunks.cast(kind.value_type)
-        kind = chunks.type
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        naive = chunks.cast(pa.timestamp("us"), safe=False)
-        return _days(naive.to_numpy())
-    if pa.types.is_boolean(kind):
-        return RawColumn("boolean", chunks.cast(pa.int8()).cast(pa.float64()).to_numpy(zero_copy_only=False))
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind):
-        return RawColumn("number", np.asarray(chunks.cast(pa.float64(), safe=False).to_numpy()))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view":
-        texts = ["" if v is None else v for v in chunks.to_pylist()]
-        return RawColumn("text", np.array(texts, object))
-    raise BadInput(f"column {name!r} holds {kind}, which is neither a number, a date nor text")
-
-
-def raw_columns(columns: Mapping[str, Column], names: Sequence[str]) -> dict[str, RawColumn]:
-    """The raw columns of these `names`."""
-    return {name: raw_column(columns[name], name) for name in names}

@@ -17,7 +17,8 @@ import numpy as np
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data.columns import Column, Dense, Features
 from onnxgrad.training.data.fields import Field
-from onnxgrad.training.data.table import Table, TableSettings, raw_columns
+from onnxgrad.training.data.raw_columns import raw_columns
+from onnxgrad.training.data.table import Table, TableSettings
 from onnxgrad.wording import is_number, type_text
 
 _HINT = "\n  hint: --categories onehot (in Python categories='onehot') makes numbers of text, and of dates"
@@ -96,7 +97,7 @@ def join_columns(
             made[name] = _side_by_side(name, {called: columns[called] for called in features.names})
         made[name].features = features
     if kept is not None:
-        left = {n: c.kept(kept) for n, c in left.items()}
+        left = {n: c.select_in_memory(kept) for n, c in left.items()}
         if not len(kept):
             raise BadInput(f"every row of {source} has a missing value, so --missing drop leaves none")
     return {**left, **made}

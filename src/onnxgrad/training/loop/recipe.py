@@ -216,6 +216,11 @@ class DataRecipe(PreparationRecipe):
         return self.stream or self.shuffle_buffer is not None
 
     @property
+    def buffer_rows(self) -> int:
+        """Rows of a stream among which the next ones are drawn."""
+        return self.shuffle_buffer or 0
+
+    @property
     def holds_out(self) -> bool:
         """True if rows of the training data are held out."""
         return self.validation_split is not None

@@ -223,7 +223,7 @@ class Trained:
         classes = self.classes or preparation.class_names
         return Stream(
             data, self.fields, source_name(data, what), classes=classes,
-            shuffle_buffer=preparation.shuffle_buffer or 0, **arguments,
+            shuffle_buffer=preparation.buffer_rows, **arguments,
         )  # fmt: skip
 
     def check_classes(self, *data: Data | Stream | None) -> None:

@@ -124,8 +124,10 @@ def _with_training(
     elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
         carries = "the model carries training information"
     elif "loss" in asked or task.name:
-        props = model.metadata_props
-        described = (p.key for p in props) if isinstance(model, onnx.ModelProto) else props
+        if isinstance(model, onnx.ModelProto):
+            described = {p.key for p in model.metadata_props}
+        else:
+            described = set(model.metadata_props)
         if PREPROCESSING in described:
             opened = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model
             model = Preprocessing.of(opened).behind_tables(opened)

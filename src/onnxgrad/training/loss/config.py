@@ -77,7 +77,9 @@ class Loss:
         if rest.endswith(".onnx") and rest.partition(":")[0] not in LOSSES:
             return cls(rest, factor=factor)
         name, options = spelled(rest)
-        own = {key: str(options.pop(key)) for key in ("output", "labels", "teacher", "row_weights") if key in options}
+        own: dict[str, Any] = {
+            key: str(options.pop(key)) for key in ("output", "labels", "teacher", "row_weights") if key in options
+        }
         if "factor" in options:
             raise BadInput(f"{text!r}: write the factor in front, as in 0.5*{name}")
         return cls(name, factor=factor, **own, **options)

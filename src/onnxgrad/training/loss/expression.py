@@ -16,65 +16,15 @@ from typing import Any
 from onnxgrad.errors import BadInput, close_to
 
 #: Functions of `onnxgrad.eager.numpy` that a text may call.
-_OF_NUMPY = [
-    "abs",
-    "absolute",
-    "arccos",
-    "arcsin",
-    "arctan",
-    "arctan2",
-    "argmax",
-    "argmin",
-    "ceil",
-    "clip",
-    "concatenate",
-    "cos",
-    "cosh",
-    "cumsum",
-    "dot",
-    "exp",
-    "expand_dims",
-    "expm1",
-    "floor",
-    "isfinite",
-    "isnan",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logaddexp",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "matmul",
-    "max",
-    "maximum",
-    "mean",
-    "min",
-    "minimum",
-    "power",
-    "prod",
-    "round",
-    "sign",
-    "sin",
-    "sinh",
-    "sort",
-    "sqrt",
-    "square",
-    "squeeze",
-    "stack",
-    "std",
-    "sum",
-    "take_along_axis",
-    "tan",
-    "tanh",
-    "transpose",
-    "var",
-    "where",
-]
+OF_NUMPY = tuple(
+    "abs absolute arccos arcsin arctan arctan2 argmax argmin ceil clip concatenate cos cosh cumsum dot exp expand_dims "  # noqa: SIM905
+    "expm1 floor isfinite isnan log log10 log1p log2 logaddexp logical_and logical_not logical_or matmul max maximum "
+    "mean min minimum power prod round sign sin sinh sort sqrt square squeeze stack std sum take_along_axis tan tanh "
+    "transpose var where".split()
+)
 #: Functions of `onnxgrad.eager.scipy.special`, and those written with them.
-_OF_SCIPY = ("expit", "log_softmax", "logsumexp", "softmax")
-FUNCTIONS = (*_OF_NUMPY, *_OF_SCIPY, "norm", "relu", "sigmoid", "softplus")
+OF_SCIPY = ("expit", "log_softmax", "logsumexp", "softmax")
+FUNCTIONS = (*OF_NUMPY, *OF_SCIPY, "norm", "relu", "sigmoid", "softplus")
 #: Characters of a text, and constructs inside each other.
 LONGEST, DEEPEST = 4000, 60
 _NUMPY = ("np", "numpy")
@@ -128,9 +78,9 @@ class Expression:
         if not names:
             raise BadInput(f"the loss {_short(text)} reads no array")
 
-    def __call__(self, **arrays: Any) -> Any:
-        """The value of the formula of these arrays."""
-        return self._value(self._tree, arrays)
+    def value(self, arrays: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
+        """The value of the formula of these arrays, by `functions` of the names in `FUNCTIONS`."""
+        return self._value(self._tree, {**functions, **arrays})
 
     # --- the constructs that are allowed ----------------------------------------------------------
 
@@ -215,7 +165,7 @@ class Expression:
                 operands = [self._value(a, arrays) for a in node.args]
                 options = {str(k.arg): self._value(k.value, arrays) for k in node.keywords}
                 try:
-                    return _functions()[self._function(node.func)](*operands, **options)
+                    return arrays[self._function(node.func)](*operands, **options)
                 except TypeError as error:
                     raise self._refusal(f"{ast.unparse(node)[:60]!r}: {error}") from error
             case ast.Subscript():
@@ -241,20 +191,6 @@ class Expression:
             case ast.Constant():
                 return node.value
         return None
-
-
-def _functions() -> dict[str, Callable[..., Any]]:
-    """The functions by name; imported when a formula is evaluated."""
-    import onnxgrad.eager.numpy as xp
-    from onnxgrad.eager.scipy import special
-
-    found = {name: getattr(xp, name) for name in _OF_NUMPY} | {name: getattr(special, name) for name in _OF_SCIPY}
-    return found | {
-        "norm": xp.linalg.norm,
-        "relu": lambda x: xp.maximum(x, 0),
-        "sigmoid": special.expit,
-        "softplus": lambda x: xp.logaddexp(x, 0),
-    }
 
 
 def _short(text: str) -> str:

@@ -43,6 +43,15 @@ def classes(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     return {"": (INT64, dims)}
 
 
+def top_classes(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    """The scores of the likeliest classes of a teacher for scores [rows, …, classes], and which classes they are."""
+    dims = None if y.shape is None else tuple(y.shape)
+    if dims is not None and (len(dims) < 2 or options["axis"] % len(dims) != len(dims) - 1):
+        raise BadInput(f"{y.name!r} has shape {shape_text(y.shape)}; kl_top_k takes scores [rows, …, classes]")
+    few = None if dims is None else (*dims[:-1], ir.SymbolicDim("top_k"))
+    return {"": (y.dtype or ir.DataType.FLOAT, few), "_classes": (INT64, few)}
+
+
 def preferences(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     """Class numbers for scores [rows, places, classes], and the log-likelihood of each row by the reference."""
     return _with_number(y, options, "_reference")

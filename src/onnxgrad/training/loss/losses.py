@@ -218,6 +218,17 @@ def kl(b, y, labels, reduction, axis, temperature, targets):  # type: ignore[no-
     return b.Mul(_reduce(b, rows, reduction), heat * heat)
 
 
+@_loss("kl_top_k", label_inputs.top_classes, ("Softmax", "LogSoftmax"), mean="rows", axis=None, temperature=1.0)
+def kl_top_k(b, y, labels, classes, reduction, axis, temperature):  # type: ignore[no-untyped-def]
+    """τ²·Σ p·(log p - log q) over the k likeliest classes of a teacher, q = softmax(y/τ) there, p = softmax(t/τ)"""
+    _positive("kl_top_k: temperature", temperature)
+    heat = float(temperature)
+    log_q = b.GatherElements(b.LogSoftmax(b.Div(y, heat), axis=-1), classes, axis=-1)
+    log_p = b.LogSoftmax(b.Div(labels, heat), axis=-1)
+    rows = b.ReduceSum(b.Exp(log_p) * (log_p - log_q), [-1], keepdims=0)
+    return b.Mul(_reduce(b, rows, reduction), heat * heat)
+
+
 @_loss("triplet", label_inputs.one_per_row, mean="batch", margin=1.0, mining="all")
 def triplet(b, y, labels, reduction, margin, mining):  # type: ignore[no-untyped-def]
     """max(0, ‖a - p‖ - ‖a - n‖ + margin) over all triplets of a batch where a and p have the same label, n another

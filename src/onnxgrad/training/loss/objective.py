@@ -82,7 +82,9 @@ class Objective:
             values = [self._values.get(n, None if i else self.output(term.output)) if f is None else None
                       for i, (n, f) in enumerate(zip(names, fed))]  # fmt: skip
             operands = [None if v is None else operand_of(v) for v in values]
-            examples = {n: np.asarray(term.examples[f]) for n, f in zip(names, fed) if f in term.examples}
+            examples = {
+                n: np.asarray(term.examples[f]) for n, f in zip(names, fed) if f is not None and f in term.examples
+            }
             found: Recorded | None = record(loss, names, operands, examples)
             assert found is not None
             self.graphs[k] = Inlined(found.model, what)

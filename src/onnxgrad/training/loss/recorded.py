@@ -37,7 +37,7 @@ _OF_TORCH = {"input": "prediction", "target": "labels"}
 
 
 @dataclass(frozen=True)
-class Operand:
+class LossOperand:
     """The dtype and shape of a parameter; sizes that are names are dynamic."""
 
     dtype: np.dtype
@@ -193,7 +193,7 @@ def arranged(loss: Any, known: Mapping[str, Any], labels: str | None) -> tuple[A
 
 
 def record(
-    loss: Any, names: Sequence[str], operands: Sequence[Operand | None], examples: Mapping[str, np.ndarray]
+    loss: Any, names: Sequence[str], operands: Sequence[LossOperand | None], examples: Mapping[str, np.ndarray]
 ) -> Recorded:
     """Record `loss` as a graph.
 
@@ -216,14 +216,17 @@ def record(
     for given in tried:
         chosen = [given[n] if o is None else o for n, o in zip(names, operands)]
         try:
+            sizes = _sizes(chosen)
+            dynamic = [{a: d for a, d in enumerate(o.shape) if isinstance(d, str)} for o in chosen]
+            shown = [o.example(sizes) for o in chosen]
             if is_of_torch(loss):
-                sizes = _sizes(chosen)
-                dynamic = [{a: d for a, d in enumerate(o.shape) if isinstance(d, str)} for o in chosen]
-                model = export_torch(loss, name_of(loss), [o.example(sizes) for o in chosen], dynamic)
+                model = export_torch(loss, name_of(loss), shown, dynamic)
             else:
-                model = _record_eager(loss, names, chosen)
+                model = _evaluated().export_function(loss, name_of(loss), names, shown, dynamic)
             counts = {n: _count(o, first) for n, o in given.items() if o.dtype.kind == "i"}
-            return Recorded(name_of(loss), model, _in_float64(loss, names), classes=counts)
+            return Recorded(
+                name_of(loss), model, of_tensors(loss) if is_of_torch(loss) else _of_arrays(loss, names), classes=counts
+            )
         except Exception as error:  # the function is the caller's, and may raise anything
             problem = problem or error
     assert problem is not None
@@ -237,7 +240,7 @@ def record(
     ) from problem
 
 
-def _described(array: np.ndarray, like: Operand) -> Operand:
+def _described(array: np.ndarray, like: LossOperand) -> LossOperand:
     """The operand for rows like `array`: axes as those of `like`, where their number is the same."""
     same = array.ndim == len(like.shape)
     dims: list[int | str] = list(like.shape[: array.ndim] if array.ndim <= len(like.shape) else like.shape[:1])
@@ -245,19 +248,19 @@ def _described(array: np.ndarray, like: Operand) -> Operand:
     if sizes and not isinstance(like.shape[0], str):
         sizes[0] = like.shape[0]
     whole = array.dtype.kind in "iub" and not same
-    return Operand(np.dtype(np.int64) if whole else like.dtype, tuple(sizes))
+    return LossOperand(np.dtype(np.int64) if whole else like.dtype, tuple(sizes))
 
 
-def _class_numbers(like: Operand) -> list[Operand]:
+def _class_numbers(like: LossOperand) -> list[LossOperand]:
     """Operands of class numbers for scores `like`: without the axis of the classes, which is found out."""
     if len(like.shape) < 2:
         return []
     value = ir.Value(name="scores", type=ir.TensorType(ir.DataType.from_numpy(like.dtype)), shape=ir.Shape(like.shape))
     axes = dict.fromkeys((class_axis(value) % len(like.shape), len(like.shape) - 1))
-    return [Operand(np.dtype(np.int64), (*like.shape[:a], *like.shape[a + 1 :])) for a in axes]
+    return [LossOperand(np.dtype(np.int64), (*like.shape[:a], *like.shape[a + 1 :])) for a in axes]
 
 
-def _count(labels: Operand, scores: Operand) -> int | None:
+def _count(labels: LossOperand, scores: LossOperand) -> int | None:
     """The number of classes of `scores`, if `labels` lack one axis of them that has a fixed size."""
     missing = [
         d for a, d in enumerate(scores.shape) if (*scores.shape[:a], *scores.shape[a + 1 :]) == labels.shape and a
@@ -265,51 +268,28 @@ def _count(labels: Operand, scores: Operand) -> int | None:
     return missing[0] if len(missing) == 1 and isinstance(missing[0], int) else None
 
 
-def operand_of(value: ir.Value) -> Operand:
+def operand_of(value: ir.Value) -> LossOperand:
     """The dtype and shape of a value of the model. Raises BadInput if they are not known."""
     if value.dtype is None or value.shape is None:
         raise BadInput(f"the shape of {value.name!r}, which a loss reads, is not known; declare it in the model")
     dims = [d if isinstance(d, int) else d.value or f"{value.name}_{axis}" for axis, d in enumerate(value.shape)]
-    return Operand(value.dtype.numpy(), tuple(dims))
+    return LossOperand(value.dtype.numpy(), tuple(dims))
 
 
-def _sizes(operands: Sequence[Operand]) -> dict[str, int]:
+def _sizes(operands: Sequence[LossOperand]) -> dict[str, int]:
     names = dict.fromkeys(d for o in operands for d in o.shape if isinstance(d, str))
     return {n: _SIZES[i % len(_SIZES)] for i, n in enumerate(names)}
 
 
-# --- functions of arrays ---------------------------------------------------------------------------
+def _evaluated() -> Any:
+    """The module that imports `onnxgrad.eager` and SciPy, which few losses need."""
+    from onnxgrad.training.loss import evaluated
+
+    return evaluated
 
 
-def _record_eager(loss: Any, names: Sequence[str], operands: Sequence[Operand]) -> onnx.ModelProto:
-    import onnxgrad.eager.numpy as xp
-    from onnxgrad.eager import export
-
-    def call(*arrays: Any) -> Any:
-        result = xp.asarray(loss(**dict(zip(names, arrays))) if isinstance(loss, Expression) else loss(*arrays))
-        return result.astype(operands[0].dtype) if result.dtype.kind == "f" else result
-
-    call.__name__ = name_of(loss)
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    formals = [f"in_{i}" for i in range(len(names))]
-    call.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in formals])  # type: ignore[attr-defined]
-    sizes = _sizes(operands)
-    dynamic = {n: {a: d for a, d in enumerate(o.shape) if isinstance(d, str)} for n, o in zip(formals, operands)}
-    return export(call, *(o.example(sizes) for o in operands), dynamic={n: axes for n, axes in dynamic.items() if axes})
-
-
-def _in_float64(loss: Any, names: Sequence[str]) -> Callable[..., float]:
-    if is_of_torch(loss):
-        return of_tensors(loss)
-
-    def of_arrays(*arrays: np.ndarray) -> float:
-        import onnxgrad.eager.numpy as xp
-
-        given = [xp.asarray(a) for a in arrays]
-        found = loss(**dict(zip(names, given))) if isinstance(loss, Expression) else loss(*given)
-        return float(np.asarray(found))
-
-    return of_arrays
+def _of_arrays(loss: Any, names: Sequence[str]) -> Callable[..., float]:
+    return lambda *arrays: float(np.asarray(_evaluated().call(loss, names, arrays)))
 
 
 # --- graphs ----------------------------------------------------------------------------------------
@@ -322,9 +302,6 @@ def of_graph(name: str, model: ir.Model) -> Recorded | None:
     proto = to_proto(model)
 
     def of_arrays(*arrays: np.ndarray) -> float:
-        from onnx.reference import ReferenceEvaluator
-
-        feeds = dict(zip((v.name for v in proto.graph.input), arrays))
-        return float(np.asarray(ReferenceEvaluator(proto).run(None, feeds)[0]))
+        return _evaluated().value_of_graph(proto, arrays)
 
     return Recorded(name, proto, of_arrays)
