@@ -29,7 +29,7 @@ def influence(
     options: Options | None = None,
     **settings: Any,
 ) -> np.ndarray:
-    """How much a step on each training row lowers the loss of each test row, to first order (Pruthi et al. 2020).
+    """The loss of each test row that a step on each training row saves, to first order (Pruthi et al. 2020).
 
     The sum over the models of rate · ⟨gradient of the training row, gradient of the test row⟩: positive for rows that
     help, negative for rows that harm.

@@ -24,6 +24,7 @@ from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.measure import evaluate, generate, predict
+from onnxgrad.training.measure.teacher import teach
 from onnxgrad.training.measure.texts import compare_texts
 from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_functions
 from onnxgrad.training.optim.config import Group, Optimizer
@@ -95,6 +96,7 @@ __all__ = [
     "renamed",
     "reporter",
     "split_step",
+    "teach",
     "train",
     "validate",
     "web_report",

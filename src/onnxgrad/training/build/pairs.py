@@ -65,13 +65,13 @@ def paired(model: AnyModel, roles: str | Sequence[str], output: str | None = Non
             part = ir.Value(
                 name=b.names.exactly(role if len(given) == 1 else f"{role}.{value.name}"),
                 type=value.type,
-                shape=ir.Shape([shape[0], *(_own(d, role) for d in shape[1:])]),
+                shape=ir.Shape([shape[0], *(_name_dim(d, role) for d in shape[1:])]),
             )
             graph.inputs.append(part)
             parts.append(b.var(part))
         name = value.name
         graph.inputs.remove(value)
-        joined = _joined(b, parts, value)
+        joined = _join_roles(b, parts, value)
         value.replace_all_uses_with(joined.value)
         joined.value.name = b.names.fresh(f"{name}_of_roles")
         record["inputs"][joined.value.name] = [name, [d if isinstance(d, int) else str(d) for d in shape]]  # type: ignore[index]
@@ -86,12 +86,12 @@ def paired(model: AnyModel, roles: str | Sequence[str], output: str | None = Non
     return opened
 
 
-def _own(dim: int | ir.SymbolicDim, role: str) -> int | str | None:
+def _name_dim(dim: int | ir.SymbolicDim, role: str) -> int | str | None:
     """A dimension of one role: texts of different roles may have different lengths."""
     return dim if isinstance(dim, int) else f"{role}_{dim}" if dim.value else None
 
 
-def _joined(b: Builder, parts: Sequence[Var], like: ir.Value) -> Var:
+def _join_roles(b: Builder, parts: Sequence[Var], like: ir.Value) -> Var:
     """`parts` along the batch; those of open length are padded with zeros behind, up to the longest."""
     shape = like.shape or ()
     if len(shape) > 1 and not isinstance(shape[1], int):
