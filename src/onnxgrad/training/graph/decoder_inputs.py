@@ -36,7 +36,6 @@ _IS_PAST = re.compile(rf"(^|[./_])({_PAST})([._\d]|$)")
 _IS_PRESENT = re.compile(rf"(^|[./_])({_PRESENT})([._\d]|$)")
 #: Parts of names of dimensions that grow with the tokens.
 _LENGTH = re.compile("past|seq|len|cache|time|total", re.IGNORECASE)
-_KEEP = ("num_logits_to_keep", "logits_to_keep")
 #: Roles that the text of an encoder has, too.
 _OF_TEXT = ("ids", "masks", "positions", "types")
 
@@ -187,30 +186,47 @@ def _is_of_decoder(value: ir.Value) -> bool:
     return "decoder" in (value.name or "").lower()
 
 
-def _role(value: ir.Value) -> str:
-    """The role of an input: the name of an attribute of `DecoderInputs`."""
-    name, is_whole = (value.name or "").lower(), value.dtype is not None and value.dtype.is_integer()
-    if name == "use_cache_branch":
+def role_of(name: str, rank: int | None, is_whole: bool, is_float: bool) -> str:
+    """The role of an input, by the attribute of `DecoderInputs`, from its name, number of axes and type."""
+    name = name.lower()
+    if "use_cache" in name:
         return "branch"
-    if name in _KEEP:
+    if "logits_to_keep" in name:
         return "keep"
-    if _IS_PAST.search(name) and "mask" not in name and value.dtype is not None and value.dtype.is_floating_point():
-        return "pasts"
-    if "encoder" in name and "decoder" not in name:
-        return "others"
     if "mask" in name:
-        if value.shape is None or not 2 <= len(value.shape) <= 4:
-            raise BadInput(f"the mask {value.name!r} is not of shape [N, T], one number for each token")
         return "masks"
     if name == "cache_position":
         return "places"
+    if is_float and (rank is None or rank > 2) and (_IS_PAST.search(name) or "cache" in name):
+        return "pasts"
     if "position" in name and is_whole:
-        if value.shape is None or len(value.shape) > 2:
-            raise BadInput(f"the positions {value.name!r} are not of shape [N, T]")
         return "positions"
-    if not is_whole or value.shape is None or len(value.shape) != 2:
+    if not is_whole or rank != 2:
         return "others"
-    return "types" if "type" in name or "segment" in name else "ids"
+    if "type" in name or "segment" in name:
+        return "types"
+    return "others" if any(part in name for part in ("past", "cache", "length")) else "ids"
+
+
+def _role(value: ir.Value) -> str:
+    """The role of an input of a decoder.
+
+    Raises:
+        BadInput: a mask or positions have a shape that is not supported.
+    """
+    name, rank = (value.name or "").lower(), None if value.shape is None else len(value.shape)
+    is_whole, is_float = (
+        value.dtype is not None and test(value.dtype)
+        for test in (ir.DataType.is_integer, ir.DataType.is_floating_point)
+    )
+    role = role_of(name, rank, is_whole, is_float)
+    if role not in ("branch", "keep", "pasts") and "encoder" in name and "decoder" not in name:
+        return "others"
+    if role == "masks" and (rank is None or not 2 <= rank <= 4):
+        raise BadInput(f"the mask {value.name!r} is not of shape [N, T], one number for each token")
+    if role == "positions" and (rank is None or rank > 2):
+        raise BadInput(f"the positions {value.name!r} are not of shape [N, T]")
+    return role
 
 
 def _mask(value: ir.Value, mask: np.ndarray, before: int) -> np.ndarray:

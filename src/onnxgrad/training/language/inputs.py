@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.text import Tokens
-
-_CACHE = re.compile(r"past|cache")
-#: Inputs that are 0 in training: the branch that reads the cache, and how many of the last scores to compute (0: all).
-_SWITCHES = ("use_cache", "logits_to_keep")
+from onnxgrad.training.graph.decoder_inputs import role_of
 
 
 class Empty(Column):
@@ -78,20 +75,21 @@ class Together(Column):
 
 def tokens_of(fields: Sequence[Field], decoder: bool = False) -> Field | None:
     """The input for the tokens (of the decoder); None if the model has none."""
-    found = [f for f in fields if _is_ids(f) and ("decoder" in f.name.lower()) == decoder]
+    found = [f for f in fields if _role(f) == "ids" and ("decoder" in f.name.lower()) == decoder]
     named = [f for f in found if "ids" in f.name.lower()]
     return next(iter(named or found), None)
 
 
-def _is_ids(field: Field) -> bool:
-    name = field.name.lower()
-    other = any(part in name for part in ("mask", "position", "type", "segment", "past", "cache", "length"))
-    return not field.label and not field.scalar and field.dtype.kind in "iu" and len(field.shape) == 1 and not other
+def _role(field: Field) -> str:
+    """The role of an input (see `role_of`); labels have none."""
+    rank, is_whole = 0 if field.scalar else len(field.shape) + 1, field.dtype.kind in "iu"
+    is_float = ir.DataType.from_numpy(field.dtype).is_floating_point()
+    return "" if field.label else role_of(field.name, rank, is_whole, is_float)
 
 
 def masks_apart(fields: Sequence[Field]) -> bool:
     """True if the model takes a mask for each pair of tokens, which keeps the documents of a row apart."""
-    return any("mask" in f.name.lower() and len(f.shape) > 1 for f in fields)
+    return any(_role(f) == "masks" and len(f.shape) > 1 for f in fields)
 
 
 def inputs_beside(
@@ -107,21 +105,19 @@ def inputs_beside(
     """
     found: dict[str, Column] = {}
     for field in fields:
-        name = field.name.lower()
-        if field.label:
-            continue
-        if any(part in name for part in _SWITCHES):
+        role, is_flat = _role(field), len(field.shape) == 1
+        if role in ("branch", "keep"):  # the branch without a cache, and the scores of all tokens
             found[field.name] = Dense(np.zeros(() if field.scalar else 1, field.dtype))
             found[field.name].whole = True
-        elif _CACHE.search(name) and len(field.shape) > 1:
+        elif role == "pasts":
             found[field.name] = Empty(len(documents), field)
-        elif "mask" in name and len(field.shape) > 1:
+        elif role == "masks" and len(field.shape) > 1:
             found[field.name] = Together(documents, causal)
-        elif "mask" in name and len(field.shape) == 1:
+        elif role == "masks" and is_flat:
             found[field.name] = Tokens([np.ones(len(row), np.int64) for row in documents], 0)
-        elif "position" in name and len(field.shape) == 1:
+        elif role == "positions" and is_flat:
             found[field.name] = Tokens(positions, 0)
-        elif ("type" in name or "segment" in name) and len(field.shape) == 1:
+        elif role == "types":
             found[field.name] = Tokens([np.zeros(len(row), np.int64) for row in documents], 0)
     return found
 
