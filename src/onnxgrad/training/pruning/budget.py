@@ -58,7 +58,7 @@ def ways_down(layers: Sequence[Sensitivity], cost: Cost, size: int, multiple: in
         all_of = len(layers[k].order)
         step = max(1, all_of // _CHUNKS)
         left = all_of - counts[k] - step
-        if all_of > multiple > 1:
+        if layers[k].width.kind == "channels" and all_of > multiple > 1:
             left = left // multiple * multiple
         return all_of - left if left >= 1 and all_of - left > counts[k] else 0
 

@@ -146,7 +146,7 @@ class Narrowing:
             if share is None:
                 continue
             left = max(1, round((1 - share) * len(layer.order)))
-            if len(layer.order) > self.recipe.multiple > 1:
+            if layer.width.kind == "channels" and len(layer.order) > self.recipe.multiple > 1:
                 left = max(1, round(left / self.recipe.multiple)) * self.recipe.multiple
             removed += layer.order[: max(0, len(layer.order) - left)].tolist()
         if wanted and not removed:
@@ -265,7 +265,9 @@ def _random_feeds(model: ir.Model) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     found = {}
     for value in model.graph.inputs:
-        shape = [d if isinstance(d, int) else 8 for d in value.shape or ()]
+        wide = len(value.shape or ()) == 4  # pictures
+        open_dims = [2, *([64 if wide else 8] * 8)]
+        shape = [d if isinstance(d, int) else n for d, n in zip(value.shape or (), open_dims)]
         dtype = (value.dtype or ir.DataType.FLOAT).numpy()
         numbers = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
         found[value.name or ""] = numbers.astype(dtype)
