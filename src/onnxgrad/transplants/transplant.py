@@ -179,9 +179,12 @@ def plan_for(base: ir.Model | None, source: ir.Model, targets: Sequence[TargetWe
             "  hint: the target must keep apart what the trained model does, under the names of modules"
         )
     if plan.missing:
+        hint = "the target must be an export of the same network with the weights before training (--base)"
+        if base is not None and all(not o.read_before().any() for o in origins if o.name in plan.missing):
+            hint = "they were zeros before training, which exporters leave out: train the target itself, or export it anew"
         raise BadInput(
             f"{len(plan.missing)} weights of the source have no place in the target: {_listed(plan.missing)}\n"
-            "  hint: the target must be an export of the same network with the weights before training (--base)"
+            f"  hint: {hint}"
         )
     if not any(a.is_changed for a in plan.assignments) and base is not None:
         raise BadInput("training has changed no weight: source and base are equal\n  hint: --base is the file before")
