@@ -179,8 +179,8 @@ class DataRecipe(PreparationRecipe):
     standardize: bool = setting(False, "Numbers of these columns less their mean, divided by their deviation.")
     augment: Augment | str | None = setting(
         None,
-        "Train on random variants of pictures: flip, vflip, crop=4, jitter=0.2, erase, and of pictures with boxes zoom=0.5 "
-        "and mosaic, with commas between them.",
+        "Train on random variants of pictures: flip, vflip, crop=4, jitter=0.2, erase, and of pictures with boxes "
+        "zoom=0.5 and mosaic, with commas between them.",
         kind=str,
     )
 
