@@ -222,7 +222,13 @@ class Narrowing:
             BadInput: they differ, so that an operator between depends on what was removed.
         """
         onnx.checker.check_model(to_proto(self.model), full_check=True)
-        left, right = (Session(m, options=Options(target="portable")).run(self.feeds) for m in (masked, self.model))
+        try:
+            reference = Session(masked, options=Options(target="portable")).run(self.feeds)
+        except BadInput as error:
+            if self.batches:
+                raise
+            raise BadInput(f"{error}\n  hint: these were random numbers; give data that the model takes") from error
+        left, right = reference, Session(self.model, options=Options(target="portable")).run(self.feeds)
         for name, x in left.items():
             if x.dtype.kind == "f" and x.size:
                 scale = max(float(np.abs(x).max()), 1e-9)
