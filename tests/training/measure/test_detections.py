@@ -21,6 +21,7 @@ from onnxgrad.training.detection.reading import read_detection
 from onnxgrad.training.measure.detections import compare_boxes
 from onnxgrad.training.metrics.boxes import Detections
 from onnxgrad.training.metrics.registry import METRICS
+from tests.training.detection.detectors import KINDS, detector
 from tests.training.detection.pictures import SCENES, draw_picture, write_coco, write_yolo
 
 
@@ -152,3 +153,26 @@ def test_no_detector(tmp_path):
         plain (float[N, 3] x) => (float[N, 3] y) { y = Relu (x) }""")
     with pytest.raises(BadInput, match="a detector takes pictures"):
         onnxgrad.evaluate(model, str(write_coco(tmp_path)), task="detection")
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[-1]])
+def test_a_run_measures_as_the_command(kind, tmp_path):
+    """The metrics of a run are those of the saved file; the report shows boxes, curves and the confusion matrix."""
+    data = write_coco(tmp_path, SCENES * 2)
+    report, output = tmp_path / "report.html", tmp_path / "mine.onnx"
+    model = detector(kind, ["cat", "dog"])
+    trainer = onnxgrad.train(
+        model, data, task="detection", validation=data, epochs=2, batch_size=4, optimizer="adam", learning_rate=1e-2,
+        metrics="map50,map50_95,mar_100", monitor="validation_mar_100", keep_best=True, report=report, output=output,
+        augment="mosaic=0.5,zoom,flip", sample="balanced", checkpoint=tmp_path / "checkpoint",
+    )  # fmt: skip
+    found = onnxgrad.evaluate(output, data, metrics="map50,map50_95,mar_100")
+    epochs = trainer.history.epochs
+    best = max(epochs, key=lambda e: e["validation_mar_100"])
+    assert found.metrics["mar_100"] > 0
+    for name, value in found.metrics.items():
+        assert best[f"validation_{name}"] == pytest.approx(value, abs=1e-4), name
+    text = report.read_text()
+    for title in ("Predictions (orange) beside labels (green)", "Precision over recall", "Confusion matrix"):
+        assert title in text
+    assert text.count("data:image/png;base64,") == 4
