@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from PIL import Image
@@ -69,6 +70,18 @@ def test_trains(kind, boxes, tmp_path):
     plain.run(None, noise(saved, 1, head.size))
 
 
+def test_pictures_that_are_no_squares(boxes):
+    model = detector("yolox", ["cat", "fox"])
+    model.graph.inputs[0].shape = ir.Shape([1, 3, SIDE, 2 * SIDE])
+    for node in model.graph:
+        for value in node.outputs:
+            value.shape = None
+    trainer = onnxgrad.train(
+        model, boxes, task="detection", validation=boxes, epochs=1, batch_size=4, image_mean=0, image_std=1
+    )
+    assert "validation_map50" in trainer.history.epochs[-1]
+
+
 def test_classes_are_chosen(boxes):
     trainer = onnxgrad.train(
         detector("yolov8", ["ant", "bee", "cat"]), boxes, task="detection", classes="fox", epochs=1, batch_size=4
@@ -86,6 +99,7 @@ def test_size_of_pictures():
     model.graph.inputs[0].shape = type(model.graph.inputs[0].shape)(["N", 3, "H", "W"])
     assert picture_size(model) == (640, 640)
     assert picture_size(model, 96) == (96, 96)
+    assert picture_size(model, (96, 128)) == (96, 128)
     model.metadata_props["imgsz"] = "[320, 352]"
     assert picture_size(model) == (320, 352)
     model.metadata_props["onnxgrad.detector"] = json.dumps({"letterbox": {"height": 160, "width": 192}})

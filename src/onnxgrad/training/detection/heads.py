@@ -43,12 +43,12 @@ class _End:
     shape: tuple[int, ...]
 
 
-def find_head(model: ir.Model, image_size: int | None = None) -> Head:
+def find_head(model: ir.Model, image_size: int | tuple[int, int] | None = None) -> Head:
     """The head of `model`, an opened model.
 
     Args:
         model: with types and shapes.
-        image_size: side of pictures, where the model leaves it open.
+        image_size: side of pictures, or height and width, where the model leaves them open.
 
     Raises:
         BadInput: it has none that is known.

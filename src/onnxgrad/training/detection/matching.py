@@ -171,7 +171,9 @@ def pair(b: Builder, cost: Var, there: Var) -> Var:
     """
     count = b.Cast(b.ReduceSum(there, [1], keepdims=1), to=7)
     (owner,) = Inlined(assignment(), "the assignment").write(b, [hold_constant(b, cost), count])
-    b.infer(owner.value.producer())
+    node = owner.value.producer()
+    assert node is not None
+    b.infer(node)
     rows = b.Reshape(b.places_along(there, 1), [1, -1, 1])
     return number(b, b.Equal(rows, b.Unsqueeze(owner, [1])))
 

@@ -31,7 +31,7 @@ def picture_input(graph: ir.Graph) -> ir.Value:
     return found[0]
 
 
-def picture_size(model: ir.Model, asked: int | None = None) -> tuple[int, int]:
+def picture_size(model: ir.Model, asked: int | tuple[int, int] | None = None) -> tuple[int, int]:
     """Height and width of pictures: those that the model fixes, those `asked` for, those of a note, or 640.
 
     A note is of training, or of an exporter.
@@ -48,10 +48,12 @@ def picture_size(model: ir.Model, asked: int | None = None) -> tuple[int, int]:
             noted = [int(json.loads(trained)["letterbox"][k]) for k in ("height", "width")]
         except (ValueError, KeyError, TypeError) as error:
             raise BadInput(f"the model's metadata {DETECTOR!r} are damaged: {trained[:60]}") from error
-    for given in fixed:
-        if asked is not None and given is not None and asked != given:
-            raise BadInput(f"the model takes pictures of {fixed[1]} by {fixed[0]} pixels; drop image_size={asked}")
-    free = [asked, asked] if asked else noted * (3 - len(noted)) if len(noted) in (1, 2) else [DEFAULT_SIDE] * 2
+    wanted = asked if isinstance(asked, tuple) else (asked, asked)
+    if any(w is not None and f is not None and w != f for w, f in zip(wanted, fixed)):
+        raise BadInput(f"the model takes pictures of {fixed[1]} by {fixed[0]} pixels; drop image_size={asked}")
+    free: list[int | None] = (
+        list(wanted) if asked else noted * (3 - len(noted)) if len(noted) in (1, 2) else [DEFAULT_SIDE] * 2
+    )
     height, width = (f or g or DEFAULT_SIDE for f, g in zip(fixed, free))
     return height, width
 

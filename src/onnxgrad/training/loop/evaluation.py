@@ -221,7 +221,7 @@ class Evaluation:
         if self._decoder is None:
             model = self.source.inference()
             infer_types(model)
-            head = find_head(model, feed.letterbox.height)
+            head = find_head(model, (feed.letterbox.height, feed.letterbox.width))
             self._decoder = Decoder(head, named_values(model.graph), self.options)
         return [BoxMeter(feed, self._decoder, names)]
 
