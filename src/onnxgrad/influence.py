@@ -49,7 +49,7 @@ def influence(
     Raises:
         BadInput: as `onnxgrad.training.attach`; or a loss that compares the rows of a batch with each other.
     """
-    listed = list(models) if isinstance(models, (list, tuple)) else [models]
+    listed: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
     factors = [1.0] * len(listed) if rates is None else list(rates)
     if len(factors) != len(listed) or not listed:
         raise BadInput(f"there are {len(listed)} models and {len(factors)} rates")

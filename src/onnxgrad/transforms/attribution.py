@@ -273,7 +273,8 @@ def _windows(sizes: Sequence[int], window: int | Sequence[int], stride: int | Se
     found = []
     for corner in itertools.product(*starts):
         mask = np.zeros(sizes)
-        mask[(..., *(slice(c, c + w) for c, w in zip(corner, widths)))] = 1
+        inside: tuple[Any, ...] = (..., *(slice(c, c + w) for c, w in zip(corner, widths)))
+        mask[inside] = 1
         found.append(mask)
     return np.stack(found)
 

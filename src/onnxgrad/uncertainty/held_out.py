@@ -95,18 +95,19 @@ def conformal(
     if rank > len(misfit):
         least = math.ceil(coverage / (1 - coverage) - 1e-9)
         raise BadInput(f"a coverage of {coverage} needs {least} rows or more, not {len(misfit)}")
-    threshold, y = misfit[rank - 1], b.var(prediction.output)
+    threshold: np.ndarray = misfit[rank - 1]
+    y = b.var(prediction.output)
     if comparison.task == "numbers":
         shape = [d for d in (y.shape or ())[1:] if isinstance(d, int)]
         fits = math.prod(shape) == len(threshold)
-        size = b.const(threshold.reshape(shape) if fits else threshold[0], y.dtype)
-        size = size if spread is None else size * b.var(spread)
+        half = b.const(threshold.reshape(shape) if fits else threshold[0], y.dtype)
+        size = half if spread is None else half * b.var(spread)
         outputs = {name: y, f"{name}_lower": y - size, f"{name}_upper": y + size}
     elif isinstance(comparison, Classes):
         # thresholds are of float64, probabilities of the model's floats: a margin for rounding
         bound = b.const(1 - threshold[0] - 1e-6, y.dtype)
-        odds = y if comparison.probabilities else b.Softmax(y, axis=comparison.axis)
-        outputs = {name: y, f"{name}_set": b.GreaterOrEqual(odds, bound)}
+        chances = y if comparison.probabilities else b.Softmax(y, axis=comparison.axis)
+        outputs = {name: y, f"{name}_set": b.GreaterOrEqual(chances, bound)}
     else:
         raise BadInput("one score for two classes has no sets; give the model a score for each class")
     return prediction.close(outputs)

@@ -93,7 +93,7 @@ def _name_dim(dim: int | ir.SymbolicDim, role: str) -> int | str | None:
 
 def _join_roles(b: Builder, parts: Sequence[Var], like: ir.Value) -> Var:
     """`parts` along the batch; those of open length are padded with zeros behind, up to the longest."""
-    shape = like.shape or ()
+    shape = tuple(like.shape or ())
     if len(shape) > 1 and not isinstance(shape[1], int):
         if any(not isinstance(d, int) for d in shape[2:]):
             raise BadInput(f"the input {like.name!r} leaves several sizes open, so roles cannot be joined")

@@ -16,7 +16,7 @@ from onnxgrad.training.pruning.shrink import weight_masks
 from onnxgrad.training.step.step import Step
 
 
-class Pruning(Callback):
+class PruningSchedule(Callback):
     """Sets the masks of weights as the plans of a model say.
 
     A function of the number of steps and of the state, so that a resumed run prunes the same.
@@ -79,4 +79,4 @@ def pruning_of(step: Step) -> list[Callback]:
     if step.source is None:
         return []
     plans = [PrunePlan.of(text) for text in record_in(step.source.model).plan]
-    return [Pruning(step, plans)] if plans else []
+    return [PruningSchedule(step, plans)] if plans else []
