@@ -101,7 +101,7 @@ def test_callbacks():
 def test_the_help_lists_what_the_tables_list(command):
     text = shown(command)
     for page, heading, last in (
-        ("losses.md", "All losses", ", or LOSS.onnx"),
+        ("losses.md", "All losses", ", LOSS.onnx, or a formula"),
         ("optimizers.md", "All optimizers", ". Settings"),
         ("optimizers.md", "All schedules", " or plateau"),
     ):

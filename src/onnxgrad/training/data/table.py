@@ -177,7 +177,7 @@ class Table:
             nodes.append(helper.make_node(op, list(inputs), [out], domain=domain, **attributes))
             return out
 
-        column = constant("column", np.int64([-1, 1]))
+        column = constant("column", np.array([-1, 1], np.int64))
         for k, c in enumerate(self.columns):
             raw = f"raw_{k}"
             if c.kind == "text":
@@ -317,11 +317,11 @@ def _fit(name: str, raw: RawColumn, settings: TableSettings) -> TableColumn:
         texts, counts = np.unique(known.astype(str), return_counts=True)
         fill = None if way in (None, "drop", "indicator") else str(texts[np.argmax(counts)])
         return TableColumn(name, raw.kind, fill, categories=tuple(texts.tolist()), indicator=indicator)
-    fill = None
+    number: float | None = None
     if way in ("mean", "median", "indicator"):
-        fill = float(np.median(known) if way == "median" else np.mean(known))
-    filled = np.where(raw.missing, 0.0 if fill is None else fill, raw.values) if fill is not None else known
+        number = float(np.median(known) if way == "median" else np.mean(known))
+    filled = known if number is None else np.where(raw.missing, number, raw.values)
     mean, scale = 0.0, 1.0
     if settings.standardize and raw.kind != "boolean":
         mean, scale = float(filled.mean()), float(filled.std()) or 1.0
-    return TableColumn(name, raw.kind, fill, mean, scale, indicator=indicator)
+    return TableColumn(name, raw.kind, number, mean, scale, indicator=indicator)

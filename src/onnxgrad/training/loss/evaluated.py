@@ -60,5 +60,6 @@ def export_function(
 
 def value_of_graph(model: onnx.ModelProto, arrays: Sequence[np.ndarray]) -> float:
     """The first result of `model`, in the precision of `arrays`."""
-    feeds = dict(zip((v.name for v in model.graph.input), arrays))
-    return float(np.asarray(ReferenceEvaluator(model).run(None, feeds)[0]))
+    feeds: dict[str, Any] = {v.name: a for v, a in zip(model.graph.input, arrays)}
+    results: Any = ReferenceEvaluator(model).run(None, feeds)
+    return float(np.asarray(results[0]))
