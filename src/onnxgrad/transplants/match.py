@@ -217,7 +217,9 @@ class Matcher:
             for origin in self.origins:
                 sizes = origin.long_axes
                 fits = [axis for axis in (0, 1) if len(sizes) >= 2 and origin.size // sizes[axis] == length]
-                held = squeezed(origin.read_before()) if fits else None
+                if not fits:
+                    continue
+                held = squeezed(origin.read_before())
                 for axis in fits:
                     samples.append(_lines(held, axis)[:, at].astype(np.float32))
                     places += [(origin, axis, i) for i in range(sizes[axis])]

@@ -181,7 +181,9 @@ def plan_for(base: ir.Model | None, source: ir.Model, targets: Sequence[TargetWe
     if plan.missing:
         hint = "the target must be an export of the same network with the weights before training (--base)"
         if base is not None and all(not o.read_before().any() for o in origins if o.name in plan.missing):
-            hint = "they were zeros before training, which exporters leave out: train the target itself, or export it anew"
+            hint = (
+                "they were zeros before training, which exporters leave out: train the target, or export it anew"
+            )
         raise BadInput(
             f"{len(plan.missing)} weights of the source have no place in the target: {_listed(plan.missing)}\n"
             f"  hint: {hint}"

@@ -141,7 +141,7 @@ class PairRunner(Runner):
         ids = next((a for n, a in feeds.items() if "decoder" in n and "ids" in n), None)
         if read is None or read.name not in feeds or ids is None:
             raise BadInput(f"the trained model has no inputs decoder_input_ids and {read and read.name!r}")
-        states, name = encoder.states(feeds[read.name]), inputs.logits.name or ""
+        states, name = encoder.states(list(feeds[read.name])), inputs.logits.name or ""
         own = [name, *(p.output for p in inputs.pasts if p.output)]
         most = ids.shape[1] - 1 if inputs.pasts else ids.shape[1]  # the last token reads the cache of the others
         found = session.run(inputs.feeds(ids[:, :most]) | states, own)

@@ -51,7 +51,8 @@ class Counts(Callback):
 def test_a_schedule_grows_to_its_share(score):
     counts = Counts()
     trainer = onnxgrad.train(
-        classifier(hidden=16), blobs(96), loss="cross_entropy", optimizer="adam", learning_rate=0.02, epochs=20, batch_size=16,
+        classifier(hidden=16), blobs(96), loss="cross_entropy", optimizer="adam",
+        learning_rate=0.02, epochs=20, batch_size=16,
         prune=[f"weights=0.75:schedule=cubic,score={score},end=0.5,times=10"], callbacks=[counts],
     )  # fmt: skip
     assert np.diff(counts.zeros).min() > -1e-9

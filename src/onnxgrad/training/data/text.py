@@ -91,12 +91,13 @@ class Text:
         """
         towers = _towers(columns, fields)
         if len(towers) > 1:
-            found = dict(columns)
-            for name, own in towers.items():
-                others = {n: c for n, c in found.items() if n not in towers}
-                found = found | self.tokenized({**others, name: columns[name]}, own, source)
-                found.pop(name) if name not in {f.name for f in own} else None
-            return found
+            joined = dict(columns)
+            for name, inputs in towers.items():
+                others = {n: c for n, c in joined.items() if n not in towers}
+                joined |= self.tokenized({**others, name: columns[name]}, inputs, source)
+                if name not in {f.name for f in inputs}:
+                    del joined[name]
+            return joined
         roles = _roles(fields, columns)
         name = self._text(columns, roles["ids"], fields, source)
         found = columns[name].take(np.arange(len(columns[name])), roles["ids"])

@@ -51,9 +51,11 @@ def picture_size(model: ir.Model, asked: int | tuple[int, int] | None = None) ->
     wanted = asked if isinstance(asked, tuple) else (asked, asked)
     if any(w is not None and f is not None and w != f for w, f in zip(wanted, fixed)):
         raise BadInput(f"the model takes pictures of {fixed[1]} by {fixed[0]} pixels; drop image_size={asked}")
-    free: list[int | None] = (
-        list(wanted) if asked else noted * (3 - len(noted)) if len(noted) in (1, 2) else [DEFAULT_SIDE] * 2
-    )
+    free: list[int | None] = [DEFAULT_SIDE, DEFAULT_SIDE]
+    if asked:
+        free = [*wanted]
+    elif len(noted) in (1, 2):
+        free = [noted[0], noted[-1]]
     height, width = (f or g or DEFAULT_SIDE for f, g in zip(fixed, free))
     return height, width
 

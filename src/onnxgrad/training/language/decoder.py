@@ -100,7 +100,7 @@ class Decoder:
         outputs = [self.logits, *(p.output for p in self.inputs.pasts if p.output)]
         for start in range(0, ids.shape[1], width):
             part = ids[:, start : start + width]
-            feeds = self.inputs.feeds(part, cache=cache, before=before + start) | self.states
+            feeds = self.inputs.feeds(part, cache=cache, before=before + start) | dict(self.states)
             found = self.session.run(feeds, outputs)
             cache = self.inputs.next_cache(found, cache)
         return found[self.logits][:, -1], cache or {}
@@ -112,7 +112,7 @@ class Decoder:
         mask = np.zeros((len(ids), width), np.int64)
         mask[:, :size] = 1
         padded = np.pad(ids, ((0, 0), (0, width - size)))
-        found = self.session.run(self.inputs.feeds(padded, mask) | self.states, [self.logits])[self.logits]
+        found = self.session.run(self.inputs.feeds(padded, mask) | dict(self.states), [self.logits])[self.logits]
         return found[:, min(size, found.shape[1]) - 1]
 
 

@@ -10,7 +10,7 @@ numbers are those of pycocotools.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,7 +170,7 @@ class AveragePrecision:
         """What was added so far."""
         return {"parts": dict(self._parts), "confusion": self.confusion}
 
-    def join(self, sums: dict[str, Any]) -> None:
+    def join(self, sums: Mapping[str, Any]) -> None:
         """Add the `sums` of other pictures."""
         self.reserve([str(k) for k in range(len(sums["confusion"]) - 1)])
         size = len(sums["confusion"]) - 1
@@ -237,7 +237,7 @@ class MeanPrecision:
         """What was added so far."""
         return self.all.sums()
 
-    def join(self, sums: dict[str, Any]) -> None:
+    def join(self, sums: Mapping[str, Any]) -> None:
         """Add the `sums` of another one."""
         self.all.join(sums)
 

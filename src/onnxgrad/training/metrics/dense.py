@@ -37,7 +37,7 @@ def point_similarity(y: np.ndarray, t: np.ndarray) -> np.ndarray:
     seen = np.asarray(t[..., 2] > 0)
     low = np.where(seen[..., None], t[..., :2], np.inf).min(1)
     high = np.where(seen[..., None], t[..., :2], -np.inf).max(1)
-    area = FILLED * np.prod(np.where(seen.any(1)[:, None], high - low, 0.0), axis=1)
+    area = FILLED * np.prod(np.where(seen.any(axis=1, keepdims=True), high - low, 0.0), axis=1)
     spread = np.square(2 * np.array(sigmas_of(t.shape[1])))
     squared = np.square(y - t[..., :2]).sum(2)
     similar = np.asarray(np.exp(-squared / (2 * spread * (area[:, None] + 1e-9))))
