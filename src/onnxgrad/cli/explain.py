@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from onnxgrad.function import Function
 from onnxgrad.ir.graph import named_values
 from onnxgrad.model_io import files_of, load_model, save_model
 from onnxgrad.runtime.trial import check_runs
+from onnxgrad.settings import setting, settings_of
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.labels import are_numbers, listed
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -51,7 +53,19 @@ class Method(enum.StrEnum):
     attention_rollout = "attention_rollout"
 
 
-@takes_flags(PreparationRecipe, only=("inputs", "image_mean", "image_std"))
+@dataclass(frozen=True)
+class SamplingRecipe:
+    """The points that a method of explanation compares."""
+
+    steps: int = setting(32, "Points that gradients are taken at.", least=1)
+    noise: float = setting(0.1, "For smooth_grad: standard deviation.", least=0)
+    background: int = setting(100, "For expected_gradients: so many other rows of the data, drawn at random.", least=1)
+    window: int = setting(1, "For occlusion: the size of a window.", least=1)
+
+
+@takes_flags(
+    PreparationRecipe, SamplingRecipe, only=("inputs", "image_mean", "image_std", *settings_of(SamplingRecipe))
+)
 def explain(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     data: Annotated[Path, typer.Argument(help="A picture, or data as for predict.", metavar="PICTURE|DATA")],
@@ -77,12 +91,6 @@ def explain(
         str | None, typer.Option(help="For grad_cam: a value [N, C, …]. Default: that of the last convolution.")
     ] = None,
     row: Annotated[int, typer.Option(min=0, help="Which row of data.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Points that gradients are taken at.")] = 32,
-    noise: Annotated[float, typer.Option(min=0, help="For smooth_grad: standard deviation.")] = 0.1,
-    background: Annotated[
-        int, typer.Option(min=1, help="For expected_gradients: so many other rows of the data, drawn at random.")
-    ] = 100,
-    window: Annotated[int, typer.Option(min=1, help="For occlusion: the size of a window.")] = 1,
     save: Annotated[
         Path | None, typer.Option("--save-model", help="Where to write the model that explains, an .onnx.")
     ] = None,
@@ -95,7 +103,9 @@ def explain(
     if output.suffix.lower() == ".png":
         import_matplotlib()
     check_paths({MODEL: files_of(opened, model), "DATA": data}, {"--output": output, "--save-model": save}, force=None)
-    preparation = PreparationRecipe(**read_flags(flags))
+    given = read_flags(flags)
+    sampling = SamplingRecipe(**{name: given.pop(name) for name in settings_of(SamplingRecipe)})
+    preparation = PreparationRecipe(**given)
     feeds = _row(opened, data, row, preparation.arguments(data_options.print_preprocessing(opened, preparation)))
     wrt = _float_input(opened, wrt)
     (output_name,) = chosen_outputs(opened, [of]) if of else [_first_float(opened.graph.outputs, "output")]
@@ -107,10 +117,10 @@ def explain(
         number = int(scores[0].reshape(count, -1).max(1).argmax())
     part = output_name if number is None else f"{output_name}[:, {number}]"
     layer = (layer or _last_maps(opened)) if method is Method.grad_cam else None
-    explaining = _derive_explanation(opened, method, wrt, part, layer, steps, noise, window)
+    explaining = _derive_explanation(opened, method, wrt, part, layer, sampling)
     further: dict[str, np.ndarray] = {}
     if method is Method.expected_gradients:
-        further = {f"{wrt}_background": _background(opened, data, row, background, preparation, wrt)}
+        further = {f"{wrt}_background": _background(opened, data, row, sampling.background, preparation, wrt)}
     found = np.asarray(Function(explaining)(**_add_baseline(explaining, {**feeds, **further}, wrt)))[0]
     if save is not None:
         save_model(explaining, save)
@@ -181,22 +191,21 @@ def _last_maps(model: ir.Model) -> str:
 
 
 def _derive_explanation(
-    model: ir.Model, method: Method, wrt: str, of: str, layer: str | None, steps: int, noise: float,
-    window: int,
-) -> ir.Model:  # fmt: skip
+    model: ir.Model, method: Method, wrt: str, of: str, layer: str | None, sampling: SamplingRecipe
+) -> ir.Model:
     if method is Method.grad_cam:
         assert layer is not None
         if layer not in named_values(model.graph):
             raise UnknownName(layer, list(named_values(model.graph)), "value")
         return grad_cam(model, layer=layer, of=of)
     if method is Method.integrated_gradients:
-        return integrated_gradients(model, wrt=wrt, of=of, steps=steps)
+        return integrated_gradients(model, wrt=wrt, of=of, steps=sampling.steps)
     if method is Method.smooth_grad:
-        return smooth_grad(model, wrt=wrt, of=of, steps=steps, noise=noise)
+        return smooth_grad(model, wrt=wrt, of=of, steps=sampling.steps, noise=sampling.noise)
     if method is Method.expected_gradients:
         return expected_gradients(model, wrt=wrt, of=of)
     if method is Method.occlusion:
-        return occlusion(model, wrt=wrt, of=of, window=window)
+        return occlusion(model, wrt=wrt, of=of, window=sampling.window)
     if method is Method.attention_rollout:
         return attention_rollout(model)
     return grad(model, wrt=wrt, of=of)
