@@ -224,7 +224,10 @@ static void read(Attributes *from, void *settings) {
   Settings *s = settings;
   int64_t given[6] = {0};
   const size_t count = attribute_some_ints(from, "pads", given, 6);
-  if (count != 4 && count != 6) attributes_fail(from, "Conv3x3: an attribute holds too few integers");
+  if (count != 4 && count != 6) {
+    attributes_fail(from, "Conv3x3: an attribute holds too few integers");
+    return;
+  }
   s->rank = count / 2 + 2;
   for (size_t i = 0; i < count; i++) s->pads[i % (count / 2) + 3 - count / 2 + i / (count / 2) * 3] = given[i];
   s->turned = attribute_int(from, "turned");
