@@ -90,7 +90,7 @@ def transplant(
     trained = _source(source, base)
     if target is None or (isinstance(target, (str, os.PathLike)) and Path(target).suffix == SUFFIX):
         return _to_state(before, trained, target, place)
-    places = [place] if encoder is None else _places(place, [target, encoder])
+    places = [place] if encoder is None else _result_paths(place, [target, encoder])
     files = [_read(model) for model in (target, encoder) if model is not None]
     schemes = [weight for model in files for weight in weights_of(model)]
     plan = plan_for(before, trained, schemes)
@@ -124,7 +124,7 @@ def _runner(files: Sequence[ir.Model]) -> Runner:
     return PairRunner(*files) if len(files) > 1 else Runner(files[0])
 
 
-def _places(folder: Path, models: Sequence[AnyModel | None]) -> list[Path]:
+def _result_paths(folder: Path, models: Sequence[AnyModel | None]) -> list[Path]:
     """Where the results for files are written: in `folder`, under their own names."""
     if not all(isinstance(model, (str, os.PathLike)) for model in models):
         raise BadInput("a decoder and its encoder are two paths: their names are those of the results")
@@ -181,9 +181,7 @@ def plan_for(base: ir.Model | None, source: ir.Model, targets: Sequence[TargetWe
     if plan.missing:
         hint = "the target must be an export of the same network with the weights before training (--base)"
         if base is not None and all(not o.read_before().any() for o in origins if o.name in plan.missing):
-            hint = (
-                "they were zeros before training, which exporters leave out: train the target, or export it anew"
-            )
+            hint = "they were zeros before training, which exporters leave out: train the target, or export it anew"
         raise BadInput(
             f"{len(plan.missing)} weights of the source have no place in the target: {_listed(plan.missing)}\n"
             f"  hint: {hint}"
@@ -276,12 +274,12 @@ def _write_weights(assignments: Sequence[Assignment], has_base: bool, biases: Se
         elif assignment.uses is not None:
             _give_own(assignment)
         else:
-            _set({weight.value: _built(assignment)})
+            _set({weight.value: _build_later(assignment)})
     for weight in biases:
         _set(weight.store(kept[weight.value], None))
 
 
-def _built(assignment: Assignment) -> ir.LazyTensor:
+def _build_later(assignment: Assignment) -> ir.LazyTensor:
     """A trained weight of floats, which is computed when it is written."""
     weight = assignment.weight
 
@@ -296,7 +294,7 @@ def _built(assignment: Assignment) -> ir.LazyTensor:
 
 def _give_own(assignment: Assignment) -> None:
     """Store a weight that was shared by equal ones for some of its readers."""
-    weight, tensor = assignment.weight, _built(assignment)
+    weight, tensor = assignment.weight, _build_later(assignment)
     graph = weight.value.graph or weight.uses[0][0].graph
     assert isinstance(graph, ir.Graph)
     name, count = weight.name, 1

@@ -129,7 +129,7 @@ def grpo(
         recipe = GenerationRecipe(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed + number)
         generator = Generator(trainer.inference_ir(), recipe, tokenizer, trainer.options)
         found = generator([prompt for prompt in some for _ in range(group)])
-        rewards = np.array([_number(rate(completion)) for completion in found]).reshape(size, group)
+        rewards = np.array([_check_reward(rate(completion)) for completion in found]).reshape(size, group)
         if show is not None:
             show(number, float(rewards.mean()))
         apart = rewards.std(1, keepdims=True)
@@ -141,7 +141,7 @@ def grpo(
     return trainer
 
 
-def _number(reward: Any) -> float:
+def _check_reward(reward: Any) -> float:
     found = float(reward)
     if not np.isfinite(found):
         raise BadInput(f"a reward is a finite number, not {found}")

@@ -54,15 +54,15 @@ def top_classes(y: ir.Value, options: Mapping[str, Any]) -> Labels:
 
 def preferences(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     """Class numbers for scores [rows, places, classes], and the log-likelihood of each row by the reference."""
-    return _with_number(y, options, "_reference")
+    return _add_row_number(y, options, "_reference")
 
 
 def rewarded(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     """Class numbers for scores [rows, places, classes], and the advantage of each row."""
-    return _with_number(y, options, "_advantage")
+    return _add_row_number(y, options, "_advantage")
 
 
-def _with_number(y: ir.Value, options: Mapping[str, Any], suffix: str) -> Labels:
+def _add_row_number(y: ir.Value, options: Mapping[str, Any], suffix: str) -> Labels:
     found = classes(y, options)
     dims = found[""][1]
     return {**found, suffix: (y.dtype or ir.DataType.FLOAT, None if dims is None else dims[:1])}
