@@ -60,10 +60,10 @@ class TrainerKeywords(StepKeywords, total=False):
 class FitKeywords(PreparationKeywords, total=False):
     """Keywords of `Trainer.fit`."""
 
-    shuffle_buffer: int | None
     validation: Any
     validation_split: float | None
     stream: bool
+    shuffle_buffer: int | None
     classes: Sequence[str] | str | None
     missing: str | None
     categories: str | None
