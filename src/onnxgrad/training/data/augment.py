@@ -121,7 +121,7 @@ class Augment:
                 found[field.name] = 0 if field.ignored is None else field.ignored
         return found
 
-    def moved(self, maps: np.ndarray, rows: np.ndarray, draw: Sequence[int], beyond: float) -> np.ndarray:
+    def move_maps(self, maps: np.ndarray, rows: np.ndarray, draw: Sequence[int], beyond: float) -> np.ndarray:
         """`maps` of pictures, moved as these are; `beyond` comes in."""
         flat = maps[..., 0] if maps.ndim == 4 and maps.shape[-1] == 1 else maps.reshape(len(maps), *maps.shape[-2:])
         chances = uniform(draw, rows, _DRAWS * len(_USUAL)).reshape(len(rows), -1, _DRAWS)

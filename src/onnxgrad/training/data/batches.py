@@ -331,7 +331,7 @@ class Data:
             if draw is not None and self.augment is not None:
                 batch |= {name: self.augment(batch[name], rows, draw) for name in self.pictures}
                 for name, beyond in self.maps.items():
-                    batch[name] = self.augment.moved(batch[name], rows, draw, beyond)
+                    batch[name] = self.augment.move_maps(batch[name], rows, draw, beyond)
             yield batch
 
     def _read(self, rows: np.ndarray, varied: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ class Features:
     table: Any = None
 
 
-class Together(Protocol):
+class JointRows(Protocol):
     """Inputs whose rows are read at once."""
 
     def augmented(self, how: Augment) -> Callable[[np.ndarray, Sequence[int]], dict[str, np.ndarray]]:
@@ -62,7 +62,7 @@ class Column:
     lengths: np.ndarray | None = None
     whole: bool = False
     chunks: Any = None
-    together: Together | None = None
+    together: JointRows | None = None
     row_classes: np.ndarray | None = None
 
     def __len__(self) -> int:

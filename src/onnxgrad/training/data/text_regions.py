@@ -23,7 +23,7 @@ def text_regions(
         polygons: corners [n, 2] as x, y in pixels.
         size: (height, width) of the picture.
         ratio: see above.
-        ignored: the places of polygons that are not learned, such as text that nobody can read.
+        ignored: the places of polygons that are not learned, such as illegible text.
 
     Returns:
         Maps, float32 [height, width]: ``labels``, 1 in shrunk regions; ``labels_mask``, 0 where nothing is learned:

@@ -41,7 +41,7 @@ class BoxVariants:
         else:
             canvas, boxes, labels, crowd = self._zoomed(data[row], letterbox, chance)
         if self.how.crop:
-            canvas, boxes = _moved(
+            canvas, boxes = _move_all(
                 canvas, boxes, [round((2 * next(chance) - 1) * self.how.crop) for _ in range(2)], letterbox
             )
         height, width = canvas.shape[:2]
@@ -54,7 +54,7 @@ class BoxVariants:
             canvas = canvas[::-1]
             rows[:, [2, 4]] = height - rows[:, [4, 2]]
         if self.how.jitter:
-            canvas = _recoloured(canvas, [self.how.jitter * (2 * next(chance) - 1) for _ in range(3)])
+            canvas = _recolour(canvas, [self.how.jitter * (2 * next(chance) - 1) for _ in range(3)])
         if self.how.erase:
             flat = replace(self.how, flip=0, vflip=0, crop=0, jitter=0)
             canvas = flat(canvas[None], np.array([row]), draw)[0]
@@ -119,7 +119,7 @@ def _paste(canvas: np.ndarray, picture: np.ndarray, placement: Placement, region
     canvas[y1:y2, x1:x2] = np.asarray(drawn, np.uint8)
 
 
-def _moved(
+def _move_all(
     canvas: np.ndarray, boxes: np.ndarray, by: Sequence[int], letterbox: Letterbox
 ) -> tuple[np.ndarray, np.ndarray]:
     """Everything moved by (x, y) pixels; the fill of the canvas comes in."""
@@ -132,7 +132,7 @@ def _moved(
     return found, boxes + np.tile((x, y), 2)
 
 
-def _recoloured(canvas: np.ndarray, by: Sequence[float]) -> np.ndarray:
+def _recolour(canvas: np.ndarray, by: Sequence[float]) -> np.ndarray:
     """`canvas` with other contrast, brightness and saturation, by 1 + each number."""
     pixels = canvas.astype(np.float32)
     contrast, brightness, saturation = (1 + b for b in by)

@@ -36,7 +36,7 @@ SAME = 0.7
 CANDIDATES, MOST = 3000, 300
 
 
-class Decoder:
+class BoxDecoder:
     """The boxes of raw values of a head, of which the best on each object are kept.
 
     Args:
@@ -71,9 +71,9 @@ class Decoder:
         """
         results = self._session.run({name: values[name] for name in self._session.inputs})
         boxes, shares = (results[v.name or ""] for v in self._outputs)
-        return [self._kept(b, s, p) for b, s, p in zip(boxes, shares, placements)]
+        return [self._keep_best(b, s, p) for b, s, p in zip(boxes, shares, placements)]
 
-    def _kept(self, boxes: np.ndarray, shares: np.ndarray, placement: Placement | None) -> Detections:
+    def _keep_best(self, boxes: np.ndarray, shares: np.ndarray, placement: Placement | None) -> Detections:
         """The boxes [A, 4] with probabilities [A, classes] that are kept, in pixels of the picture."""
         rows, labels = np.nonzero(shares >= LEAST)
         scores = shares[rows, labels]
@@ -122,7 +122,7 @@ class Detector:
         self._last = image.shape[3] == 3 and image.shape[1] != 3
         self._batch = image.shape[0] if isinstance(image.shape[0], int) else None
         named = named_values(opened.graph)
-        self._decoder = Decoder(self.head, named, options)
+        self._decoder = BoxDecoder(self.head, named, options)
         opened.graph.outputs[:] = [named[name] for name in self.head.values]
         prune(opened.graph)
         self._session = Session(opened, options or Options())

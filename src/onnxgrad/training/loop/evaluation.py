@@ -30,7 +30,7 @@ from onnxgrad.runtime.widened import has_bfloat16
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.detection.heads import find_head
-from onnxgrad.training.detection.predict import Decoder
+from onnxgrad.training.detection.predict import BoxDecoder
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.predictions import Prediction, add_outputs, find_predictions
 from onnxgrad.training.measure.comparisons import Binary, Classes, Meter, are_shares
@@ -78,7 +78,7 @@ class Evaluation:
         self.label_logarithms = {v.name for n in nodes if n.op_type == "Max" for v in reads(n) if v.name in self.labels}
         self._tail = None if self.tail is None else Session(self.tail, self.options)
         self._head: Session | None = None
-        self._decoder: Decoder | None = None
+        self._decoder: BoxDecoder | None = None
 
     @classmethod
     def of(cls, step: Step, options: Options | None = None) -> Evaluation:
@@ -222,7 +222,7 @@ class Evaluation:
             model = self.source.inference()
             infer_types(model)
             head = find_head(model, (feed.letterbox.height, feed.letterbox.width))
-            self._decoder = Decoder(head, named_values(model.graph), self.options)
+            self._decoder = BoxDecoder(head, named_values(model.graph), self.options)
         return [BoxMeter(feed, self._decoder, names)]
 
     def _open_head(self) -> ir.Model:

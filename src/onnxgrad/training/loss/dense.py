@@ -110,7 +110,7 @@ def _extension(b: Builder, errors: Var, wanted: Var, counts: Var | None) -> Var:
     return b.ReduceSum(b.Relu(ordered) * (jaccard - before), [last], keepdims=0)
 
 
-def _together(b: Builder, x: Var) -> Var:
+def _join_pictures(b: Builder, x: Var) -> Var:
     """[N, C, size] of all pictures as one, [1, C, N·size]."""
     return b.Unsqueeze(_rows(b, b.Transpose(x, perm=[1, 0, 2])), [0])
 
@@ -122,8 +122,8 @@ def lovasz(b, y, labels, reduction, axis, ignore_index, batch):  # type: ignore[
     if counts is not None:
         counts = b.Expand(counts, b.Shape(p))
     if batch:
-        p, t = (_together(b, x) for x in (p, t))
-        counts = None if counts is None else _together(b, counts)
+        p, t = (_join_pictures(b, x) for x in (p, t))
+        counts = None if counts is None else _join_pictures(b, counts)
     found = _extension(b, b.Abs(t - p), t, counts)
     occurs = b.cast_like(b.ReduceMax(t, [2], keepdims=0) > 0.0, found)
     rows = b.ReduceSum(found * occurs, [1], keepdims=0) / b.Max(b.ReduceSum(occurs, [1], keepdims=0), 1.0)
@@ -148,14 +148,14 @@ def boundary(b, y, labels, reduction, axis, width, tolerance):  # type: ignore[n
     axis %= y.rank
     shape = b.Shape(y if axis == 1 else b.Transpose(y, perm=[0, 3, 1, 2]))
 
-    def widened(x: Var, size: int) -> Var:
+    def widen(x: Var, size: int) -> Var:
         return b.MaxPool(x, kernel_shape=[size, size], pads=[size // 2] * 4, strides=[1, 1])
 
     edges = []
     for x in _shares(b, y, labels, axis, None)[:2]:
         outside = b.Sub(1.0, b.Reshape(x, shape))
-        edges.append(widened(outside, width) - outside)
-    (p, t), (near_p, near_t) = edges, [widened(edge, tolerance) for edge in edges]
+        edges.append(widen(outside, width) - outside)
+    (p, t), (near_p, near_t) = edges, [widen(edge, tolerance) for edge in edges]
     precision, recall = (
         b.ReduceSum(edge * near, [2, 3], keepdims=0) / b.Add(b.ReduceSum(edge, [2, 3], keepdims=0), _TINY)
         for edge, near in ((p, near_t), (t, near_p))
@@ -176,7 +176,7 @@ def _points(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     return found
 
 
-def _seen(b: Builder, labels: Var) -> Var:
+def _visibility(b: Builder, labels: Var) -> Var:
     """1 for the key points that are labelled, [N, K]."""
     return b.cast_like(b.Squeeze(b.Slice(labels, [2], [3], [2]), [2]) > 0.0, labels)
 
@@ -192,7 +192,7 @@ def heatmap(b, y, labels, reduction, sigma):  # type: ignore[no-untyped-def]
         d = cells - b.Slice(labels, [k], [k + 1], [2])
         squared.append(b.Unsqueeze(d * d, [5 - axis]))  # [N, K, 1, W] and [N, K, H, 1]
     target = b.Exp(b.Mul(squared[0] + squared[1], -0.5 / sigma**2))
-    d = (y - target) * b.Unsqueeze(_seen(b, labels), [2, 3])
+    d = (y - target) * b.Unsqueeze(_visibility(b, labels), [2, 3])
     return _reduce(b, d * d, reduction)
 
 
@@ -203,7 +203,7 @@ def oks(b, y, labels, area, reduction, sigmas):  # type: ignore[no-untyped-def]
     spread = b.const(np.square(2 * np.atleast_1d(np.asarray(given, np.float64))), y.dtype)
     d = y - b.Slice(labels, [0], [2], [2])
     squared = b.ReduceSum(d * d, [2], keepdims=0)
-    seen = _seen(b, labels)
+    seen = _visibility(b, labels)
     size = b.Mul(b.Add(b.Unsqueeze(area, [1]), 1e-9), 2.0)
     missed = b.Sub(1.0, b.Exp(-(squared / (size * spread)))) * seen
     rows = b.ReduceSum(missed, [1], keepdims=0) / b.Max(b.ReduceSum(seen, [1], keepdims=0), 1.0)

@@ -14,7 +14,7 @@ from onnxgrad.training.data import Data
 from onnxgrad.training.data.labels import listed
 from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.pictures import draw_boxes
-from onnxgrad.training.detection.predict import Decoder, Detector
+from onnxgrad.training.detection.predict import BoxDecoder, Detector
 from onnxgrad.training.detection.reading import read_detection
 from onnxgrad.training.detection.samples import DetectionData
 from onnxgrad.training.measure.misses import Miss
@@ -134,7 +134,7 @@ class BoxMeter:
         metrics: names of `DEFINED`.
     """
 
-    def __init__(self, feed: DetectionFeed, decoder: Decoder, metrics: Sequence[str]) -> None:
+    def __init__(self, feed: DetectionFeed, decoder: BoxDecoder, metrics: Sequence[str]) -> None:
         self.feed, self.decoder, self.metrics = feed, decoder, metrics
         self._all = AveragePrecision(feed.data.names)
 
@@ -146,7 +146,7 @@ class BoxMeter:
             self._all.add(found, {"boxes": row.boxes, "labels": row.labels, "crowd": row.crowd}, row.areas)
 
     def sums(self) -> dict[str, Any]:
-        """What was added so far."""
+        """The numbers that were added so far."""
         return self._all.sums()
 
     def join(self, sums: dict[str, Any]) -> None:

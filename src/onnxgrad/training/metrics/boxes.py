@@ -167,7 +167,7 @@ class AveragePrecision:
         return table
 
     def sums(self) -> dict[str, Any]:
-        """What was added so far."""
+        """The numbers that were added so far."""
         return {"parts": dict(self._parts), "confusion": self.confusion}
 
     def join(self, sums: Mapping[str, Any]) -> None:
@@ -234,7 +234,7 @@ class MeanPrecision:
         return self.all.result().metrics[self.name]
 
     def sums(self) -> dict[str, Any]:
-        """What was added so far."""
+        """The numbers that were added so far."""
         return self.all.sums()
 
     def join(self, sums: Mapping[str, Any]) -> None:
