@@ -34,7 +34,7 @@ COMMANDS = {
     "transplant": "Put the weights of TRAINED.onnx into another export of the same network, and compare the outputs of "
     "both.",
     "predict": "Run MODEL over data and write what it gives for each row.",
-    "generate": "Continue prompts by MODEL, a language model with or without a cache.",
+    "generate": "Continue prompts by MODEL, a language model with or without a cache; behind an encoder: answer them.",
     "evaluate": "Compare what MODEL predicts with labels: metrics, and for classes a table of each.",
     "uncertain": "Write MODEL with the spread of its predictions, as plain ONNX: by dropout, Laplace, an ensemble or "
     "held-out data.",

@@ -18,7 +18,7 @@ from onnxgrad.training.pruning.follow import follow
 from onnxgrad.training.pruning.known_sizes import settle_sizes
 from onnxgrad.training.pruning.masks import prunable_weights
 from onnxgrad.training.pruning.plan import PrunePlan
-from onnxgrad.training.pruning.record import Record, record_in
+from onnxgrad.training.pruning.record import PruningRecord, record_in
 from onnxgrad.training.pruning.scores import weights_of
 from onnxgrad.training.pruning.shrink import shrink, weight_masks
 from onnxgrad.training.spec.training_info import Source
@@ -61,7 +61,7 @@ class WeightMasks:
                     raise BadInput(f"prune {plan.text!r}: the model has no {plan.kind} that can be removed")
                 self.names |= found
         weights = {*record.weights, *(n for p in plans if p.kind == "weights" for n in self._weights(p, channels))}
-        Record(tuple(sorted(weights)), tuple(p.text for p in plans)).write(model)
+        PruningRecord(tuple(sorted(weights)), tuple(p.text for p in plans)).write(model)
 
     def _weights(self, plan: PrunePlan, channels: Channels) -> set[str]:
         if plan.kind == "weights":
@@ -134,7 +134,7 @@ def narrowed(model: ir.Model) -> ir.Model:
         if removed:
             shrink(copy, channels, removed)
             model = copy
-    Record(record.weights, ()).write(model)
+    PruningRecord(record.weights, ()).write(model)
     return model
 
 

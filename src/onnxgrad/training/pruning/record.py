@@ -16,7 +16,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Record:
+class PruningRecord:
     """The record in the metadata of a model.
 
     Attributes:
@@ -36,7 +36,7 @@ class Record:
             model.metadata_props.pop(PRUNED, None)
 
 
-def record_in(model: ir.Model) -> Record:
+def record_in(model: ir.Model) -> PruningRecord:
     """The record of `model`; names of weights that it no longer has are left out.
 
     Raises:
@@ -44,24 +44,24 @@ def record_in(model: ir.Model) -> Record:
     """
     text = model.metadata_props.get(PRUNED, "")
     if not text:
-        return Record()
+        return PruningRecord()
     try:
         found = _read(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"the metadata {PRUNED!r} describe no known pruning: {text[:60]}") from error
-    return Record(tuple(n for n in found.weights if n in model.graph.initializers), found.plan)
+    return PruningRecord(tuple(n for n in found.weights if n in model.graph.initializers), found.plan)
 
 
-def _read(fields: Mapping[str, Any]) -> Record:
+def _read(fields: Mapping[str, Any]) -> PruningRecord:
     if fields["version"] != _VERSION:
         raise ValueError
     weights, plan = fields["weights"], fields["plan"]
     if not all(isinstance(text, str) for text in (*weights, *plan)):
         raise ValueError
-    return Record(tuple(weights), tuple(plan))
+    return PruningRecord(tuple(weights), tuple(plan))
 
 
 def record_masked(model: ir.Model, names: Sequence[str]) -> None:
     """Record weights whose zeros stay."""
     known = record_in(model)
-    Record(tuple(dict.fromkeys([*known.weights, *names])), known.plan).write(model)
+    PruningRecord(tuple(dict.fromkeys([*known.weights, *names])), known.plan).write(model)
