@@ -206,7 +206,7 @@ def occlusion(
     stride: int | Sequence[int] | None = None,
     baseline: float = 0.0,
 ) -> Any:
-    """What the output loses where a window of an input is covered (Zeiler, Fergus 2014).
+    """The loss of output where a window of an input is covered (Zeiler, Fergus 2014).
 
     Each element gets the mean over the windows that cover it. All windows are one batch, as by `vmap`.
 
@@ -281,7 +281,7 @@ def _windows(sizes: Sequence[int], window: int | Sequence[int], stride: int | Se
 
 @transform
 def attention_rollout(model: AnyModel) -> Any:
-    """How much each token of the last layer draws from each token of the input (Abnar, Zuidema 2020).
+    """The share that each token of the last layer draws from each token of the input (Abnar, Zuidema 2020).
 
     The product over all layers of (A + I)/2, for A the mean over heads of the attention weights. These are the Softmax
     nodes [N, heads, T, T] that a MatMul reads.

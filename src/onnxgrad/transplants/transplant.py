@@ -125,7 +125,7 @@ def _runner(files: Sequence[ir.Model]) -> Runner:
 
 
 def _result_paths(folder: Path, models: Sequence[AnyModel | None]) -> list[Path]:
-    """Where the results for files are written: in `folder`, under their own names."""
+    """The paths of the results for files: in `folder`, under their own names."""
     if not all(isinstance(model, (str, os.PathLike)) for model in models):
         raise BadInput("a decoder and its encoder are two paths: their names are those of the results")
     found = [folder / Path(model).name for model in models]  # type: ignore[arg-type]

@@ -122,7 +122,7 @@ def laplace(
 
 
 def _layer(b: Builder, logits: ir.Value) -> tuple[Var, list[np.ndarray]]:
-    """What the last layer reads, with a column of ones if it has a bias, and its weights.
+    """The inputs of the last layer, with a column of ones if it has a bias, and its weights.
 
     Raises:
         BadInput: the logits are not those of a linear layer.

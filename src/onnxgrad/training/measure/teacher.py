@@ -106,7 +106,7 @@ def _write(
     for _, found in batches_of(model, rows, names, batch_size, options):
         end = begin + len(found[names[0]])
         for k, name in enumerate(names):
-            for suffix, part in _kept(found[name], top_k, name).items():
+            for suffix, part in _parts_to_keep(found[name], top_k, name).items():
                 file = f"{k}{suffix}.npy"
                 if file not in files:
                     shape = (len(rows), *part.shape[1:])
@@ -119,8 +119,8 @@ def _write(
         array.flush()
 
 
-def _kept(scores: np.ndarray, top_k: int | None, name: str) -> dict[str, np.ndarray]:
-    """What is kept of a batch, by the suffix of its file."""
+def _parts_to_keep(scores: np.ndarray, top_k: int | None, name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a batch to keep, by the suffix of their files."""
     if top_k is None:
         return {"": scores}
     if scores.ndim < 2 or scores.shape[-1] < top_k:
