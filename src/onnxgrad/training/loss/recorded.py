@@ -222,7 +222,7 @@ def record(
             if is_of_torch(loss):
                 model = export_torch(loss, name_of(loss), shown, dynamic)
             else:
-                model = _evaluate().export_function(loss, name_of(loss), names, shown, dynamic)
+                model = _evaluation().export_function(loss, name_of(loss), names, shown, dynamic)
             counts = {n: _count(o, first) for n, o in given.items() if o.dtype.kind == "i"}
             return Recorded(
                 name_of(loss), model, of_tensors(loss) if is_of_torch(loss) else _of_arrays(loss, names), classes=counts
@@ -281,7 +281,7 @@ def _sizes(operands: Sequence[LossOperand]) -> dict[str, int]:
     return {n: _SIZES[i % len(_SIZES)] for i, n in enumerate(names)}
 
 
-def _evaluate() -> Any:
+def _evaluation() -> Any:
     """The module that imports `onnxgrad.eager` and SciPy, which few losses need."""
     from onnxgrad.training.loss import evaluated
 
@@ -289,7 +289,7 @@ def _evaluate() -> Any:
 
 
 def _of_arrays(loss: Any, names: Sequence[str]) -> Callable[..., float]:
-    return lambda *arrays: float(np.asarray(_evaluate().call(loss, names, arrays)))
+    return lambda *arrays: float(np.asarray(_evaluation().call(loss, names, arrays)))
 
 
 # --- graphs ----------------------------------------------------------------------------------------
@@ -302,6 +302,6 @@ def of_graph(name: str, model: ir.Model) -> Recorded | None:
     proto = to_proto(model)
 
     def of_arrays(*arrays: np.ndarray) -> float:
-        return _evaluate().value_of_graph(proto, arrays)
+        return _evaluation().value_of_graph(proto, arrays)
 
     return Recorded(name, proto, of_arrays)
