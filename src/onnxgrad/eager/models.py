@@ -23,9 +23,9 @@ from onnxgrad.function import Function
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime.feeds import bind
-from onnxgrad.transforms.linearize import split_vjp
 from onnxgrad.transforms.gradient_lowering import open_lowered
 from onnxgrad.transforms.keep_functions import without_collection
+from onnxgrad.transforms.linearize import split_vjp
 
 
 class EagerModel:
