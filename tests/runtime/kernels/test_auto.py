@@ -10,6 +10,7 @@ import pytest
 from onnxgrad import Function, grad
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, Session, StepRunner
+from onnxgrad.runtime import options as choices
 from onnxgrad.runtime import session as sessions
 from onnxgrad.training import Trainer, compile_step
 from tests.runtime.kernels.test_steps import NATIVE, PORTABLE, batches, command, same_state
@@ -130,7 +131,7 @@ def test_files_that_are_left_to_the_runtime(tmp_path, ran):
 
 
 def test_models_without_parts_for_kernels_load_none(monkeypatch):
-    monkeypatch.setattr(sessions, "has_kernels", lambda: pytest.fail("it looks for kernels"))
+    monkeypatch.setattr(choices, "has_kernels", lambda: pytest.fail("it looks for kernels"))
     text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
     model = onnx.parser.parse_model(text)
     for held in (model, ir.from_proto(model), model.SerializeToString()):
@@ -138,7 +139,7 @@ def test_models_without_parts_for_kernels_load_none(monkeypatch):
 
 
 def test_other_providers_have_none(monkeypatch):
-    monkeypatch.setattr(sessions, "has_kernels", lambda: pytest.fail("it looks for kernels"))
+    monkeypatch.setattr(choices, "has_kernels", lambda: pytest.fail("it looks for kernels"))
     assert Options(providers=("CUDAExecutionProvider",)).resolve_target().target == "portable"
 
 
