@@ -5,6 +5,7 @@
 | ``adapter.onnx_adapter`` | what trained by the names of initializers, for ``onnxruntime.LoraAdapter`` |
 | ``adapter_model.safetensors``, ``adapter_config.json`` | the same as PEFT has it |
 | ``model.onnx`` | if asked for: the model as it was; what trained are inputs, whose defaults have no effect |
+| ``adapters.mjs``, ``host.mjs`` | with it: switch adapters in onnxruntime-web or onnxruntime-node |
 
 The header of the safetensors file also has onnxgrad's record of the adapter, with the fingerprint of its base, the
 names of the classes and the preprocessing of the data. The settings name the file of the base, if it was read from one.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ from onnxgrad.model_io import AnyModel, open_model, save_model
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters import peft
 from onnxgrad.training.adapters.foreign import understood
-from onnxgrad.training.adapters.forms import TENSORS, VERA, fits
+from onnxgrad.training.adapters.forms import SCALED, TENSORS, VERA, fits
 from onnxgrad.training.adapters.insert import insert
 from onnxgrad.training.adapters.merge import make_plain, merged
 from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in, record_of
@@ -45,6 +47,8 @@ from onnxgrad.training.metadata import ADAPTER, CLASSES, PREPROCESSING
 
 ORT_FILE, MODEL_FILE = "adapter.onnx_adapter", "model.onnx"
 TENSORS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+#: Files of training/export, for JavaScript.
+_SCRIPTS = ("adapters.mjs", "host.mjs")
 #: Metadata of a trained model that its adapter carries as well.
 _CARRIED = (CLASSES, PREPROCESSING)
 #: Files of PEFT are not larger than their content could sensibly require.
@@ -53,7 +57,7 @@ _CONFIG_LIMIT = 1 << 20
 
 def files_in(folder: Path) -> list[Path]:
     """The files that `save_adapter` may write into `folder`."""
-    return [folder / n for n in (ORT_FILE, TENSORS_FILE, CONFIG_FILE, MODEL_FILE, f"{MODEL_FILE}.data")]
+    return [folder / n for n in (ORT_FILE, TENSORS_FILE, CONFIG_FILE, MODEL_FILE, f"{MODEL_FILE}.data", *_SCRIPTS)]
 
 
 def save_adapter(
@@ -65,7 +69,8 @@ def save_adapter(
         model: has the adapter beside its weights.
         base: the same before training.
         folder: is made; files in it are replaced.
-        switchable: also write ``model.onnx``, a copy of the base to which ONNX Runtime adds adapters.
+        switchable: also write ``model.onnx``, a copy of the base to which ONNX Runtime adds adapters, and scripts that
+            do so in JavaScript.
         path: the file of the base, which the settings name.
 
     Raises:
@@ -84,6 +89,9 @@ def save_adapter(
     if switchable:
         _switchable(base, record)
         save_model(base, folder / MODEL_FILE)
+        for name in _SCRIPTS:
+            with replacing(folder / name) as file:
+                shutil.copyfile(Path(__file__).parents[1] / "export" / name, file)
 
 
 def write_adapter(
@@ -139,11 +147,11 @@ def _switchable(model: ir.Model, record: Record) -> None:
     neutral = {e.tensors["m"]: lengths(held[e.weight], e, e.part) for e in entries}
     for name in record.trained:
         value = held[name]
-        if name not in record.also:
-            assert value.const_value is not None
-            old = value.const_value.numpy()
-            none = np.ones_like(old) if name in factors else np.zeros_like(old)
-            value.const_value = ir.tensor(neutral.get(name, none).astype(old.dtype), name=name)
+        assert value.const_value is not None
+        old = value.const_value.numpy()
+        none = np.ones_like(old) if name in factors else np.zeros_like(old)
+        default = old if name in record.also else neutral.get(name, none).astype(old.dtype)
+        value.const_value = ir.tensor(default, name=name)  # a field of raw bytes, as adapters.mjs reads it
         if value not in graph.inputs:
             graph.inputs.append(value)
 
@@ -260,7 +268,7 @@ def _replace(graph: ir.Graph, present: Record, record: Record, values: dict[str,
         raise BadInput(f"the adapter in {place!r} and that of the model are not both of {name!r}")
     for key, entry in theirs.items():
         for letter, name in entry.tensors.items():
-            factor = entry.scale / mine[key].scale if letter == "B" else 1.0
+            factor = entry.scale / mine[key].scale if letter in SCALED else 1.0
             _set(graph, mine[key].tensors[letter], values[name] * factor, place)
     for letter, name in record.shared.items():
         _set(graph, present.shared[letter], values[name], place)

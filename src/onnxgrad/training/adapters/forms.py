@@ -36,6 +36,8 @@ TENSORS: Mapping[str, Collection[frozenset[str]]] = {
 }
 #: The names of all these tensors.
 NAMES = frozenset(name for sets in TENSORS.values() for names in sets for name in names)
+#: Of each adapter, the tensor that takes up a factor of the change, as in adapters.mjs.
+SCALED = frozenset({"B", "hada_w1_a", "lokr_w1", "lokr_w1_a"})
 #: Tensors that start as zeros, so that the weight starts unchanged.
 _ZERO = {"hada_w2_b", "lokr_w1", "lokr_w1_a"}
 

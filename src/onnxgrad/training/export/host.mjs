@@ -406,10 +406,10 @@ function rowsFrom(batch, low, high) {
 const IN_NODE = typeof process !== "undefined" && Boolean(process.versions?.node);
 
 /** @param {unknown} error */
-const firstLine = (error) => String(/** @type {any} */ (error)?.message ?? error).split("\n")[0];
+export const firstLine = (error) => String(/** @type {any} */ (error)?.message ?? error).split("\n")[0];
 
 /** @param {string | URL} folder */
-async function address(folder) {
+export async function address(folder) {
   const page = globalThis.document?.baseURI ?? globalThis.location?.href; // a worker has no document
   if (folder instanceof URL || !IN_NODE) return new URL(String(folder).replace(/\/*$/, "/"), page);
   const [{ pathToFileURL }, { resolve }] = [await import("node:url"), await import("node:path")];
@@ -437,7 +437,7 @@ function parsed(bytes) {
 }
 
 /** @param {URL} place @returns {Promise<Uint8Array>} */
-async function read(place) {
+export async function read(place) {
   try {
     if (place.protocol === "file:") return await (await import("node:fs/promises")).readFile(place);
     const answer = await fetch(place);
@@ -449,7 +449,7 @@ async function read(place) {
 }
 
 /** The package `name`, from where this file lies or where the program was started. @param {string} name */
-async function runtime(name) {
+export async function runtime(name) {
   /** @type {any} */
   let found;
   try {
@@ -466,7 +466,7 @@ async function runtime(name) {
 }
 
 /** @param {Uint8Array} bytes @param {string} text */
-function mentions(bytes, text) {
+export function mentions(bytes, text) {
   for (let at = 0; at < bytes.length; at += 2 ** 24) // strings have a largest length
     if (new TextDecoder("latin1").decode(bytes.subarray(at, at + 2 ** 24 + text.length)).includes(text)) return true;
   return false;
@@ -476,7 +476,7 @@ function mentions(bytes, text) {
 const bytesOf = (data) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
 
 /** @param {Uint8Array[]} parts */
-function joined(parts) {
+export function joined(parts) {
   const all = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
   let at = 0;
   for (const part of parts) {
@@ -490,7 +490,7 @@ function joined(parts) {
  * By type of tensor: what numpy calls it in files, its number in ONNX, the array that holds it.
  * @type {Map<string, [string, number, any]>}
  */
-const TYPES = new Map([
+export const TYPES = new Map([
   ["float32", ["<f4", 1, Float32Array]],
   ["uint8", ["|u1", 2, Uint8Array]],
   ["int8", ["|i1", 3, Int8Array]],
@@ -620,7 +620,7 @@ export function writeNpz(arrays) {
 // .onnx: fields of protobuf, each a number and a payload
 
 /** The fields of a message. @param {Uint8Array} bytes */
-function* fields(bytes) {
+export function* fields(bytes) {
   let at = 0;
   const varint = () => {
     let [value, scale] = [0, 1];
@@ -650,7 +650,7 @@ function varint(value) {
 }
 
 /** @param {number} number @param {Uint8Array} payload */
-const field = (number, payload) => joined([varint(number * 8 + 2), varint(payload.length), payload]);
+export const field = (number, payload) => joined([varint(number * 8 + 2), varint(payload.length), payload]);
 
 /**
  * A model whose inputs `weights` became initializers.
