@@ -2,6 +2,8 @@
 
     python examples/web/build.py OUT [--runtime FOLDER] [--serve [PORT]]
 
+A second page, adapters.html, switches between adapters of a classifier that is trained when it is built.
+
 The folder OUT gets the page, the step of the untrained classifier as ``onnxgrad export-step`` writes it (with its
 host.mjs), scikit-learn's digits, and onnxruntime-web, which npm fetches unless ``--runtime`` names a folder of it.
 ``--serve`` serves OUT with the headers that threads need; without them the page trains with one thread.
@@ -21,13 +23,14 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxgrad import LoRA, Trainer
 from onnxgrad.demo import MODEL, digits
 from onnxgrad.errors import BadInput
 from onnxgrad.files import cache
 from onnxgrad.training import attach, export_step
 
 HERE = Path(__file__).resolve().parent
-PAGE = ("index.html", "style.css", "page.mjs", "strokes.mjs")
+PAGE = ("index.html", "style.css", "page.mjs", "strokes.mjs", "adapters.html", "adapters-page.mjs")
 VERSION = "1.30.0"
 #: Of onnxruntime-web: for the processor, and for WebGPU.
 RUNTIME = [
@@ -60,6 +63,20 @@ def build(out: Path, runtime: Path | None = None) -> None:
         shutil.copyfile(dist / name, out / "ort" / name)
     for name in PAGE:
         shutil.copyfile(HERE / name, out / name)
+
+
+def build_adapters(out: Path) -> None:
+    """Write a trained classifier into `out`, and adapters of it for negatives and for digits that are upside down."""
+    train, _ = digits()
+    trainer = Trainer(MODEL, loss="cross_entropy", optimizer="adam", learning_rate=3e-3)
+    trainer.fit(train, epochs=10, batch_size=32)
+    base = trainer.inference_model()
+    changed = {"negative": 1 - train["images"], "upside-down": train["images"][..., ::-1, ::-1]}
+    for name, images in changed.items():
+        adapter = LoRA(rank=4, targets="all")
+        trainer = Trainer(base, loss="cross_entropy", optimizer="adam", learning_rate=1e-2, adapter=adapter)
+        trainer.fit({**train, "images": np.ascontiguousarray(images)}, epochs=20, batch_size=32)
+        trainer.save_adapter(out / "adapters" / name, switchable=True)
 
 
 def fetched() -> Path:
@@ -111,6 +128,7 @@ def main() -> int:
     asked = parser.parse_args()
     try:
         build(asked.out, asked.runtime)
+        build_adapters(asked.out)
         print(f"{asked.out / 'index.html'}")
         if asked.serve is not None:
             handler = partial(Handler, directory=asked.out)

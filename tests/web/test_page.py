@@ -18,6 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from onnxgrad import load_adapter
 from onnxgrad.demo import digits
 from tests.web import browser
 from tests.web.browser import Page
@@ -213,3 +214,30 @@ def test_a_page_that_cannot_start_says_why(page, site, build, served, tmp_path):
     assert problem[0] == "contract.json has version 2; this host reads version 1"
     assert len(problem) == 2
     assert page.run("[...document.querySelectorAll('button')].every((b) => b.disabled || b.id == 'clear' || b.hidden)")
+
+
+def test_adapters_are_switched_in_the_page(served, build, page, site):
+    build.build_adapters(site)
+    page.open(f"{served(build.Handler)}adapters.html")
+    page.wait("/ready|failed/.test(document.body?.dataset.state)", within=120)
+    assert text(page, "#problem") == ""
+    assert sum(address.endswith("model.onnx") for address in page.asked) == 1
+    rows = page.run("[...document.querySelectorAll('tbody tr')].map((r) => [...r.cells].map((c) => c.innerText))")
+    shares = {kind: [float(cell.rstrip(" %")) / 100 for cell in cells] for kind, *cells in rows}
+    _, test = digits()
+    images = {
+        "as they are": test["images"],
+        "negative": 1 - test["images"],
+        "upside-down": np.ascontiguousarray(test["images"][..., ::-1, ::-1]),
+    }
+    places = {name: site / "adapters" / name for name in ("negative", "upside-down")}
+    base = onnx.load(places["negative"] / "model.onnx")
+    merged = [base, *(load_adapter(base, place, merge=True) for place in places.values())]
+    for at, model in enumerate(merged):
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        for kind, array in images.items():
+            right = session.run(None, {"images": array})[0].argmax(1) == test["labels"]
+            assert shares[kind][at] == pytest.approx(right.mean(), abs=2 / len(right)), (kind, at)
+    assert shares["as they are"][0] > 0.9
+    for at, name in enumerate(places, 1):
+        assert shares[name][at] > 0.8 > 0.6 > shares[name][0], name
