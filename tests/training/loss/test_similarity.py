@@ -198,6 +198,7 @@ def test_pairs_of_texts_in_a_table(tmp_path):
         ({"loss": "multiple_negatives", "pairs": "a"}, "pairs are two or more columns"),
         ({"loss": "multiple_negatives", "pairs": "a,b", "prediction": "z"}, "name the output"),
         ({"loss": "multiple_negatives", "pairs": "a,b", "accumulate": True}, "cannot be accumulated"),
+        ({"loss": "multiple_negatives:reduction=sum", "pairs": "a,b", "accumulate": True}, "cannot be accumulated"),
         ({"loss": "arcface:margin=4"}, r"margin lies in \[0, π\)"),
     ],
 )

@@ -111,10 +111,14 @@ def attached(
     *,
     metrics: Sequence[str] = (),
     accumulate: bool = False,
+    cached: bool = False,
     schedule: Schedule | str | None = None,
     **settings: Any,
 ) -> Source:
-    """The result of `attach` as a `Source`, which is neither read nor validated again."""
+    """The result of `attach` as a `Source`, which is neither read nor validated again.
+
+    With `cached`, a loss that compares embeddings is prepared for `cut_at_predictions` (see ``Source.compared``).
+    """
     further = further_settings()
     rest = {name: settings.pop(name) for name in further if name in settings and name not in settings_of(*ALGORITHM)}
     output = rest.pop("output", None)
@@ -138,7 +142,7 @@ def attached(
         raise BadInput(f"prune is not for {'adapters' if adapter is not None else f'the optimizer {chosen.name!r}'}")
     attachment = _Attachment(model, weights.trainable, freeze, adapter, tied, plans)
     with through_rounding(attachment.model):
-        return attachment.attach(terms, chosen, mode, metrics, accumulate)
+        return attachment.attach(terms, chosen, mode, metrics, accumulate, cached)
 
 
 class _Attachment:
@@ -190,8 +194,9 @@ class _Attachment:
         return {} if self.adapter is not None else learned_scales(list(self.graph))
 
     def attach(
-        self, terms: Sequence[Loss], optimizer: Optimizer, mode: Mode, metrics: Sequence[str], accumulate: bool
-    ) -> Source:
+        self, terms: Sequence[Loss], optimizer: Optimizer, mode: Mode, metrics: Sequence[str], accumulate: bool,
+        cached: bool = False,
+    ) -> Source:  # fmt: skip
         """Write everything; the model with its training information."""
         if (self.adapter is not None or self.scales) and not mode.frozen and statistics(self.nodes):
             mode = replace(mode, frozen=["*"])
@@ -203,7 +208,10 @@ class _Attachment:
         copies: dict[ir.Value, ir.Value] = {}
         if mode.on:
             copies, updates = switch(self.builder, self.nodes, objective.predictions(), mode)
-        loss = objective.write(copies, metrics, accumulate)
+        gathered = objective.gather_predictions(copies) if cached and objective.compares_embeddings else {}
+        loss = objective.write({**copies, **gathered}, metrics, accumulate and not gathered)
+        if gathered:
+            objective.count_once()
         parameters, owners = self.choice.choose(self.builder, loss.value, optimizer)
         for statistic, new in updates.items():
             self.bindings[statistic.name or ""] = new.name or ""
@@ -240,7 +248,7 @@ class _Attachment:
         training_info(model).append(info)
         weighted = {term.row_weights for term in terms}
         by = weighted.pop() if len(weighted) == 1 else None
-        return Source(model, [info], objective.recorded, objective.named, by)
+        return Source(model, [info], objective.recorded, objective.named, by, [v.name or "" for v in gathered.values()])
 
     def _output(self, name: str | None) -> ir.Value:
         values = {v.name or "": v for v in self.graph.outputs}

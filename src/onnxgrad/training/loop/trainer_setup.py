@@ -27,6 +27,7 @@ from onnxgrad.training.parallel.joining import divide_processors, ranks_of
 from onnxgrad.training.parallel.strategy import AnyMachine, Strategy, choose_strategy
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
 from onnxgrad.training.step.accumulate import SplitStep, split_step
+from onnxgrad.training.step.cached_gradients import cut_at_predictions
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
 from onnxgrad.training.step.precision import precision_for
@@ -52,6 +53,11 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     strategy = choose_strategy(ranks_of(exchange.distributed), exchange)
     parts = accumulate * strategy.ranks.size
     training = _with_training(model, recipe.algorithm(), parts > 1, recipe.task)
+    if isinstance(training, Source) and training.compared and strategy.has_several:
+        raise BadInput(
+            "the loss compares the rows of a batch with each other, and a process has a part of them: train in one "
+            "process\n  hint: --accumulate or --memory need less memory, and compute the same"
+        )
     narrow = precision_for(recipe.step.precision, options)
     if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
         raise BadInput("a compiled step is not changed; pass attention_rows and precision to compile_step")
@@ -92,6 +98,8 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
             training, outputs=terms, attention_rows=rows, precision=narrow, arrange=strategy.arrangement(),
             synchronized=synchronized, without=options.without,
         )  # fmt: skip
+        if isinstance(training, Source) and training.compared:
+            split = cut_at_predictions(split)
         if memory is not None:
             each = None if batch_size is None else -(-batch_size // parts)
             split.gradient = within_memory(split.gradient, memory, each, dims)
@@ -134,7 +142,7 @@ def _with_training(
         model = ir.from_proto(model) if isinstance(model, onnx.ModelProto) and task.name else model
         if task.name and isinstance(model, ir.Model):
             asked = with_task(asked, model, task)
-        return attached(model, **{"accumulate": in_halves, **asked})
+        return attached(model, **{"accumulate": in_halves, "cached": in_halves, **asked})
     else:
         raise BadInput("the model carries no training information; say which loss to minimize, as in loss='mse'")
     if asked:

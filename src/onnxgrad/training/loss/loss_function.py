@@ -47,11 +47,17 @@ class LossFunction:
         """The kind of predictions that the loss needs; empty for any numbers."""
         return "logits" if self.contains else "log-probabilities" if self.compares == "classes" else ""
 
+    def compares_rows(self, options: Mapping[str, Any]) -> bool:
+        """True if the loss compares the examples of a batch with each other."""
+        return self.mean == "batch" or bool(options.get("batch"))
+
     def count(self, b: Builder, y: Var, labels: list[Var], options: Mapping[str, Any]) -> Var | None:
         """The denominator of the mean of a batch (or a multiple of it), a float scalar.
 
         None where examples are compared with each other, so that parts of a batch do not add up to it.
         """
+        if self.compares_rows(options):
+            return None
         if options.get("reduction", "mean") == "sum":
             return b.const(1.0, y.dtype)
         if self.mean in ("labels", "weights"):
@@ -59,7 +65,7 @@ class LossFunction:
             return total(b, counted(b, labels[0], y, options["ignore_index"], weight))
         if self.mean == "elements":
             return b.cast_like(b.Size(y), y)
-        if self.mean == "rows" and not options.get("batch"):
+        if self.mean == "rows":
             return b.cast_like(b.size_of(labels[0] if labels else y, 0), y)
         return None
 

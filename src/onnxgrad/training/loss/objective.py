@@ -133,6 +133,34 @@ class Objective:
                 found |= dict.fromkeys(v for v in self._reads[k] if v is not None)
         return list(found)
 
+    @property
+    def compares_embeddings(self) -> bool:
+        """True if a loss compares the rows of a batch by their embeddings, and no loss reads more than predictions."""
+        return all(kind is not None for kind in self.losses) and any(
+            kind[0].compares_rows(kind[1]) and not kind[0].contains for kind in self.losses if kind is not None
+        )
+
+    def gather_predictions(self, copies: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
+        """Identities of the predictions, for a loss of all rows: they can be replaced by those of all parts of a batch.
+
+        Raises:
+            BadInput: the rows of a prediction are not on its first axis, or their number is fixed.
+        """
+        found = {}
+        for value in self.predictions():
+            if self.rows(value) or not value.shape or isinstance(value.shape[0], int):
+                raise BadInput(
+                    f"{value.name!r} has no open number of rows on its first axis, so parts cannot be joined"
+                )
+            (gathered,) = self.b.append(ir.Node("", "Identity", [copies.get(value, value)]))
+            gathered.value.name = self.b.names.exactly(f"{value.name}_of_batch")
+            found[value] = gathered.value
+        return found
+
+    def count_once(self) -> None:
+        """Write ``batch_sum`` for terms that are taken of all rows at once."""
+        self._weigh([(SUMMED, self.b.const(np.float32(1)))])
+
     def _ending(self, k: int) -> Ending:
         """The values that term `k`, a loss by name, compares with labels."""
         term, kind = self.terms[k], self.losses[k]

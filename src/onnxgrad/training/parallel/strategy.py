@@ -21,6 +21,7 @@ from onnxgrad.training.parallel.ranks import Ranks, SingleRank
 from onnxgrad.training.parallel.sharded import Sharded
 from onnxgrad.training.parallel.shares import Shares, arrangement
 from onnxgrad.training.step.accumulate import Accumulating, SplitStep
+from onnxgrad.training.step.cached_gradients import CachedGradients, CachedStep
 
 AnyMachine = StepRunner | OnDevice | Accumulating
 R = TypeVar("R")
@@ -53,6 +54,8 @@ class Strategy:
 
     def machine_of(self, split: SplitStep, parts: int, options: Options) -> Accumulating:
         """Build the machine of a step in two halves, for a rank that cuts its rows into `parts`."""
+        if isinstance(split, CachedStep):
+            return CachedGradients(split, parts, options=options)
         return Accumulating(split, parts, options=options)
 
     def use(self, machine: AnyMachine) -> None:

@@ -38,6 +38,7 @@ class Source:
         recorded: losses that are functions or graphs, to be compared with their recording on the first batch.
         terms: the names of the terms of the loss, if there are several.
         row_weights: the input with the weights of rows by which the mean of the loss is taken.
+        compared: Identities of the predictions, where the loss compares those of all rows of a batch.
     """
 
     model: ir.Model
@@ -45,6 +46,7 @@ class Source:
     recorded: Sequence[Any] = ()
     terms: Sequence[str] = ()
     row_weights: str | None = None
+    compared: Sequence[str] = ()
 
     def inference(self) -> ir.Model:
         """A copy of the inference model, weights shared, without traces of training."""

@@ -92,7 +92,7 @@ def split_step(
     summed = weight == SUM
     step = compile_step(
         source, outputs=asked_of_step, attention_rows=attention_rows, precision=precision,
-        synchronized=("" if summed else weight) if synchronized else None, without=without,
+        synchronized=("" if summed else weight) if synchronized else None, gathered=source.compared, without=without,
     )  # fmt: skip
     asked = dict(zip([step.loss, *dict.fromkeys(asked_of_step)], step.results, strict=True))
     names = [asked[name] for name in gradients]

@@ -22,11 +22,11 @@ from onnxgrad.ir.composites import read_notes
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.passes import LEFT_OUT, Pass, PassReport, run_passes, warn_of
 from onnxgrad.keywords import check_keywords, check_kind
+from onnxgrad.training.graph import synchronized_norm, whole_batch
 from onnxgrad.training.graph.attention_blocks import check_rows
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
 from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.graph.packed_products import keep_packed
-from onnxgrad.training.graph.synchronized_norm import RULE, synchronize
 from onnxgrad.training.optim.named_formulas import Rewriting
 from onnxgrad.training.spec.initialization import run_initializations
 from onnxgrad.training.spec.lowering import Lowered, open_bound
@@ -65,6 +65,7 @@ def compile_step(
     attention_rows: int | str | None = None,
     precision: Precision | str | None = None,
     synchronized: str | None = None,
+    gathered: Collection[str] = (),
     without: Collection[str] = (),
 ) -> Step:
     """Compile the training information of `model` to a step graph.
@@ -89,6 +90,7 @@ def compile_step(
             default and "fp32": not at all.
         synchronized: have BatchNormalization take the statistics of all ranks (see `synchronize`); gradients are then
             multiplied by the value of this name, if it is not empty.
+        gathered: Identities of predictions that are to be those of all rows of a batch (see `gather_rows`).
         without: names of passes to leave out, of those that ``onnxgrad passes`` lists.
 
     Raises:
@@ -103,7 +105,7 @@ def compile_step(
     chosen = chosen_entries(source, entry)
     check_rows(attention_rows)
     step = _compile_entries(
-        run_initializations(source, seed), chosen, outputs, attention_rows, precision, synchronized, without
+        run_initializations(source, seed), chosen, outputs, attention_rows, precision, synchronized, gathered, without
     )
     return step if memory is None else within_memory(step, memory, batch_size, dims)
 
@@ -139,6 +141,7 @@ def _compile_entries(
     attention_rows: int | str | None = None,
     precision: Precision | None = None,
     synchronized: str | None = None,
+    gathered: Collection[str] = (),
     without: Collection[str] = (),
 ) -> Step:
     """The step that runs the `chosen` entries of a source that is initialized."""
@@ -146,9 +149,10 @@ def _compile_entries(
     if not any(bound.values()):
         raise BadInput(f"training entry {chosen[0]} has no update bindings: a step would change nothing")
     wanted = _wanted(source, chosen, outputs)
-    with custom_rules(RULE) if synchronized is not None else nullcontext():
+    rules = [*([synchronized_norm.RULE] if synchronized is not None else ()), *([whole_batch.RULE] if gathered else ())]
+    with custom_rules(*rules) if rules else nullcontext():
         steps = [
-            _compile_entry(source, i, bound[i], wanted[i], attention_rows, precision, synchronized, without)
+            _compile_entry(source, i, bound[i], wanted[i], attention_rows, precision, synchronized, gathered, without)
             for i in chosen
         ]
     step = functools.reduce(in_sequence, steps)
@@ -178,6 +182,7 @@ def _compile_entry(
     attention_rows: int | str | None,
     precision: Precision | None,
     synchronized: str | None,
+    gathered: Collection[str],
     without: Collection[str],
 ) -> Step:
     """The step of one entry."""
@@ -195,13 +200,15 @@ def _compile_entry(
     opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
     keep_packed(opened.graph, bound)
     if synchronized is not None:
-        synchronize(opened.graph, synchronized)
+        synchronized_norm.synchronize(opened.graph, synchronized)
     opened = passed(opened, POOL_FIRST, [*bound.values(), loss, *outputs])
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
     scaling: dict[str, tuple[str, np.ndarray]] = {}
     if precision is not None:
         bound = dict(bound)
         scaling = precision.apply(opened.graph, bound, {*data, *merged.hosted, *merged.fed})
+    if gathered:
+        whole_batch.gather_rows(opened.graph, gathered)
     lowered = Lowered(passed(opened, ATTENTION_BLOCKS))
     read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())
     state = {

@@ -1,0 +1,52 @@
+"""Predictions of all rows of a batch, in a graph that computes those of a part of it.
+
+A loss that compares rows with each other needs them. They are the result of an operator that is not ONNX's:
+`AllRows`, of the predictions of a part. Its transpose, `OwnRows`, takes the rows of the part out of the cotangents of
+all. The runtime cannot run a graph with such operators; `onnxgrad.training.step.cached_gradients` cuts it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad.custom import custom_vjp
+from onnxgrad.ir import Var
+from onnxgrad.ir.graph import named_values
+
+DOMAIN, ALL, OWN = "onnxgrad.parts", "AllRows", "OwnRows"
+
+
+def is_all_rows(node: ir.Node) -> bool:
+    """True if `node` makes predictions of all rows of those of a part."""
+    return (node.domain, node.op_type) == (DOMAIN, ALL)
+
+
+def is_own_rows(node: ir.Node) -> bool:
+    """True if `node` takes the cotangents of a part out of those of all rows."""
+    return (node.domain, node.op_type) == (DOMAIN, OWN)
+
+
+@custom_vjp(f"{DOMAIN}::{ALL}")
+def RULE(op: Any, g: Var, x: Var) -> Var:
+    """y = the rows of all parts, x among them: the cotangents of the rows of x"""
+    (own,) = op.builder.append(ir.Node(DOMAIN, OWN, [g.value]))
+    own.value.type, own.value.shape = x.value.type, x.value.shape
+    return own
+
+
+def gather_rows(graph: ir.Graph, names: Collection[str]) -> None:
+    """Have the readers of the values of these `names` read `AllRows` of them, in place."""
+    graph.opset_imports[DOMAIN] = 1
+    for value in [named_values(graph)[name] for name in names]:
+        producer = value.producer()
+        assert producer is not None
+        made = ir.Node(DOMAIN, ALL, [value], name=f"{value.name}_gathered")
+        gathered = made.outputs[0]
+        gathered.name, gathered.type = made.name, value.type
+        gathered.shape = None if value.shape is None else ir.Shape([None, *tuple(value.shape)[1:]])
+        value.replace_all_uses_with(gathered)
+        made.replace_input_with(0, value)
+        graph.insert_after(producer, made)

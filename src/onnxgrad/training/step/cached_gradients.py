@@ -1,0 +1,112 @@
+"""Parts of a batch for a loss that compares its rows: cached gradients (Gao et al. 2021, arXiv:2101.06983).
+
+The loss is a function of the predictions of all rows, which are small: embeddings. Every part is run forward to its
+predictions. The loss of all of them is taken, with its derivatives by each, the seeds. Then every part is run again,
+forward and back from its seeds, so activations of one part at a time are stored. Gradients of parts add up to that of
+the batch, exactly. Both runs of a part draw the same masks of Dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.graph import named_values, values_read
+from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.training.graph.whole_batch import DOMAIN, is_all_rows, is_own_rows
+from onnxgrad.training.step.accumulate import SUM, Accumulating, SplitStep
+from onnxgrad.training.step.memory_budget import in_good_order
+from onnxgrad.training.step.step import Step
+
+
+@dataclass(kw_only=True)
+class CachedStep(SplitStep):
+    """A step in two halves, the first of which has its loss cut out.
+
+    Attributes:
+        predict: part → its predictions; moves running statistics as `gradient` does.
+        loss: predictions of all rows, batch → results of the loss, seeds.
+        seeds: the input of `gradient` that takes the part of each seed, by the name of the result of `loss`.
+        gathered: the input of `loss` that takes each prediction of all parts, by the name of the result of `predict`.
+    """
+
+    predict: Step
+    loss: Step
+    seeds: Mapping[str, str]
+    gathered: Mapping[str, str]
+
+
+def cut_at_predictions(split: SplitStep) -> CachedStep:
+    """`split`, of a `Source` with ``compared`` predictions, cut between these and the loss."""
+    step = split.gradient
+    gathered, seeds = (
+        {node.inputs[0].name or "": node.outputs[0].name or "" for node in step.model.graph if wanted(node)}  # type: ignore[union-attr]
+        for wanted in (is_all_rows, is_own_rows)
+    )
+    statistics = {n: t for n, t in step.state.items() if t.kind == "statistic"}
+    found = [name for name in step.results if name != SUM]
+    return CachedStep(
+        **{f.name: getattr(split, f.name) for f in fields(split) if f.name != "gradient"},
+        gradient=_part(replace(step, results=[SUM], loss=""), list(seeds.values())),
+        predict=_part(replace(step, state=statistics, results=list(gathered), loss="")),
+        loss=_part(replace(step, state={}, results=[*found, *seeds]), list(gathered.values())),
+        seeds=seeds,
+        gathered=gathered,
+    )
+
+
+def _part(step: Step, given: Sequence[str] = ()) -> Step:
+    """The part of `step` that computes its state and results, from the values called `given`."""
+    model = step.model.clone()
+    graph, values = model.graph, named_values(model.graph)
+    ends = [*(t.output for t in step.state.values()), *step.results]
+    graph.outputs[:] = list(dict.fromkeys(values[name] for name in ends))
+    for name in given:
+        old = values[name]
+        new = ir.Value(name=name, type=old.type, shape=old.shape)
+        old.name = f"{name}_before"
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        graph.inputs.append(new)
+    finish(graph)
+    graph.opset_imports.pop(DOMAIN, None)
+    used = values_read(graph)
+    state = {t.input for t in step.state.values()}
+    graph.inputs[:] = [v for v in graph.inputs if v in used or v.name in state]
+    in_good_order(model)
+    names = {v.name for v in graph.inputs}
+    return replace(
+        step, model=model, batch=[n for n in [*step.batch, *given] if n in names],
+        rates={n: t for n, t in step.rates.items() if n in names},
+        reads={n: t for n, t in step.reads.items() if n in names},
+    )  # fmt: skip
+
+
+class CachedGradients(Accumulating):
+    """The machine of a `CachedStep`: its parts add up to the batch though its loss compares their rows.
+
+    Args:
+        split: the step.
+        parts: into how many parts a batch is cut.
+        options: of ONNX Runtime.
+    """
+
+    def __init__(self, split: CachedStep, parts: int, *, options: Options | None = None) -> None:
+        super().__init__(split, parts, options=options)
+        self._gathered, self._seeds = split.gathered, split.seeds
+        self.predict = StepRunner(split.predict, options=options, owner=self.update)
+        self.loss = StepRunner(split.loss, options=options, owner=self.update)
+        self.results = [*(name for name in split.loss.results if name not in split.seeds), *self.results]
+
+    def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
+        """Write the gradients of the batch to the bucket. Returns the results of the loss of all rows."""
+        statistics = self.gradient.now
+        self.predict.load_state({name: statistics[name] for name in self.predict.slots})  # the same masks again
+        parts = [{n: np.array(a) for n, a in self.predict.step(part).items()} for part in self._cut(batch)]
+        rows = {given: np.concatenate([part[name] for part in parts]) for name, given in self._gathered.items()}
+        found = self.loss.step({**batch, **rows})
+        sums, total = super().gradients({**batch, **{given: found[name] for name, given in self._seeds.items()}})
+        return {**sums, **{n: np.asarray(a, np.float64) for n, a in found.items() if n not in self._seeds}}, total

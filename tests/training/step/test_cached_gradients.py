@@ -1,0 +1,168 @@
+"""Cached gradients: parts of a batch whose loss compares all of its rows give the step of the whole batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import Options, StepRunner, measured_peak
+from onnxgrad.training import Trainer, compile_step, split_step
+from onnxgrad.training.build.attach import attached
+from onnxgrad.training.graph.dropout_masks import COUNT
+from onnxgrad.training.graph.mixed_precision import Precision
+from onnxgrad.training.step.cached_gradients import CachedGradients, cut_at_predictions
+from tests.distributed.simulated import World
+from tests.training.loss.test_similarity import encoder
+
+ONE = Options(threads=1)
+
+
+def deep(width: int = 6, layers: int = 2, dropout: bool = False) -> onnx.ModelProto:
+    """An encoder of several layers, with Dropout between them."""
+    mask = "Dropout (a{k}, half)" if dropout else "Identity (a{k})"
+    lines = "".join(
+        f"m{k} = MatMul (d{k - 1}, w{k})\na{k} = Tanh (m{k})\nd{k} = {mask.format(k=k)}\n" for k in range(1, layers + 1)
+    )
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21]>
+        encoder (float[N, 4] x) => (float[N, {width}] y) {{
+            d0 = MatMul (x, w0)
+            {lines}
+            y = MatMul (d{layers}, v)
+        }}""")
+    rng = np.random.default_rng(0)
+    arrays = {f"w{k}": (4 if not k else width, width) for k in range(layers + 1)} | {"v": (width, width)}
+    held = {n: (rng.standard_normal(s) / np.sqrt(s[0])).astype(np.float32) for n, s in arrays.items()}
+    if dropout:
+        held["half"] = np.array(0.5, np.float32)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
+    return model
+
+
+def rows_of(names, rows=12, seed=0):
+    rng = np.random.default_rng(seed)
+    return {n: rng.standard_normal((rows, 4)).astype(np.float32) for n in names}
+
+
+GROUPS = {"labels": np.random.default_rng(1).integers(0, 4, 12)}
+SCORES = {"labels": np.random.default_rng(1).random(12).astype(np.float32)}
+CASES = {
+    "in-batch negatives": ({"loss": "multiple_negatives", "pairs": "a,p"}, rows_of("ap")),
+    "hard negatives": ({"loss": "multiple_negatives:temperature=0.2,symmetric=true", "pairs": "a,p,n"}, rows_of("apn")),
+    "sum": ({"loss": "multiple_negatives:reduction=sum", "pairs": "a,p"}, rows_of("ap")),
+    "scored pairs": ({"loss": "cosent:scale=5", "pairs": "a,p"}, {**rows_of("ap"), **SCORES}),
+    "groups": ({"loss": "info_nce"}, {**rows_of("x"), **GROUPS}),
+    "triplets": ({"loss": "triplet", "clip_norm": 0.05}, {**rows_of("x"), **GROUPS}),
+    "two terms": ({"loss": ["info_nce", "0.3*triplet"]}, {**rows_of("x"), **GROUPS}),
+}
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+@pytest.mark.parametrize("case", CASES)
+def test_parts_give_the_gradient_of_the_batch(case, parts):
+    """SGD of step size 1 moves the weights by the gradient; five parts do not divide 12 rows evenly."""
+    settings, batch = CASES[case]
+    found = []
+    for accumulate in (1, parts):
+        trainer = Trainer(deep(), **settings, optimizer="sgd", learning_rate=1.0, accumulate=accumulate, options=ONE)
+        history = trainer.fit(batch, epochs=2, batch_size=12, shuffle=False)
+        found.append(([e["loss"] for e in history.epochs], trainer.state()))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
+    assert isinstance(trainer.machine, CachedGradients)
+    for name, array in found[0][1].items():
+        np.testing.assert_allclose(found[1][1][name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def cut_of(model, parts, **settings):
+    source = attached(model, accumulate=True, cached=True, optimizer="sgd", **settings)
+    return CachedGradients(cut_at_predictions(split_step(source)), parts, options=ONE)
+
+
+def test_both_runs_of_a_part_draw_the_same_masks():
+    """SGD moves weights by the derivative of the loss with the masks of that step, by finite differences."""
+    batch = rows_of("ap")
+    cut = cut_of(deep(dropout=True), 3, loss="multiple_negatives:temperature=1", pairs="a,p", learning_rate=1.0)
+    start = cut.state()
+    first = float(cut.step(batch)["loss"])
+    moved = cut.state()
+    gradients = {name: start[name] - moved[name] for name in ("w0", "w1", "w2", "v")}
+    rng = np.random.default_rng(3)
+    direction = {n: rng.standard_normal(a.shape).astype(np.float32) for n, a in gradients.items()}
+    losses = []
+    for size in (1e-3, -1e-3):
+        cut.load_state({n: a + np.float32(size) * direction[n] if n in direction else a for n, a in start.items()})
+        losses.append(float(cut.step(batch)["loss"]))
+    slope = sum(float(np.sum(gradients[n] * direction[n])) for n in gradients)
+    assert (losses[0] - losses[1]) / 2e-3 == pytest.approx(slope, rel=1e-2)
+    cut.load_state({**start, COUNT: moved[COUNT]})
+    assert float(cut.step(batch)["loss"]) != first  # the next step draws other masks
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_products_in_16_bits(precision):
+    """Embeddings and seeds leave the 16 bits in float32, and the loss is scaled as that of the whole batch."""
+    settings, batch = CASES["hard negatives"]
+    source = attached(deep(), **settings, optimizer="sgd", learning_rate=0.1, accumulate=True, cached=True)
+    split = cut_at_predictions(split_step(source, precision=Precision.named(precision, lambda node: True)))
+    assert any(
+        v.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) for n in split.predict.model.graph for v in n.outputs
+    )
+    whole, cut = StepRunner(compile_step(source, precision=precision)), CachedGradients(split, 4)
+    for _ in range(2):
+        np.testing.assert_allclose(cut.step(batch)["loss"], whole.step(batch)["loss"], rtol=1e-2)
+
+
+def test_a_part_at_a_time_needs_less_memory():
+    """The largest of the three graphs, with 16 parts, against the whole step."""
+    source = attached(deep(width=64, layers=12), loss="multiple_negatives", pairs="a,p", accumulate=True, cached=True)
+    split, batch = cut_at_predictions(split_step(source)), rows_of("ap", 512)
+    for step in (split.predict, split.loss, split.gradient):
+        onnx.checker.check_model(ir.to_proto(step.model), full_check=True)
+    part = {n: a[:32] for n, a in batch.items()}
+    embeddings = np.random.default_rng(0).standard_normal((512, 2, 64)).astype(np.float32)
+    (gathered,), (seed,) = split.gathered.values(), split.seeds.values()
+    given = [part, {**batch, gathered: embeddings}, {**part, seed: embeddings[:32]}]
+    steps = [split.predict, split.loss, split.gradient]
+    peaks = [measured_peak(step, feeds, ONE) for step, feeds in zip(steps, given)]
+    assert max(peaks) < measured_peak(compile_step(source), batch, ONE) / 3
+
+
+def test_the_state_of_an_optimizer_follows_and_resumes(tmp_path):
+    settings, batch = CASES["groups"]
+    how = {"epochs": 3, "batch_size": 6, "progress": False}
+    whole, parts = (
+        Trainer(deep(), **settings, optimizer="adamw", clip_norm=0.5, accumulate=n, options=ONE) for n in (1, 3)
+    )
+    found = [[e["loss"] for e in t.fit(batch, **how).epochs] for t in (whole, parts)]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    again = Trainer(deep(), **settings, optimizer="adamw", clip_norm=0.5, accumulate=3, options=ONE)
+    again.fit(batch, checkpoint=tmp_path / "run", **{**how, "epochs": 2})
+    resumed = Trainer(deep(), **settings, optimizer="adamw", clip_norm=0.5, accumulate=3, options=ONE)
+    resumed.fit(batch, checkpoint=tmp_path / "run", resume=True, **how)
+    for name, array in parts.state().items():
+        np.testing.assert_array_equal(resumed.state()[name], array)
+
+
+def test_several_processes_are_refused():
+    """A part of the rows has other negatives than the batch; a loss of single rows takes both."""
+    world = World(2)
+
+    def work(collective, loss):
+        Trainer(deep(), loss=loss, distributed=collective, options=ONE)
+
+    with pytest.raises(BadInput, match=r"compares the rows of a batch.*train in one process\n  hint: --accumulate"):
+        world.run(lambda collective: work(collective, "info_nce"))
+    World(2).run(lambda collective: work(collective, "mse"))
+
+
+def test_rows_that_cannot_be_joined_are_refused():
+    model = deep()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 12
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 12
+    with pytest.raises(BadInput, match="no open number of rows on its first axis"):
+        Trainer(model, loss="info_nce", accumulate=2)
+    with pytest.raises(BadInput, match="cannot be accumulated"):  # scores as large as activations are not cached
+        Trainer(encoder(), loss="lovasz", accumulate=2)
