@@ -58,7 +58,7 @@ def conformal(
 
     This holds for rows that are exchangeable with those of `data`, which must not have been trained on (Vovk et al.
     2005; sets: Sadinle, Lei, Wasserman 2019). With n rows, the threshold is the ⌈(n + 1)·coverage⌉-th smallest
-    nonconformity: |t - y|, divided by ``{output}_spread`` if the model has that output; 1 - p of the true class.
+    nonconformity: ``|t - y|``, divided by ``{output}_spread`` if the model has that output; 1 - p of the true class.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
