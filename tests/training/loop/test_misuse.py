@@ -22,7 +22,7 @@ def trainer(**settings):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: trainer(batchsize=3), r"Trainer has no argument 'batchsize'; did you mean 'batch_size'\?"),
+        (lambda: trainer(batchsize=3), r"Trainer has no argument 'batchsize'; did you mean 'batch_size'"),
         (lambda: trainer(learning_rat=0.1), "did you mean 'learning_rate'"),
         (
             lambda: trainer().fit(B, batchsize=3),

@@ -7,6 +7,7 @@ import pytest
 from onnxgrad.errors import BadInput
 from onnxgrad.training import Loss, attach
 from onnxgrad.training.step.compile import compile_step
+from tests.training.models import classifier
 from tests.training.nets import initial, session
 
 PAIRS, PLACES, CLASSES = 3, 4, 5
@@ -107,3 +108,9 @@ def test_beta_is_positive_and_batches_are_whole(name):
         loss_and_gradient(name, beta=0)
     with pytest.raises(BadInput, match="compares the examples of a batch"):
         attach(model(), loss=Loss(name), optimizer="sgd", learning_rate=1.0, accumulate=True)
+
+
+@pytest.mark.parametrize("name", ["dpo", "orpo"])
+def test_scores_are_of_tokens(name):
+    with pytest.raises(BadInput, match=r"scores .rows, tokens, classes., and 'y' has 2 axes$"):
+        attach(classifier(), loss=Loss(name), optimizer="sgd", learning_rate=1.0)

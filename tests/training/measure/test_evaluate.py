@@ -146,7 +146,7 @@ def test_arrays_without_names():
     labels = RNG.integers(0, 3, 25)
     assert evaluate(model(), (X, labels)).metrics == evaluate(model(), {"x": X, "labels": labels}).metrics
     np.testing.assert_array_equal(predict(model(), X.tolist())["y"], X)
-    with pytest.raises(BadInput, match=r"a row of the data is tuple.*\n  hint: .*a pair, \(x, y\)"):
+    with pytest.raises(BadInput, match=r"row 0 of the data: 2 arrays without names.*1 inputs to feed: x"):
         predict(model(), [(X[0], 1)])
 
 

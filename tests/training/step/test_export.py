@@ -137,7 +137,8 @@ def test_the_command(tmp_path):
     found = command(*asked, "--optimizer", "adam", "--schedule", "cosine:total=20", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     said = dict(line.split() for line in found.stdout.splitlines())
-    assert set(said) == {"train", "gradient", "update", "evaluate", "infer", "state", "contract", "host"}
+    models = {"train", "gradient", "update", "evaluate", "infer"}
+    assert set(said) == models | {"state", "contract", "host", "required_operators"}
     assert all((tmp_path / path).exists() for path in said.values())
     host = Host(tmp_path / "out", 1)
     losses = [float(host.step(blobs())["loss"]) for _ in range(20)]

@@ -312,6 +312,8 @@ def _of_pairs(b: Builder, x: Var) -> Var:
 
 def _log_likelihoods(b: Builder, y: Var, labels: Var, axis: int, ignore_index: int) -> tuple[Var, Var]:
     """Σ log softmax(y)[t] over the labels that count, and their number, of each row."""
+    if y.rank < 3:
+        raise BadInput(f"a loss of preferences takes scores [rows, tokens, classes], and {y.name!r} has {y.rank} axes")
     scores, own = _rows(b, _classes_second(b, y, axis), labels)
     surprise = b.SoftmaxCrossEntropyLoss(scores, own, reduction="none", ignore_index=ignore_index)
     each = b.Reshape(surprise, b.Shape(labels))
