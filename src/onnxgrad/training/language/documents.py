@@ -71,7 +71,7 @@ def open_documents(source: Any, split: str, inputs: Mapping[str, str] | None = N
     documents = [_document(row, k, named, where) for k, row in enumerate(rows)]
     if not documents:
         raise BadInput(f"{where} has no documents")
-    return Columns({DOCUMENTS: Documents(documents), **others}, where)
+    return Columns({DOCUMENTS: Documents(documents), **others}, where, is_joined=True)
 
 
 def read_rows(source: Any, split: str, named: str | None = None) -> tuple[Sequence[Any], dict[str, Column]]:
