@@ -34,12 +34,13 @@ OPTIONAL = {
 }
 
 #: Imports inside functions that have a reason: a command that answers Ctrl-C while it loads the rest, a checker that
-#: loads the runtime only to run on it.
+#: loads the runtime only to run on it, functions of formulas that stand on SciPy, an extra.
 LATE = {
     "cli/__init__.py onnxgrad",
     "cli/__init__.py onnxgrad.cli.app",
     "ir/constants.py onnx.reference",
     "testing.py onnxruntime",
+    "training/loss/evaluated.py onnxgrad.eager.scipy",
     "training/loss/recorded.py onnxgrad.training.loss",
 }
 

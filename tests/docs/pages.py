@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 DEFAULT = ("onnxgrad[train]",)
 #: Flags of ``onnxgrad`` whose value is a file or folder that the command writes.
 WRITTEN = ("-o", "--output", "--report", "--plot", "--save-adapter", "--save-training", "--checkpoint")
-FILE = re.compile(r"[\w./-]+\.(onnx|npz|npy|csv|jsonl|json|txt|png)")
+FILE = re.compile(r"[\w./-]+\.(onnx|npz|npy|csv|jsonl|json|txt|png|parquet|tar)")
 SECONDS = 300
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -42,6 +45,27 @@ def _cross_entropy(scores, labels):
 )
 def test_a_loss_of_ones_own_trains_as_the_named_one(loss, named, labels):
     np.testing.assert_allclose(losses_of(loss, {"labels": labels}), losses_of(named, {"labels": labels}), rtol=1e-4)
+
+
+def test_scipy_is_needed_by_its_functions_alone():
+    program = """if True:
+        import sys
+        sys.modules["scipy"] = None  # as if it were not installed
+        import numpy as np
+        from onnxgrad import train
+        from onnxgrad.errors import BadInput
+        from tests.training.nets import mlp
+        data = {"x": np.ones((8, 4), np.float32), "labels": np.zeros((8, 3), np.float32)}
+        train(mlp(), data, loss="mean((scores - y)**2)", learning_rate=0.1, epochs=1)
+        try:
+            train(mlp(), data, loss="mean(expit(scores) - y)", learning_rate=0.1, epochs=1)
+        except BadInput as error:
+            assert "onnxgrad[scipy]" in str(error), error
+        else:
+            raise AssertionError("it trained")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_labels_of_a_function_are_known_without_data_and_checked():

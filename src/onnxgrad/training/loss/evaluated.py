@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,27 @@ from onnx.reference import ReferenceEvaluator
 
 import onnxgrad.eager.numpy as xp
 from onnxgrad.eager import export
-from onnxgrad.eager.scipy import special
 from onnxgrad.training.loss.expression import OF_NUMPY, OF_SCIPY, Expression
+
+
+def _of_scipy(name: str) -> Callable[..., Any]:
+    """A function of `onnxgrad.eager.scipy.special`, which is imported by its first call: SciPy is an extra."""
+
+    def call_special(*arrays: Any, **settings: Any) -> Any:
+        from onnxgrad.eager.scipy import special
+
+        return getattr(special, name)(*arrays, **settings)
+
+    return call_special
+
 
 #: The functions of formulas.
 _FUNCTIONS = {
     **{name: getattr(xp, name) for name in OF_NUMPY},
-    **{name: getattr(special, name) for name in OF_SCIPY},
+    **{name: _of_scipy(name) for name in OF_SCIPY},
     "norm": xp.linalg.norm,
     "relu": lambda x: xp.maximum(x, 0),
-    "sigmoid": special.expit,
+    "sigmoid": _of_scipy("expit"),
     "softplus": lambda x: xp.logaddexp(x, 0),
 }
 

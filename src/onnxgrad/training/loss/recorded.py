@@ -282,7 +282,7 @@ def _sizes(operands: Sequence[LossOperand]) -> dict[str, int]:
 
 
 def _evaluation() -> Any:
-    """The module that imports `onnxgrad.eager` and SciPy, which few losses need."""
+    """The module that imports `onnxgrad.eager`, which few losses need."""
     from onnxgrad.training.loss import evaluated
 
     return evaluated
