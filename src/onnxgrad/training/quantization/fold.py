@@ -12,8 +12,8 @@ from onnxgrad.ir.match import constant
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.metadata import QUANTIZED
 from onnxgrad.training.quantization.numbers import quantize
-from onnxgrad.training.quantization.operators import close_operators
 from onnxgrad.training.quantization.record import Bias, record_in
+from onnxgrad.training.quantization.saved_operators import close_operators
 
 #: The most steps of a bias: an int32 must have room for it and for the sum that it is added to.
 _MOST_STEPS = 2.0**30
