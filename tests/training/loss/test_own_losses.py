@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
 import pytest
 
 import onnxgrad.eager.numpy as xp
@@ -45,6 +46,21 @@ def _cross_entropy(scores, labels):
 )
 def test_a_loss_of_ones_own_trains_as_the_named_one(loss, named, labels):
     np.testing.assert_allclose(losses_of(loss, {"labels": labels}), losses_of(named, {"labels": labels}), rtol=1e-4)
+
+
+@pytest.mark.parametrize("labels", [X.sum(1), (X.sum(1) > 0).astype(np.int64)])
+def test_a_number_for_each_row_is_the_label_of_one_score(labels):
+    data = {"x": X, "labels": labels}
+    how = {"optimizer": "sgd", "learning_rate": 0.1, "epochs": 3}
+    text = (
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 1] z) <float[4, 1] w = {1, 2, 3, 4}>'
+    )
+    model = onnx.parser.parse_model(text + "{ z = MatMul (x, w) }")
+    own, named = (
+        [e["loss"] for e in train(model, data, loss=loss, **how).history.epochs]
+        for loss in ("mean((scores - y)**2)", "mse")
+    )
+    np.testing.assert_allclose(own, named, rtol=1e-5)
 
 
 def test_scipy_is_needed_by_its_functions_alone():

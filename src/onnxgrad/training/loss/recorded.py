@@ -210,7 +210,8 @@ def record(
     if first is None:
         raise BadInput(f"the loss {name_of(loss)!r} reads no value of the model")
     open_ = [n for n, o in zip(names, operands) if o is None]
-    tried = [{n: _described(examples[n], first) for n in open_}] if all(n in examples for n in open_) else []
+    shown = {n: len(open_) == 1 or n.lower() in LABELS for n in open_}
+    tried = [{n: _described(examples[n], first, shown[n]) for n in open_}] if all(n in examples for n in open_) else []
     tried = tried or [dict.fromkeys(open_, o) for o in (first, *_class_numbers(first))]
     problem: Exception | None = None
     for given in tried:
@@ -240,8 +241,13 @@ def record(
     ) from problem
 
 
-def _described(array: np.ndarray, like: LossOperand) -> LossOperand:
-    """The operand for rows like `array`: axes as those of `like`, where their number is the same."""
+def _described(array: np.ndarray, like: LossOperand, is_label: bool = False) -> LossOperand:
+    """The operand for rows like `array`: axes as those of `like`, where their number is the same.
+
+    A label for each row of scores [N, 1] has their axes: [N] would spread over all pairs of rows in a difference.
+    """
+    if is_label and array.ndim == 1 and len(like.shape) > 1 and all(d == 1 for d in like.shape[1:]):
+        return like
     same = array.ndim == len(like.shape)
     dims: list[int | str] = list(like.shape[: array.ndim] if array.ndim <= len(like.shape) else like.shape[:1])
     sizes = [d if isinstance(d, str) else n for d, n in zip([*dims, *array.shape[len(dims) :]], array.shape)]
