@@ -210,8 +210,8 @@ def record(
     if first is None:
         raise BadInput(f"the loss {name_of(loss)!r} reads no value of the model")
     open_ = [n for n, o in zip(names, operands) if o is None]
-    shown = {n: len(open_) == 1 or n.lower() in LABELS for n in open_}
-    tried = [{n: _described(examples[n], first, shown[n]) for n in open_}] if all(n in examples for n in open_) else []
+    labels = {n: len(open_) == 1 or n.lower() in LABELS for n in open_}
+    tried = [{n: _described(examples[n], first, labels[n]) for n in open_}] if all(n in examples for n in open_) else []
     tried = tried or [dict.fromkeys(open_, o) for o in (first, *_class_numbers(first))]
     problem: Exception | None = None
     for given in tried:
