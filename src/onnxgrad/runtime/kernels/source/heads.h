@@ -11,16 +11,6 @@
 #include "kernel.h"
 #include "lanes.h"
 
-#if LANES == 16
-#define INTERLEAVED_LOW(a, b) SHUFFLE(lanes, a, b, LOW_16)
-#define INTERLEAVED_HIGH(a, b) SHUFFLE(lanes, a, b, HIGH_16)
-#elif LANES == 8
-#define INTERLEAVED_LOW(a, b) SHUFFLE(lanes, a, b, LOW_8)
-#define INTERLEAVED_HIGH(a, b) SHUFFLE(lanes, a, b, HIGH_8)
-#else
-#define INTERLEAVED_LOW(a, b) SHUFFLE(lanes, a, b, LOW_4)
-#define INTERLEAVED_HIGH(a, b) SHUFFLE(lanes, a, b, HIGH_4)
-#endif
 #if LANES == 16 || defined(__aarch64__)
 enum { TILE = 8 }; /* rows of a product whose sums are held in registers, of two vectors each */
 #else
@@ -119,18 +109,6 @@ static void unpacked(const float *from, int64_t pitch, int64_t rows, int64_t col
       memcpy(to + r * down, from + r * pitch, (size_t)columns * sizeof(float));
     else
       for (int64_t k = 0; k < columns; k++) to[r * down + k * along] = from[r * pitch + k];
-}
-
-/* Vectors as rows of a matrix, transposed: each step interleaves its two halves. */
-INLINE void turn(lanes rows[LANES]) {
-  for (int step = 1; step < LANES; step *= 2) {
-    lanes turned[LANES];
-    for (int i = 0; i < LANES / 2; i++) {
-      turned[2 * i] = INTERLEAVED_LOW(rows[i], rows[i + LANES / 2]);
-      turned[2 * i + 1] = INTERLEAVED_HIGH(rows[i], rows[i + LANES / 2]);
-    }
-    for (int i = 0; i < LANES; i++) rows[i] = turned[i];
-  }
 }
 
 /* The transpose of a matrix, [columns, rows], as vectors with zeros behind them. */

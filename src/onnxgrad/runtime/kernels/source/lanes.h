@@ -106,4 +106,22 @@ INLINE float lanes_sum(lanes v) {
 #define LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
+#define JOINED(a, b) a##b
+#define NUMBERED(name, n) JOINED(name, n)
+
+/* A square of numbers, transposed: a[q][k] = a[k][q]. Each stage interleaves the two halves. */
+INLINE void turn(lanes a[LANES]) {
+  lanes b[LANES];
+#pragma GCC unroll 4
+  for (int stage = 1; stage < LANES; stage *= 2) {
+#pragma GCC unroll 8
+    for (int k = 0; k < LANES / 2; k++) {
+      b[2 * k] = SHUFFLE(lanes, a[k], a[k + LANES / 2], NUMBERED(LOW_, LANES));
+      b[2 * k + 1] = SHUFFLE(lanes, a[k], a[k + LANES / 2], NUMBERED(HIGH_, LANES));
+    }
+#pragma GCC unroll 16
+    for (int k = 0; k < LANES; k++) a[k] = b[k];
+  }
+}
+
 #endif

@@ -29,29 +29,6 @@ static const float A = 5.0f / 8, B = 3.0f / 2;
 /* For what is made once, and of much or for many. */
 typedef double wide __attribute__((vector_size(LANES * 8)));
 
-/* a[q][k] = a[k][q] */
-INLINE void turn(lanes a[LANES]) {
-  lanes b[LANES];
-#pragma GCC unroll 4
-  for (int stage = 1; stage < LANES; stage *= 2) {
-#pragma GCC unroll 8
-    for (int k = 0; k < LANES / 2; k++) {
-#if LANES == 16
-      b[2 * k] = SHUFFLE(lanes, a[k], a[k + LANES / 2], LOW_16);
-      b[2 * k + 1] = SHUFFLE(lanes, a[k], a[k + LANES / 2], HIGH_16);
-#elif LANES == 8
-      b[2 * k] = SHUFFLE(lanes, a[k], a[k + LANES / 2], LOW_8);
-      b[2 * k + 1] = SHUFFLE(lanes, a[k], a[k + LANES / 2], HIGH_8);
-#else
-      b[2 * k] = SHUFFLE(lanes, a[k], a[k + LANES / 2], LOW_4);
-      b[2 * k + 1] = SHUFFLE(lanes, a[k], a[k + LANES / 2], HIGH_4);
-#endif
-    }
-#pragma GCC unroll 16
-    for (int k = 0; k < LANES; k++) a[k] = b[k];
-  }
-}
-
 /* `count` numbers in a row of each channel, as pixels of `wide` channels; each `columns` pixels begin at a multiple of
  * `pitch` of them. */
 static void lay_run(float *to, int64_t wide, int64_t pitch, int64_t columns, const float *from, int64_t channel,

@@ -1,0 +1,46 @@
+/* Products of matrices, in one micro-kernel, and the copies that it reads.
+ *
+ *   c[r, q] = add[r, q] + sum over k of a[r, k] * b[k, q]
+ *
+ * k runs over a nest of three loops, each with its steps in a and in b: so windows of a convolution are read where they
+ * are. A tile of ROWS rows by VECTORS vectors of c is held in registers from the first k to the last; `add` comes after
+ * the sum. Columns are whole vectors in b, of which the last may be cut off in `add` and c.
+ *
+ * To multiply by rows of `n` numbers beside each other: .panel = COLUMNS, .b_step = {0, 0, n}, where n is a multiple of
+ * LANES. By panels that `pack_panels` has laid out: .panel = depth * COLUMNS, .b_step = {0, 0, COLUMNS}.
+ */
+#ifndef ONNXGRAD_GEMM_H
+#define ONNXGRAD_GEMM_H
+
+#include "kernel.h"
+#include "lanes.h"
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define VECTORS 4
+#else
+#define VECTORS 2
+#endif
+enum { ROWS = 6, COLUMNS = VECTORS * LANES }; /* of a tile */
+
+typedef struct {
+  const float *a, *b, *add; /* no `add`: zeros */
+  float *c;                 /* may be `add` */
+  int64_t rows, columns;
+  int64_t count[3], a_step[3], b_step[3]; /* of the loops, the inner one last; no count may be 0 */
+  int64_t down, band;       /* from a row of a to the next, and from a tile of rows to the next (0: ROWS * down), */
+  const int64_t *row_at;    /* or where each row is */
+  int64_t panel;            /* from the columns of a tile in b to those of the next */
+  int64_t add_pitch, c_pitch; /* from a row to the next; 0: `add` is one row for all */
+  int relu;                 /* c is at least 0 */
+} Product;
+
+void gemm(const Product *);
+
+INLINE int64_t quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
+INLINE int64_t rounded(int64_t n) { return quotient(n, LANES) * LANES; }
+
+/* `depth` rows of `columns` numbers as panels of `width` columns, with zeros behind the last: [panel][row][width]. A
+ * number is from[row * down + column * along], where one of the steps is 1. */
+void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, int64_t columns, int64_t width, float *to);
+
+#endif
