@@ -13,7 +13,6 @@ import safetensors.numpy
 from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.files import replacing
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, previous
-from onnxgrad.training.loop.step_digests import structure
 from onnxgrad.training.step.compile import compile_step
 from tests.training.models import trainable
 
@@ -41,10 +40,10 @@ def test_round_trip(tmp_path):
     assert os.listdir(path.parent) == [path.name], "nothing temporary stays"
 
 
-def test_the_structure_of_a_step_does_without_the_names_inside():
+def test_the_fingerprint_of_a_step_does_without_the_names_inside():
     """A loss that says what it weighs draws other names; another optimizer or rate of decay is another step."""
     plain, weighing, other, decayed = (
-        structure(compile_step(trainable(**how)).model)
+        compile_step(trainable(**how)).fingerprint
         for how in ({}, {"accumulate": True}, {"optimizer": "sgd"}, {"weight_decay": 0.1})
     )
     assert plain == weighing

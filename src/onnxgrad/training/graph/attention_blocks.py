@@ -34,9 +34,6 @@ _WHOLE = {"": ("Attention",), "com.microsoft": ("Attention", "MultiHeadAttention
 
 Dims = list[int | ir.SymbolicDim]
 
-#: Metadata of a Scan that a kernel would have been better for.
-_FOR_KERNEL = "onnxgrad.attention_for_kernel"
-
 
 def attend_by_blocks(graph: ir.Graph, rows: int | str | None = None) -> int:
     """Rewrite attention in `graph` to be computed by blocks, in place. Returns the count.
@@ -64,12 +61,9 @@ def attend_by_blocks(graph: ir.Graph, rows: int | str | None = None) -> int:
         found = _Attention.of(node)
         if found is None or not found.is_large(rows):
             continue
-        for_kernel = rows is None and found.is_for_kernel and not found.has_keys(MANY_FOR_KERNEL)
-        if for_kernel and leave:
+        if leave and found.is_for_kernel and not found.has_keys(MANY_FOR_KERNEL):
             continue
-        new = replace(builder, found.last, lambda b, n, found=found: [found.write(b, rows)])  # type: ignore[misc]
-        for scan in [n for n in new or () if n.op_type == "Scan" and for_kernel]:
-            scan.metadata_props[_FOR_KERNEL] = "1"
+        replace(builder, found.last, lambda b, n, found=found: [found.write(b, rows)])  # type: ignore[misc]
         count += 1
     return count
 
@@ -98,11 +92,6 @@ def _is_expanded(node: ir.Node, rows: int | None) -> bool:
     if node.op_type not in _WHOLE.get(node.domain, ()):
         return False
     return lowering_for(node.op_type, node.domain) is not None and (rows is not None or _reads_many(node))
-
-
-def wants_kernel(graph: ir.Graph) -> bool:
-    """True if the setting "kernel" would keep some attention in `graph` that is computed by blocks now."""
-    return any(_FOR_KERNEL in node.metadata_props for node in graph)
 
 
 def _reads_many(node: ir.Node) -> bool:

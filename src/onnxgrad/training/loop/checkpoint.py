@@ -2,7 +2,7 @@
 
 A checkpoint is a safetensors file. Its tensors are the state of the step. Its header has one JSON document: the
 position of the run (steps, epoch, rows already seen), how rows are drawn (seed, batch size, number of rows), the
-metrics so far, and a fingerprint of the step graph. Digests, one per tensor and one of the document, show damage.
+metrics so far, and a fingerprint of the step. Digests, one per tensor and one of the document, show damage.
 
 Ranks that share out the state of the optimizer write one more file each (see `checkpoint_parts`). The document then
 names these parts, and `Checkpoint.load` joins them. The best states that ``fit(keep=3)`` leaves are files of the same
@@ -15,7 +15,6 @@ one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -33,6 +32,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, TrainingError, warn_caller
 from onnxgrad.files import open_ordinary, replacing, scratch
+from onnxgrad.training.step.digest import digest_of
 
 FILE = "checkpoint.safetensors"
 PREVIOUS = ".previous"
@@ -85,7 +85,7 @@ class Checkpoint:
     Attributes:
         state: every tensor of state, by name.
         run: JSON: where the run stands and how it draws its rows.
-        step_graph: fingerprint of the step graph that the state belongs to.
+        step_graph: fingerprint of the step that the state belongs to.
         extras: state of the exchange between ranks (see `Strategy.extras`), by name.
         digest: of what the file says beside its tensors, where it was read from one.
     """
@@ -211,15 +211,6 @@ class Checkpoint:
                 or (kind is int and not 0 <= value < 2**53)
             ):
                 raise wrong(key, value)
-
-
-def digest_of(what: str | np.ndarray) -> str:
-    """The digest of a text, or of the dtype, the shape and the contents of an array."""
-    if isinstance(what, str):
-        return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
-    found = hashlib.blake2b(f"{what.dtype}{what.shape}".encode(), digest_size=16)
-    found.update(np.ascontiguousarray(what).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
 
 
 def _check_digests(state: Mapping[str, np.ndarray], digests: Any, path: Path) -> None:

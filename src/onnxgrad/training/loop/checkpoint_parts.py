@@ -14,8 +14,9 @@ from pathlib import Path
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import lock_folder, sweep
-from onnxgrad.training.loop.checkpoint import FILE, PART_NAME, PARTS, Checkpoint, digest_of, named_parts, previous
+from onnxgrad.training.loop.checkpoint import FILE, PART_NAME, PARTS, Checkpoint, named_parts, previous
 from onnxgrad.training.parallel.strategy import Strategy
+from onnxgrad.training.step.digest import digest_of
 from onnxgrad.training.step.step import StateTensor
 
 

@@ -35,7 +35,6 @@ def save(run: Run) -> None:
         "drawing": run.drawing,
         "settings": run.settings,
         "target": run.target,
-        "structure": run.structure,
         "job": launched().job,
         "finished": at.finished,
         "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in run.callbacks if c.state()],
@@ -149,7 +148,7 @@ def _compare(run: Run, found: Checkpoint, accept_changes: bool) -> bool:
     if not accept_changes:
         for what, old, new in changes:
             raise _other(run, f"other {what}" if what.endswith("data") else f"{what} {_plain(old)}, not {_plain(new)}")
-        if found.step_graph != run.fingerprint and found.run.get("structure") != run.structure:
+        if found.step_graph != run.fingerprint:
             raise BadInput(
                 f"the checkpoint {str(run.checkpoint)!r} belongs to another training step: the model, the loss, "
                 f"the optimizer or its settings are not those that it was written with{_ACCEPT}{_other_adam(run)}"

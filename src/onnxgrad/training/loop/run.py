@@ -71,7 +71,7 @@ class Run:
         step: the step, compiled.
         strategy: how processes share its work.
         machine: the step with the state that this process has of it.
-        fingerprint: a digest of the step graph, and in `structure` one that does without the names inside of it.
+        fingerprint: a digest of the step.
         parts: into how many a batch is cut.
         data, validation: rows to train on, and to measure after every epoch.
         callbacks: hear what the run does.
@@ -103,7 +103,7 @@ class Run:
     ) -> None:
         self.trainer, self.callbacks = trainer, callbacks
         self.step, self.strategy, self.parts = trainer.step, trainer.strategy, trainer.accumulate
-        self.fingerprint, self.structure = trainer.fingerprint, trainer.structure
+        self.fingerprint = trainer.fingerprint
         self.data, self.validation, self.metrics, self.sample = data, validation, metrics, loop.sample
         self.epochs, self.batch_size, self.seed, self.shuffle = loop.epochs, loop.batch_size, loop.seed, loop.shuffle
         self.evaluate_every, self.checkpoint_seconds = loop.evaluate_every, loop.checkpoint_seconds

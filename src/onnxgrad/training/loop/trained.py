@@ -59,7 +59,6 @@ class Setup:
         step: the step of a whole batch.
         plan: what is kept and what is computed anew, where memory is bounded.
         planned: the most rows of a batch that this is for.
-        fingerprint, structure: digests of the step graph (see `Run`), of what is computed, not of the plan.
         strategy: how processes share the work of a run.
         accumulate: into how many parts a rank cuts what it has of a batch.
         options: how ONNX Runtime runs the step, the target decided.
@@ -70,8 +69,6 @@ class Setup:
     step: Step
     plan: Plan | None
     planned: int | None
-    fingerprint: str
-    structure: str
     strategy: Strategy
     accumulate: int
     options: Options
@@ -96,7 +93,7 @@ class Trained:
     def __init__(self, setup: Setup, evaluation: Evaluation | None, task: TaskRecipe = TaskRecipe()) -> None:
         self._setup, self.task = setup, task
         self.step, self.plan = setup.step, setup.plan
-        self.fingerprint, self.structure = setup.fingerprint, setup.structure
+        self.fingerprint = setup.step.fingerprint
         self.strategy, self.accumulate, self.options = setup.strategy, setup.accumulate, setup.options
         self.strategy.use(setup.machine(self.strategy, self.options))
         self._why_not = ""

@@ -64,7 +64,7 @@ class Trainer(Trained):
     Attributes:
         machine: the step with its state.
         initial: the state before the first step.
-        fingerprint: a digest of the step graph.
+        fingerprint: a digest of what the step computes.
         accumulate: into how many parts a batch is cut.
         strategy: how the processes of the run share its work.
         ranks: the processes, if there are several.

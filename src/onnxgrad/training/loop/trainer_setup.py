@@ -13,14 +13,13 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, training_info
 from onnxgrad.runtime import Options
+from onnxgrad.runtime.kernels import ATTENTION
 from onnxgrad.runtime.on_device import runner
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.data.preprocessing import Preprocessing
-from onnxgrad.training.graph.attention_blocks import wants_kernel
 from onnxgrad.training.language.limits import with_task
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.recipe import Recipe
-from onnxgrad.training.loop.step_digests import fingerprint, structure
 from onnxgrad.training.loop.trained import Setup
 from onnxgrad.training.metadata import PREPROCESSING
 from onnxgrad.training.parallel.joining import divide_processors, ranks_of
@@ -62,25 +61,19 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
         raise BadInput("a compiled step is not changed; pass attention_rows and precision to compile_step")
     terms = training.terms if isinstance(training, Source) else ()
+    asked_of_runtime = divide_processors(options) if strategy.has_several else options
+    settled = asked_of_runtime.resolve_target()
+    kernel = attention_rows is None and settled.target == "native" and ATTENTION.name not in options.without
+    rows: int | str | None = "kernel" if kernel else attention_rows
     if not isinstance(training, Step):
         step = compile_step(
-            training, entry=entry, outputs=terms, precision=narrow, attention_rows=attention_rows,
+            training, entry=entry, outputs=terms, precision=narrow, attention_rows=rows,
             without=options.without,
         )  # fmt: skip
     else:
         step = training
     if not step.loss:
         raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
-    asked_of_runtime = divide_processors(options) if strategy.has_several else options
-    settled = asked_of_runtime.resolve_target()
-    digests = fingerprint(step.model), structure(step.model)  # the same for every target
-    rows: int | str | None = attention_rows
-    if attention_rows is None and settled.target == "native" and wants_kernel(step.model.graph):
-        rows = "kernel"
-        if not isinstance(training, Step):
-            step = compile_step(
-                training, entry=entry, outputs=terms, precision=narrow, attention_rows=rows, without=options.without
-            )
     machine: Callable[[Strategy, Options], AnyMachine]
     if parts == 1:
         if memory is not None:
@@ -108,7 +101,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     if planned_step.recomputes:
         settled = asked_of_runtime.for_a_plan().resolve_target()
     planned = batch_size if memory is not None else None
-    return Setup(step, plan, planned, *digests, strategy, accumulate, settled, asked_of_runtime.is_free, machine)
+    return Setup(step, plan, planned, strategy, accumulate, settled, asked_of_runtime.is_free, machine)
 
 
 def _single_machine(step: Step, strategy: Strategy, options: Options) -> AnyMachine:

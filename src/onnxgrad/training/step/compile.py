@@ -42,6 +42,7 @@ from onnxgrad.training.spec.training_info import (
     updated,
 )
 from onnxgrad.training.spec.validation import read_valid
+from onnxgrad.training.step.digest import digest_of, step_digest
 from onnxgrad.training.step.memory_budget import STEP_ORDER, in_good_order, within_memory
 from onnxgrad.training.step.passes import ATTENTION_BLOCKS, POOL_FIRST, ROW_RESULTS, StepSetting
 from onnxgrad.training.step.sequence import in_sequence
@@ -155,13 +156,14 @@ def _compile_entries(
             _compile_entry(source, i, bound[i], wanted[i], attention_rows, precision, synchronized, gathered, without)
             for i in chosen
         ]
+    fingerprint = digest_of("".join(s.fingerprint for s in steps))
     step = functools.reduce(in_sequence, steps)
     order = PassReport(STEP_ORDER, "step", "an order that takes less memory", "the nodes of a step", reason=LEFT_OUT)
     if STEP_ORDER not in without:
         order.reason = in_good_order(step.model)
         order.places = int(not order.reason)
     step.passes.append(order)
-    step.source = source
+    step.source, step.fingerprint = source, fingerprint
     return step
 
 
@@ -209,6 +211,8 @@ def _compile_entry(
         scaling = precision.apply(opened.graph, bound, {*data, *merged.hosted, *merged.fed})
     if gathered:
         whole_batch.gather_rows(opened.graph, gathered)
+    rows = [attention_rows] if isinstance(attention_rows, int) else []
+    fingerprint = step_digest(opened, {"": loss, **bound}, rows)
     lowered = Lowered(passed(opened, ATTENTION_BLOCKS))
     read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())
     state = {
@@ -234,7 +238,7 @@ def _compile_entry(
     step.opset_imports.pop(DOMAIN, None)
     step.metadata_props.clear()
     found = Step(step, state, batch, results, results[0] if loss else "", merged.fed, only_read)
-    found.passes = reports
+    found.passes, found.fingerprint = reports, fingerprint
     return found
 
 

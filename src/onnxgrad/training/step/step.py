@@ -54,6 +54,7 @@ class Step:
             what the training model says it is at first.
         plan: what is kept and what is computed anew, where the step has a budget of memory.
         passes: the optimizations of the graph while it was compiled.
+        fingerprint: a digest of what is computed, the same for every target and budget of memory (see `step_digest`).
     """
 
     model: ir.Model
@@ -66,6 +67,7 @@ class Step:
     plan: Plan | None = None
     source: Source | None = field(default=None, repr=False)
     passes: list[PassReport] = field(default_factory=list, repr=False)
+    fingerprint: str = ""
 
     def __repr__(self) -> str:
         trained = [t for t in self.state.values() if t.kind == "parameter"]
