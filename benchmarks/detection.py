@@ -22,9 +22,9 @@ from PIL import Image, ImageDraw
 import onnxgrad
 from onnxgrad.model_io import save_model
 from onnxgrad.training import Trainer
+from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.feeds import DetectionFeed
-from onnxgrad.training.detection.reading import read_detection
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import DetectionTask
 

@@ -17,11 +17,11 @@ from onnxgrad.cli.app import build
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, open_model, save_model
 from onnxgrad.training import compile_step, export_step
+from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.heads import find_head, stored_names
 from onnxgrad.training.detection.probe import noise, picture_size, run_values
-from onnxgrad.training.detection.reading import read_detection
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import DetectionTask
 from onnxgrad.training.detection.unfold import unfold

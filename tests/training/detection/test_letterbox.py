@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.detection.feeds import DetectionFeed, padded_labels
 from onnxgrad.training.detection.letterbox import Letterbox
-from onnxgrad.training.detection.reading import read_detection
 from tests.training.detection.pictures import write_coco
 
 

@@ -8,10 +8,10 @@ from PIL import Image
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data import Augment, Data, Field
+from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.letterbox import Letterbox
 from onnxgrad.training.detection.mosaic import BoxVariants
-from onnxgrad.training.detection.reading import read_detection
 
 SIZES = [(80, 60), (50, 90), (64, 64), (120, 40), (90, 90)]
 CANVAS = Letterbox(96, 128)

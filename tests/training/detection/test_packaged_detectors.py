@@ -9,9 +9,9 @@ from benchmarks.detection import DETECTORS, SHAPES, draw_shapes, packaged
 
 import onnxgrad
 from onnxgrad.model_io import open_model
+from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.detection.classes import with_classes
 from onnxgrad.training.detection.heads import find_head, stored_names
-from onnxgrad.training.detection.reading import read_detection
 
 pytest.importorskip("sklearn")
 

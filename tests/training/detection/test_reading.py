@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.training.detection.reading import read_detection
-from onnxgrad.training.detection.yolo_folder import read_mapping
+from onnxgrad.training.data.annotations.reading import read_detection
+from onnxgrad.training.data.annotations.yolo_folder import read_mapping
 from tests.training.detection.pictures import SCENES, draw_picture, write_coco, write_table, write_voc, write_yolo
 
 WRITERS = {"coco": write_coco, "yolo": write_yolo, "voc": write_voc, "csv": write_table}

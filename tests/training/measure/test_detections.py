@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import onnxgrad
 from onnxgrad.cli.app import build
 from onnxgrad.errors import BadInput
+from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.detection.predict import Detector, suppress
-from onnxgrad.training.detection.reading import read_detection
 from onnxgrad.training.measure.detections import compare_boxes
 from onnxgrad.training.metrics.boxes import Detections
 from onnxgrad.training.metrics.registry import METRICS

@@ -1,1 +1,1 @@
-"""Detectors: pictures with boxes, from files to batches, and the metrics of the boxes that a model finds."""
+"""Detectors: heads, losses and batches of pictures with boxes."""

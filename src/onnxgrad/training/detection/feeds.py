@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.training.data.annotations.samples import DetectionData
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.columns import Column, Remembered
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.detection.letterbox import Letterbox, Placement, learned
 from onnxgrad.training.detection.mosaic import BoxVariants
-from onnxgrad.training.detection.samples import DetectionData
 
 #: The class of padding.
 PADDING = -1.0

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.training.data.annotations.samples import DetectionData
 from onnxgrad.training.data.augment import Augment, uniform
 from onnxgrad.training.data.images import load_pillow
 from onnxgrad.training.detection.letterbox import Letterbox, Placement, learned
-from onnxgrad.training.detection.samples import DetectionData
 
 #: The least share of a box that is inside, so that it is learned.
 VISIBLE = 0.1

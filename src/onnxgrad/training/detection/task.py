@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import AnyModel, open_model
+from onnxgrad.training.data.annotations.reading import read_detection
+from onnxgrad.training.data.annotations.samples import DetectionData
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.batch import open_batch
@@ -22,9 +24,7 @@ from onnxgrad.training.detection.heads import find_head, stored_names
 from onnxgrad.training.detection.letterbox import Letterbox
 from onnxgrad.training.detection.losses import detection_loss, labels_of
 from onnxgrad.training.detection.probe import picture_input
-from onnxgrad.training.detection.reading import read_detection
 from onnxgrad.training.detection.recipe import DetectionRecipe
-from onnxgrad.training.detection.samples import DetectionData
 from onnxgrad.training.detection.unfold import unfold
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.metadata import CLASSES, DETECTOR

@@ -11,12 +11,12 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data import Data
+from onnxgrad.training.data.annotations.reading import read_detection
+from onnxgrad.training.data.annotations.samples import DetectionData
 from onnxgrad.training.data.labels import listed
 from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.pictures import draw_boxes
 from onnxgrad.training.detection.predict import BoxDecoder, Detector
-from onnxgrad.training.detection.reading import read_detection
-from onnxgrad.training.detection.samples import DetectionData
 from onnxgrad.training.measure.misses import Miss
 from onnxgrad.training.metrics.boxes import BACKGROUND, DEFINED, SHOWN, AveragePrecision, Detections, Precisions
 from onnxgrad.training.metrics.registry import DEFAULTS

@@ -141,7 +141,7 @@ class AveragePrecision:
 
         Args:
             found: the predictions.
-            sample: a mapping with ``boxes``, ``labels`` and ``crowd`` (see `onnxgrad.training.detection.samples`).
+            sample: a mapping with ``boxes``, ``labels`` and ``crowd`` (see `training.data.annotations.samples`).
             areas: of the objects. Default: those of the boxes.
 
         Returns:

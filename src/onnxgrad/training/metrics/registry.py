@@ -10,7 +10,7 @@ Each metric compares scores with labels, whose form depends on the task:
 | ``numbers`` | numbers [rows, size] | numbers [rows, size] |
 | ``sequences`` | the symbols read, an array for each row | the symbols wanted, likewise |
 | ``points`` | key points [rows, K, 2] | x, y and visibility [rows, K, 3] |
-| ``boxes`` | `Detections` of pictures | samples of `onnxgrad.training.detection` |
+| ``boxes`` | `Detections` of pictures | samples of `onnxgrad.training.data.annotations` |
 | ``texts`` | texts that a model wrote | reference texts |
 | ``gaussian`` | means and spreads, [rows, size, 2] | numbers [rows, size] |
 | ``intervals`` | lower and upper ends, [rows, size, 2] | numbers [rows, size] |

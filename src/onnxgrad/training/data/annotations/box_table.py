@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
-from onnxgrad.training.detection.samples import DetectionData, Remarks, box_row, picture_size
+from onnxgrad.training.data.annotations.samples import DetectionData, Remarks, box_row, picture_size
 
 #: Names of columns, by what they are.
 FILES = ("image", "filename", "file", "path", "image_path", "img_path", "file_name", "image_id")

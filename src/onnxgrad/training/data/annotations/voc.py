@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
+from onnxgrad.training.data.annotations.samples import BoxRow, DetectionData, Remarks, box_row, picture_size
 from onnxgrad.training.data.images import SUFFIXES
-from onnxgrad.training.detection.samples import BoxRow, DetectionData, Remarks, box_row, picture_size
 
 #: Bytes of the largest XML file.
 LARGEST = 1 << 24

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
-from onnxgrad.training.detection.samples import BoxRow, DetectionData, Remarks, box_row, picture_size
+from onnxgrad.training.data.annotations.samples import BoxRow, DetectionData, Remarks, box_row, picture_size
 
 
 def read_coco(path: Path) -> DetectionData:

@@ -14,8 +14,8 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
+from onnxgrad.training.data.annotations.samples import BoxRow, DetectionData, Remarks, box_row, picture_size
 from onnxgrad.training.data.images import SUFFIXES
-from onnxgrad.training.detection.samples import BoxRow, DetectionData, Remarks, box_row, picture_size
 
 #: Names of a part of the data, in ``data.yaml`` and of folders.
 PARTS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}

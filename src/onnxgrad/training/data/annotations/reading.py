@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.detection.box_table import read_box_table
-from onnxgrad.training.detection.coco import read_coco
-from onnxgrad.training.detection.samples import DetectionData
-from onnxgrad.training.detection.voc import read_voc
-from onnxgrad.training.detection.yolo_folder import PARTS, read_yolo
+from onnxgrad.training.data.annotations.box_table import read_box_table
+from onnxgrad.training.data.annotations.coco import read_coco
+from onnxgrad.training.data.annotations.samples import DetectionData
+from onnxgrad.training.data.annotations.voc import read_voc
+from onnxgrad.training.data.annotations.yolo_folder import PARTS, read_yolo
 
 
 def read_detection(
