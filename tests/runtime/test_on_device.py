@@ -1,4 +1,8 @@
-"""State on a device, exercised with the host as the device: the same steps as `StepRunner`, by the same interface."""
+"""State on a device: the same steps as `StepRunner`, by the same interface.
+
+The host is the device, and a GPU as well where there is one: ``pytest tests/runtime/test_on_device.py`` with
+onnxruntime-gpu, whose numbers are compared with the CPU's.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,27 @@ from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.on_device import OnDevice, runner
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.step.compile import compile_step
+from tests import large_models
 from tests.training.nets import mlp
 
 OPTIONS = Options(threads=1, target="portable", denormals=True)
+CUDA = "CUDAExecutionProvider"
+#: products as exact as the host's
+ON_GPU = Options(threads=1, providers=(f"{CUDA}:device_id=0,use_tf32=0", "CPUExecutionProvider"))
+
+
+def has_gpu() -> bool:
+    """True if there is a GPU that ONNX Runtime can use."""
+    if CUDA not in onnxruntime.get_available_providers():
+        return False
+    try:
+        onnxruntime.OrtValue.ortvalue_from_shape_and_type([1], np.float32, "cuda", 0)
+    except Exception:
+        return False
+    return True
+
+
+GPU = pytest.mark.skipif(not has_gpu(), reason="no GPU that ONNX Runtime can use")
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +152,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(machine):
 
 
 def test_a_device_that_is_not_there_is_refused(step):
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+    if has_gpu():
         pytest.skip("there is one")
     with pytest.raises(BadInput, match=r"no room for \d+ bytes on cuda:0"):
         OnDevice(step, options=OPTIONS, device=("cuda", 0))
@@ -138,6 +160,66 @@ def test_a_device_that_is_not_there_is_refused(step):
 
 def test_the_provider_chooses_the_machine(step):
     assert isinstance(runner(step, OPTIONS), StepRunner)
+
+
+def test_settings_of_a_provider_stand_behind_its_name(step):
+    assert ON_GPU.provider == CUDA
+    assert ON_GPU.provider_settings == [{"device_id": "0", "use_tf32": "0"}, {}]
+    assert not ON_GPU.on_cpu
+    with pytest.raises(BadInput, match="setting 'device_id' without a value; write CUDAExecutionProvider:device_id=…"):
+        runner(step, Options(providers=(f"{CUDA}:device_id",)))
+
+
+def close(found, expected, tolerance=2e-4):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        limit = tolerance * max(1e-3, float(np.abs(array).max(initial=0)))
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=limit, err_msg=name)
+
+
+@GPU
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "rmsprop", "lion", "lamb"])
+def test_steps_on_a_gpu_are_those_of_the_host(optimizer):
+    training = attach(mlp(), loss="cross_entropy", optimizer=optimizer, learning_rate=0.01)
+    compiled = compile_step(training)
+    there, here = runner(compiled, ON_GPU), StepRunner(compiled, options=OPTIONS)
+    assert isinstance(there, OnDevice)
+    for k, rows in enumerate((8, 8, 3, 8)):
+        feeds = batch(rows, k)
+        close(there.step(feeds), {n: np.array(a) for n, a in here.step(feeds).items()})
+        close(there.state(), here.state())
+
+
+@GPU
+@pytest.mark.parametrize("build", ["resnet50", "gpt"])
+def test_networks_learn_on_a_gpu_as_on_the_host(build):
+    rng = np.random.default_rng(0)
+    if build == "gpt":
+        model, data = large_models.gpt(), {"ids": rng.integers(0, 50, (4, 8)), "labels": rng.integers(0, 50, (4, 8))}
+    else:
+        model = large_models.resnet50(8, 10)
+        data = {"x": rng.standard_normal((2, 3, 64, 64)).astype(np.float32), "labels": rng.integers(0, 10, 2)}
+    losses = []
+    for options in (OPTIONS, ON_GPU):
+        trainer = Trainer(model, loss="cross_entropy", optimizer="sgd", learning_rate=0.01, options=options)
+        losses.append([float(trainer.machine.step(data)[trainer.step.loss]) for _ in range(5)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
+    assert losses[1][-1] < losses[1][0]
+
+
+@GPU
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_sixteen_bits_learn_on_a_gpu(precision):
+    data = batch(256)
+    data["labels"] = (data["x"] @ np.random.default_rng(5).standard_normal((4, 3))).argmax(1)
+    found = {}
+    for name in ("fp32", precision):
+        trainer = Trainer(
+            mlp(), loss="cross_entropy", optimizer="adam", learning_rate=0.02, options=ON_GPU, precision=name
+        )
+        found[name] = [float(trainer.machine.step(data)[trainer.step.loss]) for _ in range(60)]
+    np.testing.assert_allclose(found[precision], found["fp32"], atol=0.03)
+    assert found[precision][-1] < found[precision][0] / 2
 
 
 def test_a_run_with_checkpoints_is_the_same(tmp_path, monkeypatch):

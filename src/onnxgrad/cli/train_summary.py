@@ -28,7 +28,7 @@ def summary(run: Run, schedule: str) -> list[str]:
     fed = ", ".join(f"{printable(a)} → {printable(n)}" for n, a in rows.called.items() if n not in caches)
     fed += f", {len(caches)} empty caches" if caches else ""
     rates = ", ".join(f"{name} {float(t.numpy()):g}" for name, t in step.rates.items())
-    provider = options.providers[0].removesuffix("ExecutionProvider")
+    provider = options.provider.removesuffix("ExecutionProvider")
     threads = options.threads or processors()
     own, whole = trainer.optimizer_bytes
     shared = f"; {_amount(own)} of {_amount(whole)} of the optimizer's state"

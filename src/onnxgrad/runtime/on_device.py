@@ -36,7 +36,7 @@ class OnDevice:
 
     Args:
         step: the compiled step.
-        options: how to run it; its first provider says which device, and its options which one of several.
+        options: how to run it; its first provider says which device, and the setting ``device_id`` of it which one of several.
         device: name and number of the device, where that is to be another; ("cpu", 0) is the host.
 
     Attributes:
@@ -52,7 +52,8 @@ class OnDevice:
         self, step: StepGraph, *, options: Options | None = None, device: tuple[str, int] | None = None
     ) -> None:
         options = (options or Options()).resolve_target()
-        self.device = device or (DEVICES.get(options.providers[0], "cpu"), 0)
+        number = int(options.provider_settings[0].get("device_id", 0))
+        self.device = device or (DEVICES.get(options.provider, "cpu"), number)
         self.slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
         check_slots(step.model, self.slots, step.results)
         self.results = list(step.results)
@@ -170,6 +171,6 @@ def runner(step: StepGraph, options: Options) -> StepRunner | OnDevice:
     State of a type that numpy lacks (bfloat16) stays on the host, from where it crosses the bus at every step.
     """
     kinds: Sequence[np.dtype] = [t.initial.dtype.numpy() for t in step.state.values()]
-    if options.providers[0] in DEVICES and all(k.isbuiltin == 1 for k in kinds):
+    if options.provider in DEVICES and all(k.isbuiltin == 1 for k in kinds):
         return OnDevice(step, options=options)
     return StepRunner(step, options=options)

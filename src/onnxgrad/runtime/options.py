@@ -35,7 +35,8 @@ class Options:
             Conv with constant weights, whose layout "all" improves, else "extended". (Where all weights change,
             "all" only reorders what pooling reads: 5-9 % of the step of a small CNN.) Creating a session
             of 10,000 nodes takes 2 s with "all" and 0.8 s with "none".
-        providers: execution providers, in order of preference.
+        providers: execution providers, in order of preference, each with its settings behind a colon where there are
+            any: ``"CUDAExecutionProvider:device_id=1,use_tf32=0"``.
         layout: "auto" gives the CPU provider a copy of the graph with the rewrites of `runtime.rewrites`, which
             may use operators that are ONNX Runtime's own, where a trial in this process gives the right numbers;
             "plain" has the runtime run the operators that are in the graph.
@@ -77,8 +78,7 @@ class Options:
         if target not in TARGETS:
             raise BadInput(f"{TARGET} must be 'auto', 'portable' or 'native', not {target!r}")
         if target == "auto":
-            on_cpu = self.providers[:1] == ("CPUExecutionProvider",)
-            target = "native" if on_cpu and has_kernels() else "portable"
+            target = "native" if self.on_cpu and has_kernels() else "portable"
         return dataclasses.replace(self, target=target)
 
     #: the deprecated name of `resolve_target`
@@ -90,6 +90,21 @@ class Options:
         Kernels in C run some parts of a step in another order than was planned, and may exceed the budget.
         """
         return dataclasses.replace(self, target="portable") if self.is_free else self
+
+    @property
+    def provider(self) -> str:
+        """The name of the first execution provider."""
+        return self.providers[0].partition(":")[0]
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the CPU provider comes first."""
+        return self.provider == "CPUExecutionProvider"
+
+    @property
+    def provider_settings(self) -> list[dict[str, str]]:
+        """The settings of each provider, as ONNX Runtime takes them. Raises BadInput for one that has no value."""
+        return [_settings_of(text) for text in self.providers]
 
     @property
     def is_free(self) -> bool:
@@ -134,3 +149,11 @@ class Options:
             except Exception as error:
                 raise BadInput(f"ONNX Runtime cannot load the kernels in {place}: {one_line(error)}") from error
         return options
+
+
+def _settings_of(text: str) -> dict[str, str]:
+    name, _, said = text.partition(":")
+    pairs = [part.partition("=") for part in said.split(",") if part]
+    if wrong := [key for key, equals, value in pairs if not (key and equals and value)]:
+        raise BadInput(f"{name} has the setting {wrong[0]!r} without a value; write {name}:{wrong[0] or 'name'}=…")
+    return {key.strip(): value.strip() for key, _, value in pairs}

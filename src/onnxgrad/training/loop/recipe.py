@@ -118,7 +118,7 @@ class RuntimeRecipe:
 
 
 def providers_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Execution providers by their short or full names; the CPU's runs operators that others lack.
+    """Execution providers by their short or full names, with settings behind a colon; the CPU's runs operators that others lack.
 
     Raises:
         BadInput: this ONNX Runtime does not have one of them.
@@ -126,13 +126,14 @@ def providers_of(names: Sequence[str]) -> tuple[str, ...]:
     there = {p.removesuffix("ExecutionProvider").lower(): p for p in onnxruntime.get_available_providers()}
     found = []
     for name in [names] if isinstance(names, str) else names or ("cpu",):
-        short = name.removesuffix("ExecutionProvider").lower()
+        kind, colon, settings = name.partition(":")
+        short = kind.removesuffix("ExecutionProvider").lower()
         if short not in there:
             raise BadInput(
                 f"--provider {name}: this onnxruntime has {', '.join(sorted(there))}\n"
                 "  hint: another package of it has others, such as onnxruntime-gpu"
             )
-        found.append(there[short])
+        found.append(there[short] + colon + settings)
     return tuple(dict.fromkeys([*found, "CPUExecutionProvider"]))
 
 

@@ -60,11 +60,10 @@ def stages(model: ir.Model) -> list[Stage]:
 
 def with_own_kernels(model: ir.Model, options: Options) -> ir.Model:
     """`model`, or a copy with its kernel calls: parts that a cut divides would get none."""
-    on_cpu = options.providers[:1] == ("CPUExecutionProvider",)
     passed = run_passes(
         model,
         [*PREPARATION, KERNELS, ATTENTION, CONVOLUTIONS],
-        lambda: Setting(model.graph, options.target, options.layout, on_cpu),
+        lambda: Setting(model.graph, options.target, options.layout, options.on_cpu),
         options.without,
     )
     warn_of(passed.failed)

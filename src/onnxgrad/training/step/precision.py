@@ -23,7 +23,7 @@ def precision_for(name: str | None, options: Options) -> Precision | None:
         return None
     if name not in NAMES:
         raise BadInput(f"precision is fp32, {' or '.join(NAMES)}, not {name!r}")
-    provider, dtype = options.providers[0], NAMES[name]
+    provider, dtype = options.provider, NAMES[name]
     if provider == "CPUExecutionProvider":
         raise BadInput(
             f"precision {name!r} is not for the CPU provider of ONNX Runtime, which has no products in 16 bits: it "
