@@ -36,7 +36,7 @@ class OnDevice:
 
     Args:
         step: the compiled step.
-        options: how to run it; its first provider says which device, and the setting ``device_id`` of it which one of several.
+        options: how to run it; its first provider says which device, with the setting ``device_id`` for one of several.
         device: name and number of the device, where that is to be another; ("cpu", 0) is the host.
 
     Attributes:
