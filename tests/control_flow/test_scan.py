@@ -111,6 +111,13 @@ CASES = {
         {"h0": normal(2, 2), "x": normal(3, 2, 2)},
         ["h0", "x", "W"],
     ),
+    "a vector that is added to rows, which are stacked along the last axis": (
+        """agraph (F[2,3] a0, F[2,3,3] x, F[3] c) => (F[2,3] a)
+        { a = Scan <num_scan_inputs = 1, scan_input_axes = [2], body = step (F[2,3] s, F[2,3] v) => (F[2,3] t) {
+            w = Add(v, c) p = Mul(w, s) t = Sin(p) }> (a0, x) }""",
+        {"a0": normal(2, 3), "x": normal(2, 3, 3), "c": normal(3)},
+        ["a0", "x", "c"],
+    ),
     "broadcasting against what is captured": (
         """agraph (F[N,2] h0, F[T,1,2] x, F[2] b) => (F[N,2] h, F[T,N,2] y)
         { h, y = Scan <num_scan_inputs = 1, body = step (F[P,2] s, F[1,2] v) => (F[Q,2] n, F[R,2] o) {

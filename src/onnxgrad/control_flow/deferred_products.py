@@ -1,143 +1,85 @@
-"""Sums over the steps of a backward iteration, computed after it by one product.
+"""Sums over the steps of a backward iteration, computed after it from stacks.
 
 The cotangent of a matrix that every step multiplies is Σₜ AₜᵀBₜ, with Aₜ a value that the step read and Bₜ a cotangent:
 one product of all rows of A and all rows of B is many times faster than the sum of many small products. That of a
-vector that every step adds is the sum of all rows of B.
+vector that every step adds is the sum of all rows of B. Rules return both as symbolic terms, of the operands of one
+step. The sum over the steps is the same term of stacks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import ScanAxis
 from onnxgrad.control_flow.reverse_iteration import StepInput
-from onnxgrad.ir import Builder, Var, reshape_to, sum_to
-from onnxgrad.ir.match import constant, is_op, producer
+from onnxgrad.ir import Var
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.rules.rule import add
+from onnxgrad.rules.linalg import ProductSum
+from onnxgrad.rules.rule import RowSum, Symbolic, Term
 
 
 @dataclass
-class Product:
-    """α·Σₜ AₜᵀBₜ, or its transpose: the steps read `a` and return `b`."""
+class DeferredSum:
+    """The sum of `term` over the steps, which return its operand `given`, and read the other one.
 
-    a: StepInput
-    b: ir.Value
-    alpha: float
-    turned: bool
+    Attributes:
+        term: the cotangent of one step.
+        given: the operand that is stacked.
+        slot: the layout of the stack.
+        read: the other operand of a product; None for a sum of rows.
+    """
 
-    @property
-    def slot(self) -> ScanAxis:
-        """The layout of the stacked `b`: that of `a`."""
-        return self.a.slot
-
-    def finish(self, o: Builder, stack: Var, like: Var) -> Var:
-        """The sum, given the stack of `b`."""
-        assert self.a.outer is not None
-        left, right = _rows(Var(o, self.a.outer)), _rows(stack)
-        if self.turned:
-            left, right = right, left
-        total = o.Gemm(left, right, transA=1, alpha=None if self.alpha == 1 else self.alpha)
-        return reshape_to(total, like)
-
-
-@dataclass
-class RowSum:
-    """Σₜ of the rows of `b`, which the steps return."""
-
-    b: ir.Value
+    term: Symbolic
+    given: ir.Value
     slot: ScanAxis
+    read: StepInput | None = None
 
-    def finish(self, o: Builder, stack: Var, like: Var) -> Var:
-        """The sum, given the stack of `b`."""
-        return sum_to(stack, like)
+    def finish(self, stack: Var) -> Symbolic:
+        """The sum, given the stack of `given`."""
+
+        def stacked(x: Var) -> Var:
+            outer = self.read.outer if self.read is not None and x.value is self.read.inner else None
+            return stack if x.value is self.given else Var(stack.builder, outer or x.value)
+
+        return self.term.map_operands(stacked)
 
 
-def products(
-    total: ir.Value,
+def defer(
+    terms: Sequence[Term],
     like: ir.Value,
     columns: Mapping[ir.Value, StepInput],
     free: Mapping[ir.Value, ScanAxis],
-) -> list[Product | RowSum]:
-    """The products whose sum over the steps is that of `total`; empty if `total` is no such sum.
+) -> list[DeferredSum]:
+    """The sums over the steps of `terms`; empty if one of them has to be added up from step to step.
 
     Args:
-        total: what one step adds.
-        like: what the sum is the cotangent of.
-        columns: what the steps read, where it is stacked along the first axis.
-        free: what the steps stack anyway, and how; a stack of anything else must not be larger than the sum is for
-            each step, or than one that the steps read.
+        terms: the cotangent of one step.
+        like: the captured value that the sum is the cotangent of.
+        columns: the values that the steps read, where they are stacked along the first axis.
+        free: the values that the steps stack anyway, and their layouts; a stack of another value must not be larger
+            than one sum for each step, or than a stack that the steps read.
     """
-    parts: list[Product | RowSum] = []
-    for term in _terms(total):
-        part = _row_sum(term, like, free) or _product(term, like, columns)
-        if part is None or not (part.b in free or any(_is_small(part.b, v) for v in (like, *columns))):
-            return []
-        parts.append(part)
-    return parts
+    sums = [_row_sum(t, free) if isinstance(t, RowSum) else _product(t, columns) for t in terms]
+    fits = all(s and (s.given in free or any(_is_small(s.given, v) for v in (like, *columns))) for s in sums)
+    return [s for s in sums if s] if fits else []
 
 
-def _product(term: ir.Value, like: ir.Value, columns: Mapping[ir.Value, StepInput]) -> Product | None:
-    node = producer(term, "Gemm")
-    if like.shape is None or len(like.shape) != 2 or node is None:
+def _row_sum(term: RowSum, free: Mapping[ir.Value, ScanAxis]) -> DeferredSum:
+    rows, first = term.x.value, ScanAxis(0, backwards=True)
+    slot = free.get(rows, first)
+    return DeferredSum(term, rows, first if slot.axis in (-1, term.x.rank) else slot)  # rows must stay rows
+
+
+def _product(term: Term, columns: Mapping[ir.Value, StepInput]) -> DeferredSum | None:
+    if not isinstance(term, ProductSum):
         return None
-    operands, attrs = [v for v in node.inputs if v is not None], node.attributes
-    if len(operands) != 2 or not attrs.get_int("transA") or attrs.get_int("transB"):
-        return None
-    left, right = map(_before_rows, operands)
-    turned = left not in columns
-    a, b = (right, left) if turned else (left, right)
-    return Product(columns[a], b, attrs.get_float("alpha", 1.0), turned) if a in columns else None
-
-
-def _row_sum(term: ir.Value, like: ir.Value, free: Mapping[ir.Value, ScanAxis]) -> RowSum | None:
-    node = producer(term, "MatMul")
-    if like.shape is None or len(like.shape) != 1 or node is None:
-        return None
-    ones, rows = node.inputs
-    if ones is None or rows is None or ones.shape is None or len(ones.shape) != 1 or not _is_ones(ones):
-        return None
-    b = _before_rows(rows)
-    return RowSum(b, free.get(b, ScanAxis(0, backwards=True)))
-
-
-def _is_ones(value: ir.Value) -> bool:
-    """True if all elements provably are 1."""
-    node = value.producer()
-    if is_op(node, "Expand") and node.inputs[0] is not None:
-        value = node.inputs[0]
-    number = constant(value)
-    return number is not None and bool(np.all(number == 1))
-
-
-def sum_products(o: Builder, parts: list[Product | RowSum], stacks: list[Var], like: Var) -> Var:
-    """The sum of `parts`, given the stacked `b` of each."""
-    return add([p.finish(o, s, like) for p, s in zip(parts, stacks)])
-
-
-def _terms(total: ir.Value) -> Iterator[ir.Value]:
-    node = total.producer()
-    if is_op(node, "Add"):
-        for v in node.inputs:
-            if v is not None:
-                yield from _terms(v)
-    else:
-        yield total
-
-
-def _before_rows(v: ir.Value) -> ir.Value:
-    """The operand of a Flatten that keeps the last axis; `v` itself for other producers."""
-    node = v.producer()
-    if node is not None and node.op_type == "Flatten" and node.inputs[0] is not None:
-        before = node.inputs[0]
-        if before.shape is not None and node.attributes.get_int("axis", 1) == len(before.shape) - 1:
-            return before
-    return v
+    a, b = term.a.value, term.b.value
+    read, given = (a, b) if a in columns else (b, a)
+    return DeferredSum(term, given, columns[read].slot, columns[read]) if read in columns else None
 
 
 def _is_small(v: ir.Value, like: ir.Value) -> bool:
@@ -149,7 +91,3 @@ def _is_small(v: ir.Value, like: ir.Value) -> bool:
         own, other = own[1:], other[1:]
     sizes = [[d if isinstance(d, int) else None for d in dims] for dims in (own, other)]
     return None not in sizes[0] and None not in sizes[1] and math.prod(sizes[0]) <= math.prod(sizes[1])  # type: ignore[arg-type]
-
-
-def _rows(x: Var) -> Var:
-    return x.builder.Flatten(x, axis=x.rank - 1)

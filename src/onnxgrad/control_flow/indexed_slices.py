@@ -1,34 +1,31 @@
 """Indexed slices: a Loop's gathers by the number of the step, differentiated like scan inputs.
 
-Their cotangents are stacked and assembled once, after the backward iteration. The VJP of Gather would give a tensor
-of zeros with one nonzero slice, accumulated in every step: time quadratic in the number of steps.
+Their cotangents are stacked and assembled once, after the backward iteration. Written in each step, the VJP of Gather
+is a tensor of zeros with one nonzero slice: time quadratic in the number of steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import is_op
-from onnxgrad.rules.op import Op
+from onnxgrad.ir.match import producer
+from onnxgrad.rules.index import Scattered
+from onnxgrad.rules.rule import Term
 
 
 @dataclass
 class StepSlice:
-    """`out` is, in step t, the slice `start` + t of `x` (from around the Loop) along an axis."""
+    """The cotangent `g` of the slice that step t picks at `start` + t of `x`, from around the Loop."""
 
-    node: ir.Node
+    g: ir.Value
     x: ir.Value
     axis: int
     start: ir.Value | None
-
-    @property
-    def out(self) -> ir.Value:
-        """The slice."""
-        return self.node.outputs[0]
 
     @property
     def slot(self) -> ScanAxis:
@@ -48,30 +45,24 @@ class StepSlice:
         return padded
 
 
-def step_slices(op: Op, body: ir.Graph) -> list[StepSlice]:
-    """The slices that nodes of `body`, of a Loop, gather by step number from values whose cotangents are wanted."""
-    if not Iteration.of(op.node).lead or body.inputs[0].shape is None or len(body.inputs[0].shape):
-        return []
-    own = set(body.inputs) | set(body.initializers.values()) | {v for n in body for v in n.outputs}
-    slices = []
-    for node in body:
-        if not is_op(node, "Gather") or node.inputs[0] not in op.active or node.inputs[0] in own:
-            continue
-        x, index = node.inputs
-        offset = _offset(index, body.inputs[0], own)
-        if x is not None and x.shape is not None and isinstance(x.type, ir.TensorType) and offset is not None:
-            axis = node.attributes.get_int("axis") or 0
-            slices.append(StepSlice(node, x, axis % len(x.shape), offset[0]))
+def step_slices(terms: Iterable[Term], it: Iteration) -> dict[int, StepSlice]:
+    """The `terms` of a captured value that are the cotangents of slices by the number of the step, by their places."""
+    slices = {}
+    for i, term in enumerate(terms):
+        if isinstance(term, Scattered) and it.lead and it.body.inputs[0].shape == ():
+            offset = _offset(term.index.value, it.body.inputs[0])
+            if offset is not None:
+                slices[i] = StepSlice(term.g.value, term.x.value, term.axis, offset[0])
     return slices
 
 
-def _offset(index: ir.Value | None, step: ir.Value, own: set[ir.Value]) -> tuple[ir.Value | None] | None:
+def _offset(index: ir.Value, step: ir.Value) -> tuple[ir.Value | None] | None:
     """Match index = step + offset. Returns (offset,), (None,) for no offset, or None."""
     if index is step:
         return (None,)
-    maker = None if index is None else index.producer()
-    if is_op(maker, "Add") and step in maker.inputs:
-        (other,) = [v for v in maker.inputs if v is not step] or [step]
-        if other is not None and other not in own and other.shape is not None and not len(other.shape):
+    total = producer(index, "Add")
+    if total is not None and step in total.inputs:
+        (other,) = [v for v in total.inputs if v is not step] or [step]
+        if other is not None and other.graph is not step.graph and other.shape == ():
             return (other,)
     return None

@@ -12,6 +12,7 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Var
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
+from onnxgrad.rules.rule import Term
 
 
 def _push(op: Op, tangents: object) -> list[Var | None]:
@@ -44,14 +45,14 @@ def _kind(value: ir.Value) -> str:
 
 
 @rule("Scan", jvp=_push, rewrite=in_segments)
-def scan(op: Op, g: object) -> dict[ir.Value, Var]:
+def scan(op: Op, g: object) -> dict[ir.Value, Term]:
     """(sₜ₊₁, yₜ) = f(sₜ, xₜ, c): last step first, (sₜ̄, xₜ̄, c̄ₜ) = (∂f)ᵀ(sₜ₊₁̄, yₜ̄); c̄ = Σ c̄ₜ"""
     _check_types(op.node)
     return pull(op, g)
 
 
 @rule("Loop", jvp=_push, rewrite=in_segments)
-def loop(op: Op, g: object) -> dict[ir.Value, Var]:
+def loop(op: Op, g: object) -> dict[ir.Value, Term]:
     """(sₜ₊₁, yₜ) = f(t, sₜ, c) while a condition holds: as for Scan, over the steps that were made"""
     _check_types(op.node)
     return pull(op, g)

@@ -14,27 +14,26 @@ import itertools
 import onnx_ir as ir
 
 from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
-from onnxgrad.control_flow.deferred_products import Product, RowSum, products, sum_products
+from onnxgrad.control_flow.deferred_products import DeferredSum, defer
 from onnxgrad.control_flow.hoisting import hoist_elementwise, hoist_transposes
-from onnxgrad.control_flow.indexed_slices import step_slices
+from onnxgrad.control_flow.indexed_slices import StepSlice, step_slices
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
 from onnxgrad.control_flow.reverse_iteration import Backwards, StepInput
 from onnxgrad.control_flow.saved_states import saved_state
 from onnxgrad.control_flow.saved_values import stack_saved
-from onnxgrad.engine import reverse
-from onnxgrad.engine.reverse import add_cotangents
+from onnxgrad.engine.reverse import add_cotangents, reverse_terms, total
 from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.graph import values_read
 from onnxgrad.ir.subgraphs import formal, give
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.rule import add
+from onnxgrad.rules.rule import Symbolic, Term, add
 
 
-def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
+def pull(op: Op, cotangents: object) -> dict[ir.Value, Term]:
     """The cotangents of initial states, scan inputs and captured values of a Scan or Loop."""
     of = dict(enumerate(cotangents if isinstance(cotangents, tuple) else (cotangents,)))
     step = _TransposedStep(op, {i: g for i, g in of.items() if g is not None})
-    if not step.found and not step.carried:
+    if not step.terms and not step.carried:
         return {}
     stacks = save_policy(op.node) is SavePolicy.RESIDUALS
     if stacks:
@@ -56,9 +55,10 @@ class _TransposedStep:
         b: writes into the body of `it`, a copy of the iteration.
         carried: the states whose cotangents the backward iteration carries.
         read: the slices that the primal step returns and whose cotangents the backward step reads.
-        found: cotangents in the body, of what they are.
-        backs: those of the carried states.
-        captures, pieces, picked: captured values, slices and indexed slices that get a cotangent.
+        terms: the terms of cotangents in the body, of what they are; those of captured values are symbolic.
+        backs: the cotangents of the carried states.
+        captures, pieces: captured values and slices that get a cotangent.
+        picked: the terms that are the cotangents of indexed slices.
         saved: values that the primal iteration stacks, and the columns that the backward step reads in their place.
         later: captured values whose cotangents are computed after the iteration.
     """
@@ -80,31 +80,49 @@ class _TransposedStep:
             + [(it.slice_results[k], g) for k, g in self.g_slices.items()]
         )
         captures = [c.value for c in op.captures if c.value in op.active and c.value in reached]
-        picked = [p for p in step_slices(op, it.body) if p.out in reached] if _is_stackable(op, it) else []
         wrt = [*(self.states[i] for i in self.carried), *(s for s in self.slices if s in reached), *captures]
-        nodes = [n for n in it.body if n not in {p.node for p in picked}]
+        nodes = list(it.body)
         border = b.append(ir.Node("", "Constant", [], [ir.AttrInt64("value_int", 0)]))[0].value.producer()
-        self.found = reverse(b, nodes, seeds, [*wrt, *(p.out for p in picked)])
+        self.terms = reverse_terms(b, nodes, seeds, wrt, captures)
         self.primal = list(itertools.takewhile(lambda n: n is not border, it.body))
-        self.captures = [c for c in captures if c in self.found]
-        self.pieces = [j for j, s in enumerate(self.slices) if s in self.found]
-        self.picked = [p for p in picked if p.out in self.found]
+        self.pieces = [j for j, s in enumerate(self.slices) if s in self.terms]
+        self.picked = self._pick(captures) if _is_stackable(op, it) else []
+        self.captures = [c for c in captures if self.terms.get(c)]
         self.backs = [
-            self.found.get(self.states[i]) or _zero_state(b.var(self.states[i]), g) for i, g in self.g_states.items()
+            total(self.terms[s]) if s in self.terms else _zero_state(b.var(s), g)
+            for s, g in ((self.states[i], g) for i, g in self.g_states.items())
         ]
         self.saved: dict[ir.Value, StepInput] = {}
-        self.later: dict[ir.Value, list[Product | RowSum]] = {}
+        self.later: dict[ir.Value, list[DeferredSum]] = {}
+
+    def _pick(self, captures: list[ir.Value]) -> list[StepSlice]:
+        """Remove the terms of indexed slices from those of captured values."""
+        picked: list[StepSlice] = []
+        for terms in (self.terms[c] for c in captures if c in self.terms):
+            slices = step_slices(terms, self.it)
+            picked += slices.values()
+            terms[:] = [t for i, t in enumerate(terms) if i not in slices]
+        return picked
 
     # --- policies ------------------------------------------------------------------------------------
 
     def stack_residuals(self) -> None:
         """Have the primal iteration stack the residuals, in place of computing them again."""
-        results = [*self.backs, *(self.found[c] for c in self.captures), *(Var(self.b, v) for v, _ in self._gives())]
+        parts = [t for c in self.captures for t in self.terms[c]]
+        results = [*self.backs, *(x for t in parts for x in (t.operands if isinstance(t, Symbolic) else [t]))]
         ends = list(self.it.body.outputs)
-        columns = stack_saved(self.op, self.b, self.it.originals, self.primal, ends, [x.value for x in results])
+        needed = [*(x.value for x in results), *(v for v, _ in self._gives())]
+        columns = stack_saved(self.op, self.b, self.it.originals, self.primal, ends, needed)
         instead = {v: c.inner for v, c in columns.items()}
-        self.backs = [Var(self.b, instead.get(g.value, g.value)) for g in self.backs]
-        self.found = {v: Var(self.b, instead.get(g.value, g.value)) for v, g in self.found.items()}
+
+        def now(x: Var) -> Var:
+            return Var(self.b, instead.get(x.value, x.value))
+
+        self.backs = [now(g) for g in self.backs]
+        for terms in self.terms.values():
+            terms[:] = [t.map_operands(now) if isinstance(t, Symbolic) else now(t) for t in terms]
+        for p in self.picked:
+            p.g = instead.get(p.g, p.g)
         self.saved = {c.inner: c for c in columns.values()}
 
     def defer_sums(self) -> None:
@@ -115,12 +133,12 @@ class _TransposedStep:
         taped = [s for s in self.it.states if s.shape is not None]
         for c in self.captures:
             asked = {**columns, **{s: StepInput(s, None, ScanAxis(0, backwards=True)) for s in taped}}
-            parts = products(self.found[c].value, c, asked, dict(self._gives()))
-            for p in parts:
-                if isinstance(p, Product) and p.a.outer is None:
-                    p.a = saved_state(self.op, self.it.states.index(p.a.inner), p.a.inner)
-            if parts:
-                self.later[c] = parts
+            sums = defer(self.terms[c], c, asked, dict(self._gives()))
+            for s in sums:
+                if s.read is not None and s.read.outer is None:
+                    s.read = saved_state(self.op, self.it.states.index(s.read.inner), s.read.inner)
+            if sums:
+                self.later[c] = sums
 
     # --- the iteration -------------------------------------------------------------------------------
 
@@ -129,13 +147,13 @@ class _TransposedStep:
         op, o, b, it = self.op, self.o, self.b, self.it
         body, columns, gives = it.body, self._columns(), self._gives()
         for parts in self.later.values():
-            gives += [(p.b, p.slot) for p in parts if (p.b, p.slot) not in gives]
+            gives += [(p.given, p.slot) for p in parts if (p.given, p.slot) not in gives]
         added = self._added
         sums = [formal(b, c, "sum") for c in added]
-        totals = [add([s, Var(b, self.found[c].value)]) for s, c in zip(sums, added)]
+        totals = [add([s, total(self.terms[c])]) for s, c in zip(sums, added)]
         give(b, [*self.backs, *totals, *(v for v, _ in gives)])
         likes = [*(self.states[i] for i in self.carried), *added, *(self.slices[j] for j in self.pieces)]
-        for end, like in zip(body.outputs, [*likes, *(p.out for p in self.picked)]):
+        for end, like in zip(body.outputs, [*likes, *(p.g for p in self.picked)]):
             end.type, end.shape = like.type, like.shape
         if it.lead and body.inputs[1] in values_read(body):  # a step was made because the condition held
             body.inputs[1].replace_all_uses_with(b.const(True).value)
@@ -147,16 +165,13 @@ class _TransposedStep:
         first = [Var(o, self.of[i].value) if i in self.of else _zeros(op, it, i) for i in self.carried]
         zeros = [o.zeros_like(Var(o, c)) for c in added]
 
-        def closing(w: Builder, stacks: list[Var]) -> list[Var]:
+        def closing(w: Builder, stacks: list[Var]) -> list[Term]:
             """The cotangents that are computed after the iteration from its stacked outputs."""
             places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
             count = len(self.pieces)
             wholes = [p.assemble(w, stacks[count + i]) for i, p in enumerate(self.picked)]
-            rest = [
-                sum_products(w, parts, [places[p.b, p.slot] for p in parts], Var(w, c))
-                for c, parts in self.later.items()
-            ]
-            return [*stacks[:count], *wholes, *rest]
+            rest = [[p.finish(places[p.given, p.slot]) for p in parts] for parts in self.later.values()]
+            return [*stacks[:count], *wholes, *(add(terms) if len(terms) > 1 else terms[0] for terms in rest)]
 
         slots, instead = [slot for _, slot in gives], [*(p.x for p in self.picked), *self.later]
         return Backwards(op, b, reads, [*self.g_states.values(), *sums], [*first, *zeros], slots, closing, instead)
@@ -174,8 +189,8 @@ class _TransposedStep:
 
     def _gives(self) -> list[tuple[ir.Value, ScanAxis]]:
         """The cotangents of slices, which the backward iteration stacks, and their layouts."""
-        gives = [(self.found[self.slices[j]].value, self.it.ins[j].reverse()) for j in self.pieces]
-        return gives + [(self.found[p.out].value, p.slot) for p in self.picked]
+        gives = [(total(self.terms[self.slices[j]]).value, self.it.ins[j].reverse()) for j in self.pieces]
+        return gives + [(p.g, p.slot) for p in self.picked]
 
     def _columns(self) -> dict[ir.Value, StepInput]:
         """The values that the backward step may read of its primal step, each with its column."""

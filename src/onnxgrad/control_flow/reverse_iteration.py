@@ -18,6 +18,7 @@ from onnxgrad.ir.infer.loops import always_goes_on, elements
 from onnxgrad.ir.match import constant_tensor
 from onnxgrad.ir.subgraphs import cond, formal, give
 from onnxgrad.rules.op import Op
+from onnxgrad.rules.rule import Term, write
 
 
 @dataclass
@@ -56,10 +57,10 @@ class Backwards:
     carried: Sequence[Var]
     initial: Sequence[Var]
     outs: Sequence[ScanAxis]
-    closing: Callable[[Builder, list[Var]], list[Var]]
+    closing: Callable[[Builder, list[Var]], list[Term]]
     instead: Sequence[ir.Value] = ()
 
-    def emit(self) -> list[Var]:
+    def emit(self) -> Sequence[Term]:
         """Append the iteration; the last `carried` values, then what `closing` computes from the stacked outputs."""
         return self._loop() if self._needs_loop() else self._scan()
 
@@ -98,7 +99,7 @@ class Backwards:
 
     # --- as a Scan ---------------------------------------------------------------------------------
 
-    def _scan(self) -> list[Var]:
+    def _scan(self) -> Sequence[Term]:
         o = self.op.builder
         it = Iteration.of(self.op.node)
         columns = list(self.columns)
@@ -111,7 +112,7 @@ class Backwards:
         self.graph.inputs.clear()
         self.graph.inputs.extend([*(v.value for v in self.carried), *(c.inner for c in columns)])
 
-        def emit(w: Builder) -> list[Var]:
+        def emit(w: Builder) -> list[Term]:
             first = [Var(w, v.value) for v in self.initial]
             results = scan(w, self.graph, first, [(Var(w, x), slot) for x, slot in pieces], self.outs)
             return [*results[: len(first)], *self.closing(w, results[len(first) :])]
@@ -119,11 +120,13 @@ class Backwards:
         if certain:
             return emit(o)
         assert steps is not None
-        return _unless_none(o, steps, emit, self.initial, [Var(o, v) for v in self.instead])
+        return _unless_none(
+            o, steps, lambda w: [write(t) for t in emit(w)], self.initial, [Var(o, v) for v in self.instead]
+        )
 
     # --- as a Loop ---------------------------------------------------------------------------------
 
-    def _loop(self) -> list[Var]:
+    def _loop(self) -> Sequence[Term]:
         b, o, graph = self.b, self.op.builder, self.graph
         steps = self.steps()
         number = formal(b, ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])), "step")
@@ -168,7 +171,7 @@ class Backwards:
             o.ConcatFromSequence(r, axis=slot.axis, new_axis=1)
             for r, slot in zip(results[len(self.carried) :], self.outs)
         ]
-        return results[: len(self.carried)] + self.closing(o, together)
+        return [*results[: len(self.carried)], *self.closing(o, together)]
 
 
 def _elements(b: Builder, column: StepInput, start: Var, count: Var) -> Var:

@@ -27,7 +27,7 @@ from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, TARGETS, Cut, RuleTarg
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import CUSTOM
-from onnxgrad.rules.rule import Cotangents, Function, General, Parts, Rule, add, as_list
+from onnxgrad.rules.rule import Cotangents, Function, General, Parts, Pulled, Rule, add, as_list
 
 #: Metadata of a rule that is kept in a file.
 RULE = "onnxgrad.rule"
@@ -227,7 +227,7 @@ class _Custom(General):
         """True if input `i` can have a derivative; captured values are examined later."""
         return super().carries(i) or (self.count is not None and i >= self.count)
 
-    def vjp(self, op: Op, cotangents: Cotangents) -> Parts | dict[ir.Value, Var]:
+    def vjp(self, op: Op, cotangents: Cotangents) -> Pulled:
         """The pullback as given, or the transpose of the pushforward."""
         self._refuse_hidden(op, lambda v: v in op.active)
         return self._transposed(op, cotangents) if self.is_pushforward else super().vjp(op, cotangents)

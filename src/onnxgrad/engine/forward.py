@@ -17,7 +17,7 @@ from onnxgrad.engine.reverse import _check, add_cotangents, pull_back, reverse, 
 from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.ir.graph import captured
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.rule import add
+from onnxgrad.rules.rule import add, write
 
 
 def forward(
@@ -72,5 +72,6 @@ def _transpose_vjp(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, 
         probes = {v: builder.append(ir.Node("", "Identity", [_probe(Var(builder, v)).value]))[0] for v in outputs}
         pulled = pull_back(builder, node, [probes.get(v) for v in node.outputs], moved)
     probed = [p.value for p in probes.values()]
-    transposed = reverse(builder, emitted, add_cotangents((g.value, tangents[v]) for v, g in pulled.items()), probed)
+    given = add_cotangents((write(g).value, tangents[v]) for v, g in pulled.items())
+    transposed = reverse(builder, emitted, given, probed)
     return {v: transposed[p.value] for v, p in probes.items() if p.value in transposed}

@@ -6,7 +6,8 @@ accumulates them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar, cast
 
 import onnx_ir as ir
 
@@ -18,7 +19,9 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.names import described
 from onnxgrad.rules.gates import combine_terms
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.rule import Rule, add
+from onnxgrad.rules.rule import Rule, Symbolic, Term, add, write
+
+T = TypeVar("T", bound=Term)
 
 
 def reverse(
@@ -36,31 +39,47 @@ def reverse(
     Returns:
         The cotangent of each of `wrt`; one that `seeds` do not depend on is absent.
     """
+    return {v: total(terms) for v, terms in reverse_terms(builder, nodes, seeds, wrt).items()}
+
+
+def reverse_terms(
+    builder: Builder,
+    nodes: Sequence[ir.Node],
+    seeds: Mapping[ir.Value, Var],
+    wrt: Sequence[ir.Value],
+    symbolic: Collection[ir.Value] = (),
+) -> dict[ir.Value, list[Term]]:
+    """The same as `reverse`, but with the terms of each cotangent, which are not written for values `symbolic`."""
     path = prepare(nodes, wrt, list(seeds), builder, reverse=True)
     targets = [builder.now(v) for v in wrt]
     active = active_values(path, targets, builder)
-    terms: dict[ir.Value, list[Var]] = {builder.now(value): [seed] for value, seed in seeds.items()}
+    terms: dict[ir.Value, list[Term]] = {builder.now(value): [seed] for value, seed in seeds.items()}
     for node in reversed(path):
-        cotangents = [_total(terms, v) for v in node.outputs]
+        cotangents = [None if v not in terms else total(terms[v]) for v in node.outputs]
         if any(g is not None for g in cotangents):
-            for value, term in pull_back(builder, node, cotangents, active).items():
+            for value, term in pull_back(builder, node, cotangents, active, symbolic).items():
                 terms.setdefault(value, []).append(term)
-    return {v: g for v, now in zip(wrt, targets) if (g := _total(terms, now)) is not None}
+    return {v: terms[now] for v, now in zip(wrt, targets) if now in terms}
 
 
-def _total(terms: dict[ir.Value, list[Var]], value: ir.Value) -> Var | None:
-    parts = terms.get(value)
-    if not parts:
-        return None
-    if len(parts) > 1:
-        terms[value] = parts = [add(combine_terms(parts))]
-    return parts[0]
+def total(terms: list[Term]) -> Var:
+    """The sum of the terms of a cotangent, which replaces them in the list."""
+    if len(terms) > 1 or isinstance(terms[0], Symbolic):
+        terms[:] = [add(combine_terms([write(t) for t in terms]))]
+    return cast(Var, terms[0])
 
 
 def pull_back(
-    builder: Builder, node: ir.Node, cotangents: Sequence[Var | None], active: set[ir.Value]
-) -> dict[ir.Value, Var]:
-    """The cotangents from `node` for those of its operands, captured ones included, that are `active`."""
+    builder: Builder,
+    node: ir.Node,
+    cotangents: Sequence[Var | None],
+    active: set[ir.Value],
+    symbolic: Collection[ir.Value] = (),
+) -> dict[ir.Value, Term]:
+    """The cotangents from `node` for those of its operands, captured ones included, that are `active`.
+
+    They are written, but for those of values `symbolic`.
+    """
     rule = rule_of(node, builder)
     assert rule is not None  # `prepare` has seen to it
     needs = [v is not None and v in active and rule.carries(i) for i, v in enumerate(node.inputs)]
@@ -70,10 +89,16 @@ def pull_back(
         result = rule.vjp(op, cotangents)
     named = isinstance(result, dict)
     pairs = list(result.items()) if isinstance(result, dict) else list(zip(node.inputs, result))
-    pulled: list[tuple[ir.Value, Var]] = []
+    pulled: list[tuple[ir.Value, Term]] = []
     for i, (key, g) in enumerate(pairs):
         value = key.value if isinstance(key, Var) else key
         if g is not None and value is not None and (value in active if named else needs[i]):
+            if isinstance(g, Symbolic):
+                if value in symbolic:
+                    pulled.append((value, g))
+                    continue
+                with telling(node):
+                    g = g.write()
             if value.shape is not g.value.shape or value.type is not g.value.type:
                 _check(node, rule, Var(builder, value), g)
             pulled.append((value, g))
@@ -106,12 +131,12 @@ class telling:  # noqa: N801  (it reads like a function)
 _FAILURES = (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError)
 
 
-def add_cotangents(cotangents: Iterable[tuple[ir.Value, Var]]) -> dict[ir.Value, Var]:
+def add_cotangents(cotangents: Iterable[tuple[ir.Value, T]]) -> dict[ir.Value, T]:
     """The cotangent of each value; several of one are added up."""
-    terms: dict[ir.Value, list[Var]] = {}
+    terms: dict[ir.Value, list[T]] = {}
     for value, g in cotangents:
         terms.setdefault(value, []).append(g)
-    return {value: add(gs) if len(gs) > 1 else gs[0] for value, gs in terms.items()}
+    return {value: cast(T, add(gs)) if len(gs) > 1 else gs[0] for value, gs in terms.items()}
 
 
 def _check(node: ir.Node, rule: Rule, x: Var, g: Var) -> None:

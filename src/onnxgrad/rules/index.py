@@ -7,18 +7,19 @@ written needs no indices: its transpose is a Pad with zeros.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir import Var, reshape_to
+from onnxgrad.ir import Builder, Var, reshape_to
 from onnxgrad.ir.constants import slice_indices
 from onnxgrad.ir.operators import Kind
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
-from onnxgrad.rules.rule import Result, Tangents
+from onnxgrad.rules.rule import Result, Symbolic, Tangents
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _ENDLESS = 2**31 - 1
@@ -31,7 +32,7 @@ def numbered(op: Op, x: Var) -> Var:
     return reshape_to(op.Range(op.const(0), count, op.const(1)), x)
 
 
-def scatter(op: Op, g: Var, index: Var, x: Var, axis: int, unique: bool = False) -> Var:
+def scatter(op: Op | Builder, g: Var, index: Var, x: Var, axis: int, unique: bool = False) -> Var:
     """Zeros in the shape of `x`, with `g` added at `index` along `axis` (in float32 for half types)."""
     axis %= x.rank
     if g.shape is not None and 0 in g.shape:  # ONNX Runtime takes an Expand of the index to no elements away
@@ -50,7 +51,7 @@ def put_back(op: Op, g: Var, picked: Any, x: Var, unique: bool = False) -> Var:
     return reshape_to(scatter(op, op.Reshape(g, [-1]), op.Reshape(picked, [-1]), flat, 0, unique), x)
 
 
-def put_rows(op: Op, g: Var, index: Var, x: Var, axis: int, unique: bool = False) -> Var:
+def put_rows(op: Op | Builder, g: Var, index: Var, x: Var, axis: int, unique: bool = False) -> Var:
     """Σ of `g` at the rows `index` (a vector) of `x` along `axis`; g has one row per index."""
     row = [1] * x.rank
     row[axis] = -1
@@ -137,6 +138,27 @@ def slice_(op: Op, g: Var, x: Var, starts: Var, ends: Var, axes: Var, steps: Var
 # --- Gather and its kin ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Scattered(Symbolic):
+    """Σ of `g` at the slices `index` of `x` along `axis`, 0 for slices that were not picked."""
+
+    g: Var
+    index: Var
+    x: Var
+    axis: int
+
+    def write(self) -> Var:
+        """Emit the sum."""
+        o, g, index = self.g.builder, self.g, self.index
+        if index.rank != 1:
+            g = o.reshape(g, o.join(o.shape_of(self.x, 0, self.axis), [-1], o.shape_of(self.x, self.axis + 1)))
+            index = o.Reshape(index, [-1])
+        dx = put_rows(o, g, index, self.x, self.axis)
+        if self.axis == 0:
+            o.named("GatherGrad", [dx], of=[self.g, self.index, self.x])
+        return dx
+
+
 @linear("Gather")
 def gather(op: Op, g: Var, x: Var, index: Var) -> Result:
     """y = x[…, i, …] along an axis: Σ over repeated i of g, 0 for rows that were not picked"""
@@ -146,14 +168,7 @@ def gather(op: Op, g: Var, x: Var, index: Var) -> Result:
         rows = op.Unsqueeze(g, [axis])
         before, after = _margins(op, rows, x, axis, i, i + 1 or _ENDLESS)
         return op.Pad(rows, op.join(before, after), None, [axis])
-    cotangent, picked = g, index
-    if index.rank != 1:
-        g = op.reshape(g, op.join(op.shape_of(x, 0, axis), [-1], op.shape_of(x, axis + 1)))
-        index = op.Reshape(index, [-1])
-    dx = put_rows(op, g, index, x, axis)
-    if axis == 0:
-        op.named("GatherGrad", [dx], of=[cotangent, picked, x])
-    return dx
+    return Scattered(g, index, x, axis)
 
 
 @linear("GatherElements")

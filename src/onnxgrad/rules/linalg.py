@@ -10,16 +10,17 @@ may be empty, `product` guards against that.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from onnxgrad.ir import Var, product, reshape_to, sum_to
+from onnxgrad.ir import Builder, Var, product, reshape_to, sum_to
 from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.ir.lowerings import lowering
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
-from onnxgrad.rules.rule import Result
+from onnxgrad.rules.rule import Result, Symbolic, Term, sum_rows
 
 _ROWS = lowering("gemm_of_rows", "the right operand of MatMul", "a Gemm over all rows", "a batch of products, summed")
 
@@ -30,15 +31,29 @@ def transposed(op: Op, x: Var) -> Var:
     return op.Transpose(x, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
-def gemm(op: Op, a: Var, b: Var, *, ta: bool = False, tb: bool = False, alpha: Any = 1.0) -> Var:
+def gemm(op: Op | Builder, a: Var, b: Var, *, ta: bool = False, tb: bool = False, alpha: Any = 1.0) -> Var:
     """alpha·op(A)·op(B) of two matrices, op being the transposition where asked for."""
     attrs = {"transA": 1 if ta else None, "transB": 1 if tb else None, "alpha": None if alpha == 1 else alpha}
     return op.Gemm(a, b, **attrs)
 
 
-def rows(op: Op, x: Var) -> Var:
+def rows(op: Op | Builder, x: Var) -> Var:
     """`x` as a matrix: all axes but the last in one."""
     return x if x.rank == 2 else op.Flatten(x, axis=x.rank - 1)
+
+
+@dataclass(frozen=True)
+class ProductSum(Symbolic):
+    """α·AᵀB, with A and B the matrices of all rows of `a` and `b`: the cotangent of a matrix that multiplies rows."""
+
+    a: Var
+    b: Var
+    alpha: float = 1.0
+
+    def write(self) -> Var:
+        """Emit one product."""
+        o = self.a.builder
+        return gemm(o, rows(o, self.a), rows(o, self.b), ta=True, alpha=self.alpha)
 
 
 @linear("MatMul", wrt=(0, 1))
@@ -71,13 +86,14 @@ def _matrix_vector(op: Op, g: Var, a: Var, b: Var) -> tuple[Var | None, Var | No
     return op.Unsqueeze(g, [-1]) * b, (g if g.rank == 1 else op.Reshape(g, [-1])) @ rows(op, a)
 
 
-def _matmul(op: Op, g: Var, a: Var, b: Var) -> tuple[Var | None, Var | None]:
-    da = db = None
+def _matmul(op: Op, g: Var, a: Var, b: Var) -> tuple[Var | None, Term | None]:
+    da: Var | None = None
+    db: Term | None = None
     if op.needs[0]:
         da = gemm(op, g, b, tb=True) if g.rank == b.rank == 2 else sum_to(product(g, transposed(op, b)), a)
     if op.needs[1]:
         one = _ROWS.is_enabled and b.rank == 2 and a.rank == g.rank
-        db = gemm(op, rows(op, a), rows(op, g), ta=True) if one else sum_to(product(transposed(op, a), g), b)
+        db = ProductSum(a, g) if one else sum_to(product(transposed(op, a), g), b)
     return da, db
 
 
@@ -85,13 +101,18 @@ def _matmul(op: Op, g: Var, a: Var, b: Var) -> tuple[Var | None, Var | None]:
 def gemm_(op: Op, g: Var, a: Var, b: Var, c: Var | None) -> Result:
     """Y = α·A·B + β·C, A and B transposed on demand: (α·G·Bᵀ, α·Aᵀ·G, β·G summed to the shape of C)"""
     alpha, beta, ta, tb = op.attr("alpha"), op.attr("beta"), bool(op.attr("transA")), bool(op.attr("transB"))
-    da = db = dc = None
+    da: Term | None = None
+    db: Term | None = None
+    dc: Term | None = None
     if op.needs[0]:
         da = gemm(op, b, g, ta=tb, tb=True, alpha=alpha) if ta else gemm(op, g, b, tb=not tb, alpha=alpha)
     if op.needs[1]:
-        db = gemm(op, g, a, ta=True, tb=ta, alpha=alpha) if tb else gemm(op, a, g, ta=not ta, alpha=alpha)
+        if ta:
+            db = gemm(op, g, a, ta=True, tb=True, alpha=alpha) if tb else gemm(op, a, g, alpha=alpha)
+        else:
+            db = ProductSum(g, a, alpha) if tb else ProductSum(a, g, alpha)
     if c is not None and op.needs[2]:
-        dc = sum_to(g, c) * beta
+        dc = sum_rows(g, c) if beta == 1 else sum_to(g, c) * beta
     return da, db, dc
 
 

@@ -27,23 +27,60 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import onnx_ir as ir
 
 from onnxgrad.errors import NoDerivative, RuleError
 from onnxgrad.ir import Builder, Var, containers, expand_to, sum_to
+from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
 
 #: Key of a rule that a node brings along, which takes precedence over that of its operator.
 OWN = "onnxgrad.own_rule"
 
+
+@dataclass(frozen=True)
+class Symbolic(ABC):
+    """A cotangent that is not nodes yet. An iteration may compute its sum over all steps at once, from stacks."""
+
+    @abstractmethod
+    def write(self) -> Var:
+        """Emit the nodes."""
+
+    @property
+    def operands(self) -> list[Var]:
+        """The variables that the nodes read."""
+        return [v for v in vars(self).values() if isinstance(v, Var)]
+
+    def map_operands(self, function: Callable[[Var], Var]) -> Self:
+        """The same cotangent of other operands."""
+        return replace(self, **{name: function(v) for name, v in vars(self).items() if isinstance(v, Var)})
+
+
+@dataclass(frozen=True)
+class RowSum(Symbolic):
+    """The sum of all rows of `x`: the cotangent of the vector `like`, which was added to each of them."""
+
+    x: Var
+    like: Var
+
+    def write(self) -> Var:
+        """Emit the sum."""
+        return sum_to(self.x, self.like)
+
+
+#: a cotangent, written or not
+Term = Var | Symbolic
 Cotangents = Sequence[Var | None]
 Parts = list[Var | None]
+#: the cotangents that a rule returns, by the number of the input or by value
+Pulled = Sequence[Term | None] | dict[ir.Value, Any]
 #: the argument of a JVP function: a tangent for each input, None for a constant one
 Tangents = Sequence[Any]
 #: the result of a rule's function: the part of each input, or the parts by value
-Result = Var | Sequence[Var | None] | dict[ir.Value, Var] | None
+Result = Term | Pulled | None
 Function = Callable[..., Result]
 Rewrite = Callable[[Builder, ir.Node, Sequence[ir.Value]], list[ir.Node] | None]
 
@@ -60,9 +97,14 @@ def as_list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def add(terms: Sequence[Var]) -> Var:
+def write(term: Term) -> Var:
+    """`term` as nodes."""
+    return term.write() if isinstance(term, Symbolic) else term
+
+
+def add(terms: Sequence[Term]) -> Var:
     """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime); of sequences, by element."""
-    total, *more = terms
+    total, *more = map(write, terms)
     for term in more:
         total = total + term if containers.is_tensor(total) else containers.total(total.builder, total, term)
     return total
@@ -98,7 +140,7 @@ class Rule(ABC):
         return self.wrt is None or i in self.wrt
 
     @abstractmethod
-    def vjp(self, op: Op, cotangents: Cotangents) -> Parts | dict[ir.Value, Var]:
+    def vjp(self, op: Op, cotangents: Cotangents) -> Pulled:
         """Cotangents of the inputs (a list, or a dict from value to cotangent) given those of the outputs."""
 
     def jvp(self, op: Op, tangents: Cotangents) -> Parts | None:
@@ -173,7 +215,7 @@ class FunctionRule(Rule):
         """The mathematical form, from the docstring of the function."""
         return inspect.getdoc(self.function) or ""
 
-    def vjp(self, op: Op, cotangents: Cotangents) -> Parts | dict[ir.Value, Var]:
+    def vjp(self, op: Op, cotangents: Cotangents) -> Pulled:
         """The results of the function, a part for each input."""
         only = next((g for g in cotangents if g is not None), None)  # not always the first: of labels and scores
         result = self.apply(self.function, op, only if op.single else tuple(cotangents))
@@ -200,12 +242,12 @@ class Elementwise(FunctionRule):
 
     kind = "elementwise"
 
-    def vjp(self, op: Op, cotangents: Cotangents) -> Parts:
+    def vjp(self, op: Op, cotangents: Cotangents) -> Pulled:
         """Each product, summed to the shape of its input."""
         parts = super().vjp(op, cotangents)
         assert isinstance(parts, list)
         return [
-            sum_to(part, x) if part is not None and x is not None and need else None
+            sum_rows(part, x) if isinstance(part, Var) and x is not None and need else None
             for part, x, need in zip(parts, op.inputs, op.needs)
         ]
 
@@ -217,6 +259,12 @@ class Elementwise(FunctionRule):
         terms = [t for t in terms if t is not None]
         y = op.outputs[0]
         return [expand_to(add(terms), y) if terms and y is not None else None]
+
+
+def sum_rows(part: Var, x: Var) -> Term:
+    """`sum_to`; symbolic where `x` is a vector that was added to each row."""
+    is_row = x.shape is not None and x.rank == 1 and part.shape is not None and part.rank > 1
+    return RowSum(part, x) if is_row and same_dim(part.dims[-1], x.dims[0]) else sum_to(part, x)
 
 
 class Symmetric(FunctionRule):
