@@ -30,13 +30,13 @@ from benchmarks.training.__main__ import RESULTS, WORKLOADS, processor
 from onnxgrad.runtime import Options, StepRunner
 
 KINDS = {
-    "products": "MatMul Gemm FusedMatMul FusedGemm TransposeMatMul Einsum Layer ProductGrad",
+    "products": "MatMul Gemm FusedMatMul FusedGemm TransposeMatMul Einsum Product",
     "convolutions": "Conv FusedConv Conv3x3 ConvTranspose ConvWeightGrad ConvInputGrad",
     "attention": "Attention AttentionGrad",
     "recurrences": "Recurrence LSTM GRU RNN",
     "normalization": "BatchNorm BatchNormGrad GroupNorm GroupNormGrad LayerNormalization LayerNormGrad RMSNorm"
     " RMSNormGrad SimplifiedLayerNormalization BatchNormalization InstanceNormalization",
-    "softmax": "Softmax SoftmaxGrad LogSoftmax LogSoftmaxGrad SoftmaxCrossEntropy SoftmaxCrossEntropyInt32",
+    "softmax": "Softmax SoftmaxGrad LogSoftmax SoftmaxCrossEntropy SoftmaxCrossEntropyInt32",
     "elementwise": "Elementwise Add Sub Mul Div Neg Abs Sqrt Exp Log Erf Tanh Sigmoid Softplus Relu ReluGrad Pow Where"
     " Greater GreaterOrEqual Less LessOrEqual Equal And Or Not Cast Max Min Sum Reciprocal Sign Sin Cos Gelu BiasGelu",
     "sums, pooling": "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL2 ReduceSumSquare RunningSum RunningSumAdd CumSum"

@@ -34,7 +34,7 @@ ATTRIBUTES = {
     "ConvInputGrad": ("group", "size", "strides", "dilations", "pads"),
     "Conv3x3": ("pads", "turned"),
     "MaxPoolGrad": ("kernel", "strides", "dilations", "pads", "relu"),
-    "Layer": ("turned", "relu"),
+    "Product": ("left", "right", "relu"),
     "BatchNorm": ("epsilon",),
     "BatchNormGrad": ("epsilon",),
     "Elementwise": ("program",),
@@ -45,7 +45,6 @@ ATTRIBUTES = {
     "GroupNorm": ("groups", "epsilon", "spread", "rank"),
     "GroupNormGrad": ("groups", "epsilon"),
     "SoftmaxGrad": ("axis", "guarded"),
-    "LogSoftmaxGrad": ("axis", "guarded"),
     "SoftmaxCrossEntropy": ("ignores", "ignored", "reduction"),
     "SoftmaxCrossEntropyInt32": ("ignores", "ignored", "reduction"),
     "Attention": ("divides", "guarded", "order"),
@@ -91,7 +90,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 47
+    assert len(KERNELS) == 46
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -157,23 +156,26 @@ def test_running_sums():
 
 
 def test_products():
-    assert called("ProductGrad", [array(500, 7), array(500, 40)], {})[0].max() == 500
+    how = {"left": 1, "right": 0, "relu": 0}
+    assert called("Product", [array(500, 7), array(500, 40), None], how)[0].max() == 500
+    both = called("Product", [array(500, 7), array(41, 500), array(41)], {"left": 1, "right": 9, "relu": 9})[0]
+    assert (both == 501).all()
     for x, g in (((5, 7), (4, 7)), ((5,), (5, 7)), ((5, 7), (5,)), ((5, 7), (5, 7, 1)), ((), ())):
-        refused("ProductGrad", [array(*x), array(*g)], match="belong together")
+        refused("Product", [array(*x), array(*g), None], how, match="belong together|no matrices")
     huge = np.zeros((0, 1 << 20), np.float32)
-    refused("ProductGrad", [huge, huge], match="too many numbers")
-    assert not called("ProductGrad", [array(0, 7), array(0, 40)], {})[0].any()
+    refused("Product", [huge, huge, None], how, match="too many numbers")
+    assert not called("Product", [array(0, 7), array(0, 40), None], how)[0].any()
 
 
 def test_sizes_of_layers():
-    how = {"turned": 0, "relu": 0}
-    assert called("Layer", [array(500, 7), array(7, 40), None], how)[0].max() == 7
-    assert called("Layer", [array(5, 3, 7), array(40, 7), array(40)], {"turned": 9, "relu": 9})[0].shape == (5, 3, 40)
+    how = {"left": 0, "right": 0, "relu": 0}
+    assert called("Product", [array(500, 7), array(7, 40), None], how)[0].max() == 7
+    assert called("Product", [array(5, 3, 7), array(40, 7), array(40)], how | {"right": 9, "relu": 9})[0].shape == (5, 3, 40)
     wrong = [((8, 40), None), ((40, 7), None), ((7,), None), ((2, 7, 40), None), ((7, 40), (39,)), ((7, 40), (1, 40))]
     for x, w, bias in (*(((500, 7), *others) for others in wrong), ((7,), (7, 40), None), ((500, 0), (0, 40), None)):
-        refused("Layer", [array(*x), array(*w), None if bias is None else array(*bias)], how, match="belong together")
-    assert not called("Layer", [array(0, 7), array(7, 40), None], how)[0].size
-    assert not called("Layer", [array(7, 7), array(7, 0), None], how)[0].size
+        refused("Product", [array(*x), array(*w), None if bias is None else array(*bias)], how, match="belong together|no matrices")
+    assert not called("Product", [array(0, 7), array(7, 40), None], how)[0].size
+    assert not called("Product", [array(7, 7), array(7, 0), None], how)[0].size
 
 
 EMPTY = np.zeros((0, 1 << 30, 1 << 30), np.float32)
@@ -298,7 +300,7 @@ REFUSED = {
     "group: another scale": ("GroupNormGrad", [array(2, 4, 4)] * 2 + [array(3)], {"groups": 2, "epsilon": 0.0}),
     "group: a vector": ("GroupNormGrad", [array(4)] * 2 + [array(4)], {"groups": 2, "epsilon": 0.0}),
     "softmax: an axis beyond": ("SoftmaxGrad", [array(2, 3)] * 2, {"axis": 2, "guarded": 0}),
-    "softmax: of a scalar": ("LogSoftmaxGrad", [array()] * 2, {"axis": 0, "guarded": 0}),
+    "softmax: of a scalar": ("SoftmaxGrad", [array()] * 2, {"axis": 0, "guarded": 0}),
     "softmax: another cotangent": ("SoftmaxGrad", [array(2, 3), array(3, 2)], {"axis": 1, "guarded": 0}),
     "attention: other columns": (
         "Attention", [image(1, 2, 3, 4), image(1, 2, 3, 5), image(1, 2, 3, 4)], ORDERED,

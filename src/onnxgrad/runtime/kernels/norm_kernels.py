@@ -1,5 +1,5 @@
-"""Kernels of ``source/normalization.c`` (BatchNormalization with the statistics of the batch), ``source/row_norms.c``
-(LayerNormalization, RMSNormalization) and ``source/group_norms.c`` (GroupNormalization, InstanceNormalization).
+"""Kernels of ``source/normalization.c`` (BatchNormalization with the statistics of the batch, GroupNormalization,
+InstanceNormalization) and ``source/row_norms.c`` (LayerNormalization, RMSNormalization).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels of ``source/softmax.c``: cotangents of the softmax family, and softmax cross-entropy with its cotangent."""
+"""Kernels of ``source/softmax.c``: the cotangent of Softmax, and softmax cross-entropy with its cotangent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import onnx_ir as ir
 from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, float32_kernel, kernel
 
 float32_kernel("SoftmaxGrad")  # [g, y] → [y·(g - Σ g·y)]; NaN in y counts as 0 where `guarded`
-float32_kernel("LogSoftmaxGrad")  # [g, y] → [g - exp(y)·Σ g]; NaN in y counts as -∞ where `guarded`
 
 _CROSS_ENTROPY = {ir.DataType.INT64: "SoftmaxCrossEntropy", ir.DataType.INT32: "SoftmaxCrossEntropyInt32"}
 

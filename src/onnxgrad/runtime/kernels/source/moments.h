@@ -1,4 +1,4 @@
-/* Sums of numbers that lie side by side: in float over 4096 of them, in double over these. */
+/* Sums of numbers: in float over some 4096 of them, in double over these. */
 #ifndef ONNXGRAD_MOMENTS_H
 #define ONNXGRAD_MOMENTS_H
 #include <math.h>
@@ -8,34 +8,42 @@
 
 enum { TOGETHER = 4096 };
 
-/* The sum of x, or, where asked, that of (x - around)^2. */
-INLINE double power_sum(const int squared, const float *x, int64_t count, float around) {
+/* The sum of x, or, where asked, that of (x - around)^2, over `runs` of `count` numbers that begin `stride` apart. */
+INLINE double power_sums(const int squared, const float *x, int64_t runs, int64_t stride, int64_t count, float around) {
   const lanes arounds = lanes_of(around);
+  lanes total[4] = {{0}};
   double sum = 0;
-  int64_t k = 0;
-  for (int64_t start = 0; start < count; start += TOGETHER) {
-    const int64_t end = least(start + TOGETHER, count);
-    lanes total[4] = {{0}};
-    for (; k + 4 * LANES <= end; k += 4 * LANES)
-      for (int i = 0; i < 4; i++) {
-        const lanes d = *(const lanes *)(x + k + i * LANES) - arounds;
+  for (int64_t run = 0, numbers = 0; run < runs; run++, x += stride)
+    for (int64_t k = 0, start = 0; start < count; start += TOGETHER) {
+      const int64_t end = least(start + TOGETHER, count);
+      for (; k + 4 * LANES <= end; k += 4 * LANES)
+        for (int i = 0; i < 4; i++) {
+          const lanes d = *(const lanes *)(x + k + i * LANES) - arounds;
+          if (squared)
+            total[i] += d * d;
+          else
+            total[i] += d;
+        }
+      for (; k + LANES <= end; k += LANES) {
+        const lanes d = *(const lanes *)(x + k) - arounds;
         if (squared)
-          total[i] += d * d;
+          total[0] += d * d;
         else
-          total[i] += d;
+          total[0] += d;
       }
-    float rest = 0;
-    for (; k < end; k++) rest += squared ? (x[k] - around) * (x[k] - around) : x[k] - around;
-    sum += lanes_sum((total[0] + total[1]) + (total[2] + total[3])) + rest;
-  }
-  return sum;
+      float rest = 0;
+      for (; k < end; k++) rest += squared ? (x[k] - around) * (x[k] - around) : x[k] - around;
+      sum += rest;
+      if ((numbers += end - start) < TOGETHER) continue;
+      sum += lanes_sum((total[0] + total[1]) + (total[2] + total[3]));
+      for (int i = 0; i < 4; i++) total[i] = lanes_of(0);
+      numbers = 0;
+    }
+  return sum + lanes_sum((total[0] + total[1]) + (total[2] + total[3]));
 }
 
-static inline float mean_of(const float *x, int64_t count) {
-  return (float)(power_sum(0, x, count, 0) / (double)count);
-}
-static inline float variance_of(const float *x, int64_t count, float mean) {
-  return (float)(power_sum(1, x, count, mean) / (double)count);
+INLINE double power_sum(const int squared, const float *x, int64_t count, float around) {
+  return power_sums(squared, x, 1, 0, count, around);
 }
 
 #endif

@@ -9,15 +9,11 @@
  * four times a value and the column that is the first one: where it goes, and what it comes from.
  */
 #include "elementwise.h"
+#include "gemm.h"
 #include "kernel.h"
 
 enum { VALUES = 256, STEPS = 256, STATES = 16, OPERANDS = 40, RESULTS = 32, MATRICES = 16, PIECES = 32, FIELDS = 10 };
-enum { WIDEST = 1 << 16, PANEL = 2 * LANES, LARGE = 1 << 18 };
-#if LANES == 16 || defined(__aarch64__)
-enum { TILE = 8 }; /* rows of a product whose sums are held in registers, of two vectors each */
-#else
-enum { TILE = 4 };
-#endif
+enum { WIDEST = 1 << 16, LARGE = 1 << 18 };
 
 /* What a value is: of this step; a state; rows of an operand, other ones for each step or the same; one row for all;
  * one number; rows of a result. */
@@ -166,9 +162,9 @@ typedef struct {
   int64_t pitch;
 } Rows;
 
-static int64_t panels_of(const Matrix *m) { return (m->columns + PANEL - 1) / PANEL; }
+static int64_t panels_of(const Matrix *m) { return quotient(m->columns, COLUMNS); }
 
-/* Some panels of a matrix, each depth × PANEL, with zeros beyond the last column. */
+/* Some panels of a matrix, from `from` to `to`. */
 typedef struct {
   const Matrix *matrix;
   const float *from;
@@ -178,93 +174,19 @@ typedef struct {
 static void pack(void *data, int64_t from, int64_t to) {
   const Packing *j = data;
   const Matrix *m = j->matrix;
-  for (int64_t p = from; p < to; p++) {
-    float *panel = j->to + p * m->depth * PANEL;
-    const int64_t count = least(PANEL, m->columns - p * PANEL);
-    if (m->turned)
-      for (int64_t c = 0; c < PANEL; c++)
-        for (int64_t k = 0; k < m->depth; k++)
-          panel[k * PANEL + c] = c < count ? j->from[(p * PANEL + c) * m->depth + k] : 0;
-    else
-      for (int64_t k = 0; k < m->depth; k++) {
-        memcpy(panel + k * PANEL, j->from + k * m->columns + p * PANEL, (size_t)count * sizeof(float));
-        for (int64_t c = count; c < PANEL; c++) panel[k * PANEL + c] = 0;
-      }
-  }
+  const int64_t down = m->turned ? 1 : m->columns, along = m->turned ? m->depth : 1;
+  const int64_t columns = least(to * COLUMNS, m->columns) - from * COLUMNS;
+  pack_panels(j->from + from * COLUMNS * along, down, along, m->depth, columns, COLUMNS, j->to + from * m->depth * COLUMNS);
 }
 
-/* One tile of sums: `rows` rows, `panels` panels that lie one after the other; of these `count` columns are written. */
-INLINE void tile(const int rows, const int panels, Rows x, int64_t depth, const float *panel, Rows add, Rows to,
-                 int64_t count) {
-  lanes sums[TILE][8];
-  const int64_t next = depth * PANEL;
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < 2 * panels; v++) sums[r][v] = lanes_of(0);
-  for (int64_t k = 0; k < depth; k++, panel += PANEL)
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-      const lanes here = lanes_of(x.at[r * x.pitch + k]);
-#pragma GCC unroll 8
-      for (int v = 0; v < 2 * panels; v++)
-        sums[r][v] += here * *(const lanes *)(panel + v / 2 * next + v % 2 * LANES);
-    }
-  if (add.at && count >= panels * PANEL)
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-      for (int v = 0; v < 2 * panels; v++) sums[r][v] += *(const lanes *)(add.at + r * add.pitch + v * LANES);
-  if (count >= panels * PANEL)
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-      for (int v = 0; v < 2 * panels; v++) *(lanes *)(to.at + r * to.pitch + v * LANES) = sums[r][v];
-  else
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-      float whole[8 * LANES];
-#pragma GCC unroll 8
-      for (int v = 0; v < 2 * panels; v++) *(lanes *)(whole + v * LANES) = sums[r][v];
-      for (int64_t c = 0; c < count; c++)
-        to.at[r * to.pitch + c] = add.at ? whole[c] + add.at[r * add.pitch + c] : whole[c];
-    }
-}
-
-typedef struct {
-  const Matrix *matrix;
-  const float *packed;
-  Rows x, add, to;
-  int64_t rows;
-} Multiplying;
-
-static Rows moved(Rows rows, int64_t down, int64_t columns) {
-  return (Rows){rows.at ? rows.at + down * rows.pitch + columns : NULL, rows.pitch};
-}
-
+/* Columns of a product, by panels. */
 static void multiply(void *data, int64_t from, int64_t to) {
-  const Multiplying *j = data;
-  const int64_t depth = j->matrix->depth;
-  for (int64_t p = from; p < to;) {
-    const float *panel = j->packed + p * depth * PANEL;
-    const int64_t count = j->matrix->columns - p * PANEL;
-    int64_t r = 0, done = 1;
-#define SOME(rows_, panels_)                                                                                       \
-  tile(rows_, panels_, moved(j->x, r, 0), depth, panel, moved(j->add, r, p *PANEL), moved(j->to, r, p *PANEL), count), \
-      r += rows_
-    if (j->rows == 1 && to - p >= 4)
-      SOME(1, 4), done = 4;
-    else if (j->rows <= 3 && to - p >= 2) {
-      if (j->rows > 1) SOME(2, 2);
-      if (j->rows != 2) SOME(1, 2);
-      done = 2;
-    }
-    while (r + TILE <= j->rows) SOME(TILE, 1);
-    while (r + 4 <= j->rows) SOME(4, 1);
-    while (r + 2 <= j->rows) SOME(2, 1);
-    while (r < j->rows) SOME(1, 1);
-    p += done;
-  }
+  Product job = *(const Product *)data;
+  job.columns = least(to * COLUMNS, job.columns) - from * COLUMNS;
+  job.b += from * job.panel;
+  job.add = job.add ? job.add + from * COLUMNS : NULL;
+  job.c += from * COLUMNS;
+  gemm(&job);
 }
 
 /* The rows of a value from `row` on, from a column on, at a time. */
@@ -298,11 +220,13 @@ static void do_step(const Job *j, const Step *s, float *room, int64_t time, int6
   }
   if (s->code == PRODUCT) {
     const Matrix *m = &p->matrix[s->at[3]];
-    Multiplying job = {m, j->packed[s->at[3]], x[0], x[1], to, count};
+    Product job = {.a = x[0].at, .b = j->packed[s->at[3]], .add = x[1].at, .c = to.at, .rows = count,
+                   .columns = m->columns, .count = {1, 1, m->depth}, .a_step = {0, 0, 1}, .b_step = {0, 0, COLUMNS},
+                   .down = x[0].pitch, .panel = m->depth * COLUMNS, .add_pitch = x[1].pitch, .c_pitch = to.pitch};
     if (j->alone && m->depth * m->columns >= LARGE)
-      parallel_ranges(j->call, panels_of(m), 4, multiply, &job);
+      parallel_ranges(j->call, panels_of(m), 2, multiply, &job);
     else
-      multiply(&job, 0, panels_of(m));
+      gemm(&job);
   } else if (s->code == SPREAD) {
     for (int64_t r = 0; r < count; r++)
       for (int64_t c = 0; c < s->width; c++) to.at[r * to.pitch + c] = x[0].at[r * x[0].pitch];
@@ -414,11 +338,11 @@ static void compute(Call *call, const void *settings) {
   if (call->failed || !j.rows) return;
 
   int64_t weight = 0, widest = 1, constants = 0;
-  for (int64_t i = 0; i < p->matrices; i++) weight += panels_of(&p->matrix[i]) * p->matrix[i].depth * PANEL;
+  for (int64_t i = 0; i < p->matrices; i++) weight += panels_of(&p->matrix[i]) * p->matrix[i].depth * COLUMNS;
   for (int64_t i = 0; i < p->steps; i++) widest = p->step[i].width > widest ? p->step[i].width : widest;
   for (int64_t i = 0; i < p->states; i++) widest = p->state[i].width > widest ? p->state[i].width : widest;
   /* Where matrices come from beyond the second cache, more rows at a time. */
-  j.block = j.rows <= 4 || j.rows >= 16 ? 8 : 4;
+  j.block = j.rows <= 4 || j.rows >= 16 ? 8 : 6;
   if (weight > LARGE && j.rows >= 32) j.block = 16;
   j.pieces = least((j.rows + j.block - 1) / j.block, PIECES);
   j.alone = j.pieces == 1;
@@ -440,8 +364,8 @@ static void compute(Call *call, const void *settings) {
   for (int64_t i = 0; i < p->matrices; i++) {
     const Matrix *m = &p->matrix[i];
     Packing job = {m, j.operand[m->operand], j.packed[i] = packed};
-    parallel_ranges(call, panels_of(m), m->depth * PANEL < 16384 ? 16384 / (m->depth * PANEL) : 1, pack, &job);
-    packed += panels_of(m) * m->depth * PANEL;
+    parallel_ranges(call, panels_of(m), m->depth * COLUMNS < 16384 ? 16384 / (m->depth * COLUMNS) : 1, pack, &job);
+    packed += panels_of(m) * m->depth * COLUMNS;
   }
   parallel(call, (size_t)j.pieces, piece, &j);
 }

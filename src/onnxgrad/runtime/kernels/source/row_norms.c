@@ -30,8 +30,9 @@ typedef struct {
 } Job;
 
 /* r of a row of RMSNormalization */
-static float inverse_of(const Job *j, const float *x) { return 1 / sqrtf(variance_of(x, j->length, 0) + j->epsilon); }
-
+static float inverse_of(const Job *j, const float *x) {
+  return 1 / sqrtf((float)(power_sum(1, x, j->length, 0) / (double)j->length) + j->epsilon);
+}
 /* The cotangent of x, of one row. */
 INLINE void row_of(const int centred, const Job *j, int64_t row, float inverse) {
   const float *g = j->g + row * j->length, *x = j->x + row * j->length, *s = j->scale;

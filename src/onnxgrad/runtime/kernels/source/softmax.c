@@ -1,7 +1,6 @@
-/* The cotangents of Softmax and LogSoftmax, and softmax cross-entropy with its cotangent.
+/* The cotangent of Softmax, and softmax cross-entropy with its cotangent.
  *
  *   softmax:        y * (g - sum g*y)
- *   log softmax:    g - e^y * sum g
  *   cross-entropy:  L = sum -w*log p, with p = softmax x at the label of a row, and its cotangent k*w*(p - [label])
  *
  * Numbers of a row, along the axis, lie side by side, or rows do: then some that are neighbours are taken together.
@@ -22,19 +21,13 @@ typedef struct {
   const float *g, *y;
   float *out;
   int64_t length, inner, blocks; /* of a row; rows side by side, and blocks of these */
+  int64_t guarded;               /* whether y may be discarded */
 } Job;
 
-/* What is summed along a row, and the cotangent, given the sum. Where y may be discarded, NaN counts as nothing. */
-INLINE lanes term_of(const int logs, const int guarded, lanes g, lanes y) {
-  if (logs) return g;
-  return g * (guarded ? lanes_where(y == y, y, lanes_of(0)) : y);
-}
-INLINE lanes cotangent_of(const int logs, const int guarded, lanes g, lanes y, lanes sum) {
-  if (logs) return g - (guarded ? lanes_where(y == y, lanes_exp(y), lanes_of(0)) : lanes_exp(y)) * sum;
-  return (guarded ? lanes_where(y == y, y, lanes_of(0)) : y) * (g - sum);
-}
+/* y, where NaN counts as nothing if y may be discarded */
+INLINE lanes kept(const int guarded, lanes y) { return guarded ? lanes_where(y == y, y, lanes_of(0)) : y; }
 
-INLINE void rows_of(const int logs, const int guarded, const Job *j, int64_t from, int64_t to) {
+INLINE void rows_of(const int guarded, const Job *j, int64_t from, int64_t to) {
   for (int64_t row = from; row < to; row++) {
     const float *g = j->g + row * j->length, *y = j->y + row * j->length;
     float *out = j->out + row * j->length;
@@ -45,25 +38,26 @@ INLINE void rows_of(const int logs, const int guarded, const Job *j, int64_t fro
       for (; k + 2 * LANES <= end; k += 2 * LANES)
         for (int half = 0; half < 2; half++) {
           const int64_t at = k + half * LANES;
-          total[half] += term_of(logs, guarded, *(const lanes *)(g + at), *(const lanes *)(y + at));
+          total[half] += *(const lanes *)(g + at) * kept(guarded, *(const lanes *)(y + at));
         }
       for (; k < end; k += LANES)
-        total[0] += term_of(logs, guarded, lanes_read(g + k, end - k, 0), lanes_read(y + k, end - k, 0));
+        total[0] += lanes_read(g + k, end - k, 0) * kept(guarded, lanes_read(y + k, end - k, 0));
       k = end;
       sum += lanes_sum(total[0] + total[1]);
     }
     const lanes sums = lanes_of((float)sum);
     int64_t k = 0;
     for (; k + LANES <= j->length; k += LANES)
-      *(lanes *)(out + k) = cotangent_of(logs, guarded, *(const lanes *)(g + k), *(const lanes *)(y + k), sums);
+      *(lanes *)(out + k) = kept(guarded, *(const lanes *)(y + k)) * (*(const lanes *)(g + k) - sums);
     const int64_t rest = j->length - k;
-    if (rest > 0)
-      lanes_write(out + k, rest,
-                  cotangent_of(logs, guarded, lanes_read(g + k, rest, 0), lanes_read(y + k, rest, 0), sums));
+    if (rest > 0) {
+      const lanes last = kept(guarded, lanes_read(y + k, rest, 0));
+      lanes_write(out + k, rest, last * (lanes_read(g + k, rest, 0) - sums));
+    }
   }
 }
 
-INLINE void neighbours_of(const int logs, const int guarded, const Job *j, int64_t from, int64_t to) {
+INLINE void neighbours_of(const int guarded, const Job *j, int64_t from, int64_t to) {
   for (int64_t block = from; block < to; block++) {
     const int64_t first = block % j->blocks * NEIGHBOURS, count = least(NEIGHBOURS, j->inner - first);
     const int64_t start = block / j->blocks * j->length * j->inner + first;
@@ -71,30 +65,24 @@ INLINE void neighbours_of(const int logs, const int guarded, const Job *j, int64
     for (int64_t c = 0; c < j->length; c++)
       for (int64_t k = 0; k < count; k += LANES) {
         const int64_t at = start + c * j->inner + k, here = count - k;
-        const lanes term = term_of(logs, guarded, lanes_read(j->g + at, here, 0), lanes_read(j->y + at, here, 0));
-        *(lanes *)(sums + k) += term;
+        *(lanes *)(sums + k) += lanes_read(j->g + at, here, 0) * kept(guarded, lanes_read(j->y + at, here, 0));
       }
     for (int64_t c = 0; c < j->length; c++)
       for (int64_t k = 0; k < count; k += LANES) {
         const int64_t at = start + c * j->inner + k, here = count - k;
-        const lanes g = lanes_read(j->g + at, here, 0), y = lanes_read(j->y + at, here, 0);
-        lanes_write(j->out + at, here, cotangent_of(logs, guarded, g, y, *(const lanes *)(sums + k)));
+        const lanes y = kept(guarded, lanes_read(j->y + at, here, 0));
+        lanes_write(j->out + at, here, y * (lanes_read(j->g + at, here, 0) - *(const lanes *)(sums + k)));
       }
   }
 }
 
-#define BODY(name, logs, guarded)                                      \
-  static void name(void *data, int64_t from, int64_t to) {            \
-    const Job *j = data;                                              \
-    if (j->inner == 1)                                                \
-      rows_of(logs, guarded, j, from, to);                             \
-    else                                                              \
-      neighbours_of(logs, guarded, j, from, to);                       \
-  }
-BODY(softmax, 0, 0)
-BODY(softmax_guarded, 0, 1)
-BODY(log_softmax, 1, 0)
-BODY(log_softmax_guarded, 1, 1)
+static void cotangents(void *data, int64_t from, int64_t to) {
+  const Job *j = data;
+  if (j->inner > 1)
+    j->guarded ? neighbours_of(1, j, from, to) : neighbours_of(0, j, from, to);
+  else
+    j->guarded ? rows_of(1, j, from, to) : rows_of(0, j, from, to);
+}
 
 typedef struct {
   int64_t axis, guarded;
@@ -105,9 +93,10 @@ static void read(Attributes *from, void *settings) {
 }
 
 /* (g, y) to the cotangent of x */
-static void pull(Call *call, const Settings *s, void (*body)(void *, int64_t, int64_t)) {
+static void compute(Call *call, const void *settings) {
+  const Settings *s = settings;
   const Shape g = shape_of(call, 0), y = shape_of(call, 1);
-  Job j = {.g = input(call, 0), .y = input(call, 1), .inner = 1};
+  Job j = {.g = input(call, 0), .y = input(call, 1), .inner = 1, .guarded = s->guarded};
   if (call->failed) return;
   if (!same_shape(&g, &y) || s->axis < 0 || s->axis >= (int64_t)y.rank) {
     fail(call, "SoftmaxGrad: operands do not belong together");
@@ -119,17 +108,7 @@ static void pull(Call *call, const Settings *s, void (*body)(void *, int64_t, in
   for (size_t i = (size_t)s->axis + 1; i < y.rank; i++) j.inner *= y.dims[i];
   j.blocks = j.inner == 1 ? 1 : (j.inner + NEIGHBOURS - 1) / NEIGHBOURS;
   const int64_t pieces = y.count / j.length / j.inner * j.blocks;
-  parallel_ranges(call, pieces, 4096 / (j.length * least(j.inner, NEIGHBOURS)) + 1, body, &j);
-}
-
-static void compute_softmax(Call *call, const void *settings) {
-  const Settings *s = settings;
-  pull(call, s, s->guarded ? softmax_guarded : softmax);
-}
-
-static void compute_log_softmax(Call *call, const void *settings) {
-  const Settings *s = settings;
-  pull(call, s, s->guarded ? log_softmax_guarded : log_softmax);
+  parallel_ranges(call, pieces, 4096 / (j.length * least(j.inner, NEIGHBOURS)) + 1, cotangents, &j);
 }
 
 /* --- cross-entropy ------------------------------------------------------------------------------------------------ */
@@ -325,8 +304,7 @@ static void cross_entropy_32(Call *call, const void *settings) {
 }
 
 const Kernel softmax_kernels[] = {
-    {"SoftmaxGrad", "ff", "f", sizeof(Settings), read, compute_softmax},
-    {"LogSoftmaxGrad", "ff", "f", sizeof(Settings), read, compute_log_softmax},
+    {"SoftmaxGrad", "ff", "f", sizeof(Settings), read, compute},
     {"SoftmaxCrossEntropy", "flFf", "FF", sizeof(Reduction), read_reduction, cross_entropy_64},
     {"SoftmaxCrossEntropyInt32", "fiFf", "FF", sizeof(Reduction), read_reduction, cross_entropy_32},
     {0},
