@@ -48,19 +48,106 @@ def test_a_loss_of_ones_own_trains_as_the_named_one(loss, named, labels):
     np.testing.assert_allclose(losses_of(loss, {"labels": labels}), losses_of(named, {"labels": labels}), rtol=1e-4)
 
 
-@pytest.mark.parametrize("labels", [X.sum(1), (X.sum(1) > 0).astype(np.int64)])
-def test_a_number_for_each_row_is_the_label_of_one_score(labels):
-    data = {"x": X, "labels": labels}
-    how = {"optimizer": "sgd", "learning_rate": 0.1, "epochs": 3}
-    text = (
-        '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 1] z) <float[4, 1] w = {1, 2, 3, 4}>'
-    )
-    model = onnx.parser.parse_model(text + "{ z = MatMul (x, w) }")
-    own, named = (
-        [e["loss"] for e in train(model, data, loss=loss, **how).history.epochs]
-        for loss in ("mean((scores - y)**2)", "mse")
-    )
-    np.testing.assert_allclose(own, named, rtol=1e-5)
+HEAD = '<ir_version: 10, opset_import: ["": 21]> '
+ONE = HEAD + "g (float[N, 4] x) => (float[N, 1] z) <float[4, 1] w = {1, 2, 3, 4}> { z = MatMul (x, w) }"
+FLAT = HEAD + "g (float[N, 4] x) => (float[N] z) <float[4] w = {1, 2, 3, 4}> { z = MatMul (x, w) }"
+BOTH = (
+    HEAD
+    + """g (float[N, 4] x) => (float[N, 1] z, float[N] u)
+    <float[4, 1] w = {1, 2, 3, 4}, float[4] v = {1, 1, -1, 2}> { z = MatMul (x, w) u = MatMul (x, v) }"""
+)
+SQUARES = (
+    HEAD
+    + "l (float[N] a, float[N] goal) => (float c) { d = Sub (a, goal) e = Mul (d, d) c = ReduceMean<keepdims=0> (e) }"
+)
+GOAL, WEIGHT = RNG.standard_normal(48), RNG.uniform(0, 2, 48)
+ERRORS = (X.astype(float) @ [1, 2, 3, 4] - GOAL) ** 2
+OTHERS = (X.astype(float) @ [1, 1, -1, 2] - GOAL) ** 2
+
+
+def first_loss(text, data, loss):
+    trainer = train(onnx.parser.parse_model(text), {"x": X, **data}, loss=loss, batch_size=48, learning_rate=1e-9)
+    return trainer.history.epochs[0]["loss"]
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["[N]", "[N, 1]"])
+@pytest.mark.parametrize("text", [ONE, FLAT], ids=["scores [N, 1]", "scores [N]"])
+@pytest.mark.parametrize(
+    ("loss", "wanted"),
+    [
+        ("mean((scores - goal)**2)", ERRORS.mean()),
+        ("mean(weight * (scores - goal)**2)", (WEIGHT * ERRORS).mean()),
+        ("mean(weight * mean((scores - goal)**2, axis=-1))", None),
+        ("mse:labels=goal,row_weights=weight", (WEIGHT * ERRORS).sum() / WEIGHT.sum()),
+        (["mse:labels=goal", "mean(weight * (scores - goal)**2)"], ERRORS.mean() + (WEIGHT * ERRORS).mean()),
+        (Loss(onnx.parser.parse_model(SQUARES)), ERRORS.mean()),
+    ],
+)
+def test_numbers_of_rows_meet_the_scores_of_their_own_row(text, loss, wanted, columns):
+    """[N] beside [N, 1] would be [N, N] in a difference or a product: the mean over all pairs of rows."""
+    data = {"goal": GOAL, "weight": WEIGHT}
+    data = {n: a[:, None] if columns else a for n, a in data.items()}
+    if wanted is None:  # of one score [N, 1] each row has a mean of its own; of [N] there is one
+        wanted = (WEIGHT * ERRORS).mean() if text == ONE else WEIGHT.mean() * ERRORS.mean()
+    assert np.isclose(first_loss(text, data, loss), wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "mean((scores[:, 0] - y)**2)",
+        "mean((scores - y[:, None])**2)",
+        lambda scores, y: xp.mean((xp.reshape(scores, (-1,)) - y) ** 2),
+        ["mean((scores[:, 0] - y)**2)", "0*mse:labels=y"],
+        ["0*mse:labels=y", "mean((scores[:, 0] - y)**2)"],
+    ],
+)
+@pytest.mark.parametrize("integers", [False, True])
+def test_a_loss_that_shapes_its_labels_itself(loss, integers):
+    goal = (GOAL * 3).astype(int) if integers else GOAL
+    wanted = ((X.astype(float) @ [1, 2, 3, 4] - goal) ** 2).mean()
+    assert np.isclose(first_loss(ONE, {"y": goal}, loss), wanted, rtol=1e-4)
+
+
+def test_terms_of_outputs_of_other_shapes_share_labels():
+    for names in ("zu", "uz"):
+        found = first_loss(BOTH, {"labels": GOAL}, [Loss("mse", output=n) for n in names])
+        assert np.isclose(found, ERRORS.mean() + OTHERS.mean(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("text", "other"), [(ONE, FLAT), (FLAT, ONE)])
+def test_a_teacher_with_another_last_axis(text, other):
+    assert abs(first_loss(text, {}, Loss("mse", teacher=onnx.parser.parse_model(other)))) < 1e-9
+
+
+def test_pairs_that_a_loss_writes_itself():
+    scores = X.astype(float) @ [1, 2, 3, 4]
+    for loss in ("mean((scores[:, None] - y)**2)", "mean((2*scores[:, None] - 2*y[None])**2) / 4"):
+        assert np.isclose(first_loss(FLAT, {"y": GOAL}, loss), ((scores[:, None] - GOAL) ** 2).mean(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "loss", "message"),
+    [
+        (BOTH, "mean((z - u)**2)", r"Sub of \[N, 1\] and \[N\] is \[N, N\]: each row meets all rows"),
+        (ONE, onnx.parser.parse_model(SQUARES.replace("float[N] a", "float[N, 1] a")), "each row meets all rows"),
+        (ONE, Loss("mse", labels="x"), r"the labels 'x' has shape \[N, 4\], and \[N, 1\] is expected"),
+        (ONE, Loss("mse", teacher=mlp()), r"the teacher's output 'y.*' has shape \[N, 3\], and \[N, 1\] is expected"),
+    ],
+)
+def test_rows_that_would_meet_all_rows_are_refused(text, loss, message):
+    with pytest.raises(BadInput, match=message):
+        first_loss(text, {"goal": GOAL}, loss)
+
+
+@pytest.mark.parametrize(("loss", "labels"), [("mse", T), ("cross_entropy", C), ("focal", C)])
+def test_labels_of_one_place_do_not_count_for_all_places(loss, labels):
+    text = HEAD + "g (float[N, T, 4] x) => (float[N, T, 3] z) { z = MatMul (x, w) }"
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(RNG.standard_normal((4, 3)).astype(np.float32), "w"))
+    rows = {"x": np.stack([X, X], 1), "labels": labels[:, None]}
+    with pytest.raises(BadInput, match="have size 1 along axis 1, 'T', and 'x' has 2: each would count 2 times"):
+        train(model, rows, loss=loss)
 
 
 def test_scipy_is_needed_by_its_functions_alone():

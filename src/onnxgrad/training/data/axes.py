@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
@@ -61,6 +62,19 @@ def check_label_rows(fields: Sequence[Field]) -> None:
                 f"{label.name!r} along {label.dim!r}, which is its axis {field.dims.index(label.dim) + 1}\n"
                 "  hint: a loss that is told time=0 takes the first axis for time; leave it out where that is the batch"
             )
+
+
+def check_spread(fields: Sequence[Field], batch: Mapping[str, np.ndarray], source: str) -> None:
+    """Raise BadInput for labels of size 1 along an axis that is longer in an input: a loss would repeat them."""
+    for label in (f for f in fields if f.label and f.name in batch):
+        for axis, dim in enumerate(label.dims, 1):
+            for field in (f for f in fields if dim in f.dims and not f.label and f.name in batch and dim):
+                size = batch[field.name].shape[field.dims.index(dim) + 1]
+                if batch[label.name].shape[axis] == 1 != size:
+                    raise BadInput(
+                        f"the labels {label.name!r} of {source} have size 1 along axis {axis}, {dim!r}, and "
+                        f"{field.name!r} has {size}: each would count {size} times"
+                    )
 
 
 def fixed_batch(fields: Sequence[Field]) -> int | None:

@@ -19,13 +19,14 @@ from onnxgrad.distributed import blocks
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
-from onnxgrad.training.data.axes import check_label_rows, fed_whole, fixed_batch
+from onnxgrad.training.data.axes import check_label_rows, check_spread, fed_whole, fixed_batch
 from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, single_array
 from onnxgrad.training.data.fields import Field, check_counted, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import EncodedPictures, Images, Pictures
 from onnxgrad.training.data.items import named_source
-from onnxgrad.training.data.labels import ClassColumn, check_count, class_column, listed, numbered
+from onnxgrad.training.data.labels import ClassColumn, NamedClasses, check_count, class_column, listed, numbered
+from onnxgrad.training.data.masks import ObjectMasks
 from onnxgrad.training.data.padding import check_padding, padded
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -200,23 +201,23 @@ class Data:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes, in the order of their numbers, where the source names them."""
-        return next((c.names for c in self.columns.values() if isinstance(c, ClassColumn)), None)
+        return next((c.names for c in self.columns.values() if isinstance(c, NamedClasses)), None)
 
     def number(self, classes: Sequence[str]) -> None:
         """Number the source's classes by `classes`. Raises BadInput for a class that is missing there."""
         for field in [f for f in self.fields if f.label and f.name in self.columns]:
             column, called = self.columns[field.name], self.called[field.name]
-            if isinstance(column, ClassColumn) and column.names != tuple(classes):
+            if isinstance(column, NamedClasses) and column.names != tuple(classes):
                 column = self.columns[field.name] = _labels(column, field, classes, self.name, called)
-                assert column.array is not None
-                self.arrays[field.name] = fitted(called, column.array, field, self.name)
+                if column.array is not None:
+                    self.arrays[field.name] = fitted(called, column.array, field, self.name)
                 self.__dict__.pop("fingerprint", None)
 
     def check_classes(self, own: bool) -> None:
         """Raise BadInput unless there are as many class names as scores of the model; `own`: its own names."""
         for field in self.fields:
             column = self.columns.get(field.name)
-            if isinstance(column, ClassColumn) and field.dtype.kind != "f":
+            if isinstance(column, NamedClasses) and field.dtype.kind != "f":
                 check_count(column.names, field.classes, self.name, own)
 
     def select(self, rows: np.ndarray, name: str) -> Data:
@@ -332,6 +333,7 @@ class Data:
                 batch |= {name: self.augment(batch[name], rows, draw) for name in self.pictures}
                 for name, beyond in self.maps.items():
                     batch[name] = self.augment.move_maps(batch[name], rows, draw, beyond)
+            check_spread(self.fields, batch, self.name)
             yield batch
 
     def _read(self, rows: np.ndarray, varied: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -369,6 +371,8 @@ def _labels(column: Column, field: Field, classes: Sequence[str] | None, source:
     if isinstance(column, Mapped) and column.rows.ndim == 1:  # small, and checked before the first step
         column = Dense(np.asarray(column.rows))
     is_number = field.dtype.kind == "f"  # of a single score: one of two classes
+    if is_number and isinstance(column, ObjectMasks):
+        column = column.merged()
     if is_number and (not field.binary or len(classes or ("", "")) != 2):
         return column
     column = class_column(column, where)
@@ -376,10 +380,10 @@ def _labels(column: Column, field: Field, classes: Sequence[str] | None, source:
         raise BadInput(
             f"{where} has {len(column.names)} names of classes, {listed(column.names)}; one score tells 2 apart"
         )
-    is_named = isinstance(column, ClassColumn) or (column.array is not None and column.array.dtype.kind in "iub")
+    is_named = isinstance(column, NamedClasses) or (column.array is not None and column.array.dtype.kind in "iub")
     if classes and (is_named or not is_number):
         column = numbered(column, classes, source, where, field.ignored)
-    if isinstance(column, ClassColumn) and field.classes is not None and len(column.names) > field.classes:
+    if isinstance(column, NamedClasses) and field.classes is not None and len(column.names) > field.classes:
         check_count(column.names, field.classes, source, own=classes is not None)
     return column
 

@@ -61,7 +61,7 @@ class Inlined:
 
     def write(self, b: Builder, operands: Sequence[Var]) -> list[Var]:
         """Append its nodes, reading `operands`; its outputs. Names get numbers, but those of further outputs stay."""
-        model = self._model(b, operands)
+        model = self.model_of(b, operands)
         graph = model.graph
         for value, operand in zip(self._formals(graph), operands, strict=True):
             if value.dtype is not None and operand.dtype is not None and value.dtype != operand.dtype:
@@ -94,7 +94,7 @@ class Inlined:
     def _formals(self, graph: ir.Graph) -> list[ir.Value]:
         return [v for v in graph.inputs if v.name in self.inputs]
 
-    def _model(self, b: Builder, operands: Sequence[Var]) -> ir.Model:
+    def model_of(self, b: Builder, operands: Sequence[Var]) -> ir.Model:
         """A copy in the opset of the builder; a function becomes a model with the operands' types."""
         assert b.opset is not None
         if self.function is not None:

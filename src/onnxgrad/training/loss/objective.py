@@ -26,6 +26,7 @@ from onnxgrad.training.loss.label_inputs import Labels, classes
 from onnxgrad.training.loss.logits import Ending
 from onnxgrad.training.loss.loss_function import LossFunction, prediction
 from onnxgrad.training.loss.recorded import Recorded, arranged, is_function, of_graph, operand_of, record
+from onnxgrad.training.loss.row_pairs import fit_axes, paired_rows
 from onnxgrad.training.loss.score_blocks import MANY, ScoreBlocks
 from onnxgrad.training.loss.step_metrics import row_functions, write_step_metrics
 from onnxgrad.wording import tensor_text, type_text
@@ -79,8 +80,9 @@ class Objective:
         term, what = self.terms[k], f"the loss {self.terms[k].name!r}"
         if is_function(term.loss):
             loss, names, fed = arranged(term.loss, self._values, term.labels)
-            values = [self._values.get(n, None if i else self.output(term.output)) if f is None else None
-                      for i, (n, f) in enumerate(zip(names, fed))]  # fmt: skip
+            values = [self._values.get(n) if f is None else None for n, f in zip(names, fed)]
+            if values[0] is None and fed[0] is None:
+                values[0] = self.output(term.output)
             operands = [None if v is None else operand_of(v) for v in values]
             examples = {
                 n: np.asarray(term.examples[f]) for n, f in zip(names, fed) if f is not None and f in term.examples
@@ -306,7 +308,7 @@ class Objective:
                     raise BadInput(
                         f"the label input {wanted!r} is a tensor of {given}, not of {type_text(dtype)}{hint}"
                     )
-                return Var(self.b, value)
+                return fit_axes(Var(self.b, value), dims, "the labels")
         value = ir.Value(
             name=self.b.names.exactly(wanted),
             type=ir.TensorType(dtype),
@@ -341,19 +343,20 @@ class Objective:
         outputs = [v for v in taught.write(self.b, [Var(self.b, v) for v in operands]) if v.dtype in FLOATS]
         if len(outputs) != 1:
             raise BadInput(f"the teacher has {len(outputs)} float outputs; it must have one")
-        logits = options.get("targets", "logits") == "logits"
-        if not logits:
-            return outputs[0]
-        return prediction(loss, outputs[0].value, options, term.name).write(self.b, self.b.var)
+        found, dims = outputs[0], wanted[""][1]
+        if options.get("targets", "logits") == "logits":
+            found = prediction(loss, found.value, options, term.name).write(self.b, self.b.var)
+        return fit_axes(found, dims, "the teacher's output")
 
     def _graph(self, k: int, copies: Mapping[ir.Value, ir.Value]) -> Var:
         """A loss that is a graph: its first output; the others are measures."""
         loss, b = self.graphs[k], self.b
-        operands = []
+        operands: list[Var] = []
         first = None
+        what = f"the operand of the loss {self.terms[k].name!r}"
         for formal, name, value in zip(loss.inputs, self._feeds[k], self._reads[k]):
+            declared = loss.typed.get(formal)
             if value is None:
-                declared = loss.typed.get(formal)
                 if declared is not None and declared.dtype is not None:
                     found = self.label(name, declared.dtype, None if declared.shape is None else tuple(declared.shape))
                 else:
@@ -363,7 +366,9 @@ class Objective:
             else:
                 found = Var(b, copies.get(value, value))
             first = first or found
-            operands.append(found)
+            operands.append(fit_axes(found, None if declared is None else declared.shape, what))
+        if pairs := paired_rows(loss.model_of(b, operands), [o.shape for o in operands]):
+            raise BadInput(f"the loss {self.terms[k].name!r}: {pairs}")
         result, *others = loss.write(b, operands)
         for other in others:
             self.measures[other.name] = other

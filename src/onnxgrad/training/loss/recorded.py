@@ -11,8 +11,9 @@ prediction, then class numbers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,14 @@ from onnxgrad.training.graph.inline_graphs import is_graph
 from onnxgrad.training.loss.class_axis import class_axis
 from onnxgrad.training.loss.expression import Expression, is_expression
 from onnxgrad.training.loss.label_inputs import LABELS, PREDICTIONS
+from onnxgrad.training.loss.row_pairs import paired_rows
 from onnxgrad.training.loss.torch_loss import export_torch, is_module, is_of_torch, is_pytorchs_own, of_tensors
 from onnxgrad.transforms.first_order import value_and_grad
 
 #: The sizes of dynamic axes while a function is recorded; each name has its own.
-_SIZES = (3, 5, 7, 11, 13)
+_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
+#: The most combinations of forms of data that a function is recorded with.
+_TRIED = 16
 #: Names of the parameters of PyTorch's losses, which also occur in models.
 _OF_TORCH = {"input": "prediction", "target": "labels"}
 
@@ -82,7 +86,8 @@ class Recorded:
         """
         random = np.random.default_rng(0)
         inputs = [v.name for v in self.model.graph.input]
-        points = [np.asarray(arrays[n]) for n in self.reads]
+        ranks = [len(v.type.tensor_type.shape.dim) for v in self.model.graph.input]
+        points = [_with_axes(np.asarray(arrays[n]), rank) for n, rank in zip(self.reads, ranks)]
         moved = [i for i, n in enumerate(self.reads) if n in self.values and points[i].dtype.kind == "f"]
         if not inputs or not moved or not all(np.isfinite(p).all() for p in points if p.dtype.kind == "f"):
             return
@@ -210,11 +215,8 @@ def record(
     if first is None:
         raise BadInput(f"the loss {name_of(loss)!r} reads no value of the model")
     open_ = [n for n, o in zip(names, operands) if o is None]
-    labels = {n: len(open_) == 1 or n.lower() in LABELS for n in open_}
-    tried = [{n: _described(examples[n], first, labels[n]) for n in open_}] if all(n in examples for n in open_) else []
-    tried = tried or [dict.fromkeys(open_, o) for o in (first, *_class_numbers(first))]
     problem: Exception | None = None
-    for given in tried:
+    for given in _forms(loss, open_, first, examples):
         chosen = [given[n] if o is None else o for n, o in zip(names, operands)]
         try:
             sizes = _sizes(chosen)
@@ -224,6 +226,8 @@ def record(
                 model = export_torch(loss, name_of(loss), shown, dynamic)
             else:
                 model = _evaluation().export_function(loss, name_of(loss), names, shown, dynamic)
+            if pairs := paired_rows(ir.from_proto(model), [o.shape for o in chosen]):
+                raise BadInput(pairs)
             counts = {n: _count(o, first) for n, o in given.items() if o.dtype.kind == "i"}
             return Recorded(
                 name_of(loss), model, of_tensors(loss) if is_of_torch(loss) else _of_arrays(loss, names), classes=counts
@@ -241,20 +245,45 @@ def record(
     ) from problem
 
 
-def _described(array: np.ndarray, like: LossOperand, is_label: bool = False) -> LossOperand:
-    """The operand for rows like `array`: axes as those of `like`, where their number is the same.
+def _forms(
+    loss: Any, names: Sequence[str], first: LossOperand, examples: Mapping[str, np.ndarray]
+) -> Iterator[dict[str, LossOperand]]:
+    """The operands that the inputs for data may be, the likeliest first.
 
-    A label for each row of scores [N, 1] has their axes: [N] would spread over all pairs of rows in a difference.
+    One number for each row is [N] or [N, 1], whichever the function does not spread over all pairs of rows.
     """
-    if is_label and array.ndim == 1 and len(like.shape) > 1 and all(d == 1 for d in like.shape[1:]):
-        return like
+    if all(n in examples for n in names):
+        each = [_described(examples[n], first) for n in names]
+        if is_pytorchs_own(loss):  # takes labels of the shape of the prediction
+            each = [forms[::-1] for forms in each]
+        last = []
+    else:
+        each = [[first, *_other_form(first, first)] for _ in names]
+        last = [dict.fromkeys(names, o) for o in _class_numbers(first)]
+    yield from (dict(zip(names, forms)) for forms in itertools.islice(itertools.product(*each), _TRIED))
+    yield from last
+
+
+def _described(array: np.ndarray, like: LossOperand) -> list[LossOperand]:
+    """The operands for rows like `array`: axes as those of `like`, where their number is the same."""
     same = array.ndim == len(like.shape)
     dims: list[int | str] = list(like.shape[: array.ndim] if array.ndim <= len(like.shape) else like.shape[:1])
     sizes = [d if isinstance(d, str) else n for d, n in zip([*dims, *array.shape[len(dims) :]], array.shape)]
     if sizes and not isinstance(like.shape[0], str):
         sizes[0] = like.shape[0]
-    whole = array.dtype.kind in "iub" and not same
-    return LossOperand(np.dtype(np.int64) if whole else like.dtype, tuple(sizes))
+    has_classes = array.dtype.kind in "iub" and len(like.shape) > 1 and like.shape[-1] != 1
+    own = LossOperand(np.dtype(np.int64) if has_classes and not same else like.dtype, tuple(sizes))
+    others = _other_form(own, like)
+    return [own, *(replace(o, dtype=np.dtype(np.int64)) if has_classes else o for o in others)]
+
+
+def _other_form(own: LossOperand, like: LossOperand) -> list[LossOperand]:
+    """`own` without its last axis of size 1, or with one where each row of `like` has one score."""
+    if len(own.shape) > 1 and own.shape[-1] == 1:
+        return [LossOperand(own.dtype, own.shape[:-1])]
+    if len(own.shape) == 1 == len(like.shape) or (own.shape == like.shape[:-1] and like.shape[-1] == 1):
+        return [LossOperand(own.dtype, (*own.shape, 1))]
+    return []
 
 
 def _class_numbers(like: LossOperand) -> list[LossOperand]:
@@ -278,13 +307,23 @@ def operand_of(value: ir.Value) -> LossOperand:
     """The dtype and shape of a value of the model. Raises BadInput if they are not known."""
     if value.dtype is None or value.shape is None:
         raise BadInput(f"the shape of {value.name!r}, which a loss reads, is not known; declare it in the model")
-    dims = [d if isinstance(d, int) else d.value or f"{value.name}_{axis}" for axis, d in enumerate(value.shape)]
+    unnamed = ["rows", *(f"{value.name}_{axis}" for axis in range(1, len(value.shape)))]
+    dims = [d if isinstance(d, int) else d.value or name for d, name in zip(value.shape, unnamed)]
     return LossOperand(value.dtype.numpy(), tuple(dims))
 
 
 def _sizes(operands: Sequence[LossOperand]) -> dict[str, int]:
     names = dict.fromkeys(d for o in operands for d in o.shape if isinstance(d, str))
-    return {n: _SIZES[i % len(_SIZES)] for i, n in enumerate(names)}
+    fixed = {d for o in operands for d in o.shape}
+    sizes = [s for s in _SIZES if s not in fixed]  # equal by chance, other axes would broadcast
+    return {n: sizes[i % len(sizes)] for i, n in enumerate(names)}
+
+
+def _with_axes(array: np.ndarray, rank: int) -> np.ndarray:
+    """`array` with or without a last axis of size 1 (see `row_pairs.fit_axes`)."""
+    if array.ndim == rank + 1 and array.shape[-1] == 1:
+        return array[..., 0]
+    return array[..., None] if array.ndim == rank - 1 else array
 
 
 def _evaluation() -> Any:
