@@ -51,7 +51,7 @@ def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) ->
     try:
         if _size(node, feeds) > MOST_ELEMENTS or subgraphs(node):
             return None
-        proto = ir.to_proto(node)
+        proto = ir.serde.serialize_node(node)
         named = {v.name or "": a for v, a in feeds.items()}
         result: Any = ReferenceEvaluator(proto, opsets={"": opset}).run(None, named)
         result = result[0]

@@ -71,7 +71,7 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     node = None if value.const_value is not None else producer(value, "Constant")
     attribute = None if node is None else node.attributes.get("value")
     if attribute is not None and not attribute.is_ref():
-        return attribute.as_tensor()
+        return attribute.value if attribute.type == ir.AttributeType.TENSOR else attribute.as_tensor()
     return ir.convenience.get_const_tensor(value)
 
 

@@ -78,6 +78,7 @@ CORRECTIONS = [
         "an operand of unknown rank leaves the result without one, though the weights have it",
         dict.fromkeys(("Conv", "ConvTranspose"), corrections.ranked_by_weights),
     ),
+    Correction("a tensor is compared with a protocol at each Constant", {"Constant": corrections.infer_by_tensor}),
     Correction("a symbol is made for each element of a vector, however long it is", {"Concat": limits.bound_concat}),
     Correction(
         "sequences have no shape; here it is that of their elements",

@@ -32,7 +32,7 @@ def cut_off(
     algorithm = info.algorithm
     algorithm.name = "training"
     algorithm.node.extend(ir.serde.serialize_node(node) for node in nodes)
-    algorithm.input.extend(ir.to_proto(v) for v in inputs)
+    algorithm.input.extend(ir.serde.serialize_value(v) for v in inputs)
     for value in initializers:
         assert value.const_value is not None
         tensor = declare_tensor(value.const_value)
@@ -41,7 +41,7 @@ def cut_off(
         algorithm.initializer.append(tensor)
     made = (v for node in nodes for v in node.outputs if v.name)
     algorithm.value_info.extend(ir.serde.serialize_value(v) for v in made if v.type is not None or v.shape is not None)
-    algorithm.output.extend(ir.to_proto(v) for v in ends)
+    algorithm.output.extend(ir.serde.serialize_value(v) for v in ends)
     for key, text in bindings.items():
         info.update_binding.add(key=key, value=text)
     graph.remove(nodes, safe=False)
