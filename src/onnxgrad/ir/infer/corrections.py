@@ -264,7 +264,7 @@ def correct_inference(infer: Infer, correct: Infer) -> Infer:
 
 
 def infer_by_tensor(infer: Infer) -> Infer:
-    """Return `infer` of a Constant; the tensor is not compared with a protocol, which takes 30 µs before Python 3.12."""
+    """Return `infer` of a Constant without a comparison with a protocol, which takes 30 µs before Python 3.12."""
 
     def infer_constant(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         held = node.attributes.get("value")

@@ -55,5 +55,6 @@ def _infer_by_onnx(node: ir.Node, opset: int) -> dict[str, onnx.TypeProto]:
     operands = {v.name or "": v for v in node.inputs if v is not None}
     types = {name: ir.serde.serialize_value(v).type for name, v in operands.items()}
     tensors = {name: constant_tensor(v) for name, v in operands.items()}
-    data = {name: ir.serde.serialize_tensor(t) for name, t in tensors.items() if t is not None and t.size <= MOST_ELEMENTS}
+    small = {name: t for name, t in tensors.items() if t is not None and t.size <= MOST_ELEMENTS}
+    data = {name: ir.serde.serialize_tensor(t) for name, t in small.items()}
     return onnx.shape_inference.infer_node_outputs(schema, ir.serde.serialize_node(node), types, data)
