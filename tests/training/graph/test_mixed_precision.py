@@ -104,7 +104,7 @@ def test_nodes_that_the_provider_cannot_run_stay_in_float32():
     assert not any(v.dtype == ir.DataType.FLOAT16 for n in step.model.graph for v in n.outputs)
 
 
-def test_kernels_are_looked_up_as_the_runtime_lists_them():
+def test_kernels_are_those_that_the_runtime_runs():
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 2]))
     for op_type, there in (("Gemm", (False, True)), ("Transpose", (True, True)), ("NoSuchOperator", (False, False))):
         node = ir.Node("", op_type, [x, x] if op_type == "Gemm" else [x], num_outputs=1)

@@ -117,7 +117,6 @@ def test_what_is_not_finite_on_one_rank_skips_the_step_on_all(exchange):
 
 def test_ranks_with_parts_of_the_state_skip_the_same_step(monkeypatch):
     """Only the part of one rank has a gradient that is not finite."""
-    monkeypatch.setattr(of_step, "takes", lambda *asked: True)
     monkeypatch.setattr(of_step, "has_kernel", lambda *asked: True)
     options = Options(threads=1, target="portable", providers=("AzureExecutionProvider", "CPUExecutionProvider"))
     how = {"loss": "mse", "optimizer": "adam", "learning_rate": 0.05, "precision": "fp16", "options": options}
@@ -182,7 +181,6 @@ def test_the_command_refuses_a_precision_that_there_is_not(place):
 @pytest.mark.parametrize("more", ["", " --accumulate 2"])
 def test_the_command_trains_in_16_bits_where_a_provider_has_them(place, monkeypatch, more):
     """A provider that is in every ONNX Runtime, and leaves all nodes to the CPU, is declared to have them."""
-    monkeypatch.setattr(of_step, "takes", lambda *asked: True)
     monkeypatch.setattr(of_step, "has_kernel", lambda *asked: True)
     losses = []
     for precision in ("fp32", "fp16"):

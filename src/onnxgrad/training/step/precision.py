@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
-from onnxgrad.runtime.kernels_of_provider import has_kernel, takes
+from onnxgrad.runtime.kernels_of_provider import has_kernel
 from onnxgrad.training.graph.mixed_precision import NAMES, Precision
 
 
@@ -30,10 +30,9 @@ def precision_for(name: str | None, options: Options) -> Precision | None:
             "would cast every operand to float32 and back\n  hint: leave precision out, or use a provider that has "
             "such products: Options(providers=('CUDAExecutionProvider', 'CPUExecutionProvider')), --provider cuda"
         )
-    if not takes(provider, "", "MatMul", 13, dtype, frozenset(["T"])):
-        raise BadInput(
-            f"precision {name!r}: {provider} has no MatMul of {dtype.name}, as far as ONNX Runtime says here"
-        )
+    factors = [ir.Value(name=letter, type=ir.TensorType(ir.DataType.FLOAT)) for letter in "ab"]
+    if not has_kernel(provider, ir.Node("", "MatMul", factors), 13, dtype):
+        raise BadInput(f"precision {name!r}: {provider} does not multiply matrices of {dtype.name} here")
     return Precision.named(name, lambda node: has_kernel(provider, node, _opset(node), dtype))
 
 
