@@ -52,21 +52,25 @@ class Images:
 
     def decode(self, file: BinaryIO, field: Field, name: str) -> np.ndarray:
         """The picture in an open `file`, which messages call `name`, as one row of `field`. Raises BadInput."""
-        image = load_pillow()
-        channels, (height, width), last = self._layout(field)
+        self._layout(field)
         try:
-            with image.open(file, formats=FORMATS) as picture:
-                for wide, high in (picture.size, (width or 1, height or 1)):
-                    if wide * high > MOST_PIXELS:
-                        raise BadInput(f"{wide} by {high} pixels; {MOST_PIXELS} are the most")
-                picture = picture.convert("L" if channels == 1 else "RGB")
-                size = (width or picture.width, height or picture.height)
-                if picture.size != size:
-                    picture = picture.resize(size, image.Resampling.BILINEAR)
-                pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], channels)
+            with load_pillow().open(file, formats=FORMATS) as picture:
+                return self.convert(picture, field)
         except Exception as error:  # each format fails in its own ways on a damaged file
             reason = str(error) or type(error).__name__
             raise BadInput(f"cannot read the picture {name!r}: {reason}") from error
+
+    def convert(self, picture: Any, field: Field) -> np.ndarray:
+        """A `picture` of Pillow as one row of `field`. Raises BadInput for too many pixels."""
+        channels, (height, width), last = self._layout(field)
+        for wide, high in (picture.size, (width or 1, height or 1)):
+            if wide * high > MOST_PIXELS:
+                raise BadInput(f"{wide} by {high} pixels; {MOST_PIXELS} are the most")
+        picture = picture.convert("L" if channels == 1 else "RGB")
+        size = (width or picture.width, height or picture.height)
+        if picture.size != size:
+            picture = picture.resize(size, load_pillow().Resampling.BILINEAR)
+        pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], channels)
         scaled = ((pixels / 255 - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         return scaled if last else scaled.transpose(2, 0, 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +15,21 @@ from onnxgrad.training.data.fields import Field
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?", re.ASCII)
 
 
-class ClassColumn(Dense):
+class NamedClasses(Column):
+    """Labels whose classes have names.
+
+    Attributes:
+        names: of the classes, in the order of their numbers.
+    """
+
+    names: tuple[str, ...]
+
+    def renumbered(self, names: Sequence[str], where: str) -> NamedClasses:
+        """The same classes by their numbers in `names`. Raises BadInput for a name that is not among them."""
+        raise NotImplementedError
+
+
+class ClassColumn(Dense, NamedClasses):
     """Class indices, and their names.
 
     Args:
@@ -38,17 +52,23 @@ class ClassColumn(Dense):
 
     def renumbered(self, names: Sequence[str], where: str) -> ClassColumn:
         """The same classes by their numbers in `names`. Raises BadInput for a name that is not among them."""
-        unknown = [n for n in self.names if n not in names]
-        if unknown:
-            raise BadInput(
-                f"{where} has the class {unknown[0]!r}{self._first_row(unknown[0])}, "
-                "which is none of those that the model was trained to tell "
-                f"apart: {listed(names)}\n"
-                "  hint: leave its rows out, or train a new head (--head) for other classes"
-            )
-        places = np.array([names.index(n) for n in self.names], np.int64)
+        places = places_in(names, self.names, where, self._first_row)
         known = (self.rows >= 0) & (self.rows < len(places))
         return ClassColumn(np.where(known, places[np.where(known, self.rows, 0)], self.rows), names)
+
+
+def places_in(
+    names: Sequence[str], own: Sequence[str], where: str, row: Callable[[str], str] = lambda name: ""
+) -> np.ndarray:
+    """The places of the classes `own` in `names`. Raises BadInput for a class without one; `row`: where it occurs."""
+    unknown = [n for n in own if n not in names]
+    if unknown:
+        raise BadInput(
+            f"{where} has the class {unknown[0]!r}{row(unknown[0])}, which is none of those that the model was trained "
+            f"to tell apart: {listed(names)}\n"
+            "  hint: leave its rows out, or train a new head (--head) for other classes"
+        )
+    return np.array([names.index(n) for n in own], np.int64)
 
 
 class NumberedColumn(Column):
@@ -87,7 +107,7 @@ def class_column(column: Column, where: str = "the labels") -> Column:
     Raises:
         BadInput: a row has no name.
     """
-    if isinstance(column, ClassColumn) or column.array is None or column.array.dtype.kind not in "UO":
+    if isinstance(column, NamedClasses) or column.array is None or column.array.dtype.kind not in "UO":
         return column
     texts = column.array.astype(str)
     missing = np.char.strip(texts) == ""
@@ -120,7 +140,7 @@ def numbered(column: Column, names: Sequence[str], source: str, where: str, igno
     """
     if isinstance(column, NumberedColumn):
         return column
-    if isinstance(column, ClassColumn):
+    if isinstance(column, NamedClasses):
         return column if column.names == tuple(names) else column.renumbered(tuple(names), source)
     if column.array is None:
         return NumberedColumn(column, names, ignored, where)

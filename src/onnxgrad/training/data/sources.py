@@ -9,6 +9,7 @@
 | ``.csv``, ``.tsv``, ``.jsonl`` | its columns, by the names in the first line or of the fields (package pyarrow) |
 | a folder of folders of images | ``images``, and ``labels`` by the sorted names of the folders (package pillow) |
 | a folder with ``images`` and ``masks`` | ``images``, and the masks of the same names as ``labels`` (package pillow) |
+| a ``.json`` file of COCO | ``images``, and the outlines of objects, drawn, as ``labels`` (package pillow) |
 | an image, a folder of images | ``images`` (package pillow) |
 | a table of pyarrow, pandas or polars | its columns (package pyarrow) |
 | a mapping of names to arrays, or to lists of arrays | those |
@@ -36,7 +37,7 @@ from onnxgrad.training.data.arrow_size import unpacked_size
 from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Mapped, Remembered, Unusable, column
 from onnxgrad.training.data.images import SUFFIXES as PICTURES
 from onnxgrad.training.data.images import EncodedPicture, EncodedPictures, Images, image_folder, picture_files
-from onnxgrad.training.data.masks import mask_folder
+from onnxgrad.training.data.masks import mask_folder, object_columns
 from onnxgrad.training.data.wide import Joining, join_columns
 from onnxgrad.wording import tensor_text
 
@@ -130,6 +131,8 @@ def _open_path(path: Path, images: Images) -> dict[str, Column]:
     suffix = path.suffix.lower()
     if suffix in _TABLES or suffix in text_tables.SUFFIXES:
         return _table(path)
+    if suffix == ".json":
+        return object_columns(path, images)
     if suffix == ".npy":
         return {path.stem: Mapped(_map_array(path))}
     if suffix in PICTURES and path.exists():

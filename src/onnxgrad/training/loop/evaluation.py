@@ -33,7 +33,7 @@ from onnxgrad.training.detection.heads import find_head
 from onnxgrad.training.detection.predict import BoxDecoder
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.predictions import Prediction, add_outputs, find_predictions
-from onnxgrad.training.measure.comparisons import Binary, Classes, Meter, are_shares
+from onnxgrad.training.measure.comparisons import Binary, Classes, Maps, Meter, are_shares
 from onnxgrad.training.measure.detections import BoxMeter, feed_of
 from onnxgrad.training.metadata import DETECTOR
 from onnxgrad.training.metrics.registry import METRICS, WHILE_TRAINING, is_metric_of
@@ -148,10 +148,16 @@ class Evaluation:
         shares: list[list[str]] = [[] for _ in self.predictions]
         for name in metrics:
             tasks = METRICS[name.partition(":")[0]].tasks
-            place = next((i for i, p in enumerate(self.predictions) if p.comparison.task in tasks), 0)
+            fitting = (
+                i for i, p in enumerate(self.predictions) if {p.comparison.task, *p.comparison.maps} & tasks.keys()
+            )
+            place = next(fitting, 0)
             shares[place].append(name)
         classes = classes or class_names(self.source.model)
-        return [Meter(p.comparison, names, classes) for p, names in zip(self.predictions, shares)]
+        return [
+            Meter(Maps() if p.comparison.maps and Maps.fits(names) else p.comparison, names, classes)
+            for p, names in zip(self.predictions, shares)
+        ]
 
     def metrics(self, asked: Sequence[str] | None, watched: Iterable[str]) -> tuple[str, ...] | None:
         """The metrics to measure: the `asked` or the usual ones, with those that callbacks monitor."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.metrics.dense import peaks
-from onnxgrad.training.metrics.registry import WHILE_TRAINING, running
+from onnxgrad.training.metrics.registry import METRICS, WHILE_TRAINING, running
 from onnxgrad.training.metrics.running import Running
 
 
@@ -23,7 +23,10 @@ class Comparison:
     Attributes:
         task: which metrics fit (see `onnxgrad.training.metrics.registry`).
         further: metrics that are usual besides those of the task.
+        maps: the task of metrics that need the shape of masks, where predictions may be such; or nothing.
     """
+
+    maps: ClassVar[tuple[str, ...]] = ()
 
     @property
     def task(self) -> str:
@@ -134,6 +137,7 @@ def are_shares(y: np.ndarray, axis: int) -> bool:
 class Binary(Comparison):
     """Log-odds, or probabilities, against 0 and 1 of the same shape."""
 
+    maps: ClassVar[tuple[str, ...]] = ("maps",)
     probabilities: bool = False
 
     @property
@@ -149,6 +153,33 @@ class Binary(Comparison):
             with np.errstate(divide="ignore"):
                 scores = np.log(scores) - np.log1p(-scores)
         return scores, labels
+
+
+@dataclass(frozen=True)
+class Maps(Comparison):
+    """Scores of pixels against masks of 0 and 1 (anomaly maps), whose metrics are of regions and pictures."""
+
+    @property
+    def task(self) -> str:
+        """The task of the metrics."""
+        return "maps"
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and labels [rows, H, W]."""
+        if prediction.size != label.size or label.ndim not in (3, 4) or (label.ndim == 4 and 1 not in label.shape[1:]):
+            raise BadInput(f"maps are compared with masks of their size, not {_sizes(prediction)} with {_sizes(label)}")
+        mask = label if label.ndim == 3 else label.squeeze(1 + label.shape[1:].index(1))
+        return _wide(prediction).reshape(mask.shape), mask
+
+    @staticmethod
+    def fits(metrics: Sequence[str] | None) -> bool:
+        """True if all `metrics` are defined for maps, and some only for these."""
+        tasks = [METRICS[m.partition(":")[0]].tasks.keys() for m in metrics or ()]
+        return bool(tasks) and all("maps" in t for t in tasks) and any("binary" not in t for t in tasks)
+
+
+def _sizes(x: np.ndarray) -> str:
+    return " × ".join(map(str, x.shape))
 
 
 @dataclass(frozen=True)

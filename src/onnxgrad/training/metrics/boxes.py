@@ -158,13 +158,36 @@ class AveragePrecision:
             ranges = np.array(list(AREAS.values()))
             low, high = ranges[:, :1], ranges[:, 1:]
             ignored = crowd[own] | (sizes[own] < low) | (sizes[own] > high)
-            matched, skipped = match(overlaps(predicted[mine], boxes[own], crowd[own]), ignored, crowd[own])
             area = np.prod(predicted[mine, 2:] - predicted[mine, :2], axis=1)
-            skipped |= ~matched & ((area < low) | (area > high))[:, None]
-            self._parts[int(c)].append((scores[mine], np.arange(len(mine)), matched, skipped, (~ignored).sum(1)))
+            outside = (area < low) | (area > high)
+            similar = overlaps(predicted[mine], boxes[own], crowd[own])
+            self.add_matches(int(c), similar, scores[mine], ignored, crowd[own], outside)
         table = confusion(found, boxes, labels, crowd, len(self.names))
         self.confusion += table
         return table
+
+    def add_matches(
+        self,
+        c: int,
+        similar: np.ndarray,
+        scores: np.ndarray,
+        ignored: np.ndarray,
+        crowd: np.ndarray,
+        outside: np.ndarray,
+    ) -> None:
+        """Match predictions of the class `c` in a picture, the highest score first, with labels (see `match`).
+
+        Args:
+            c: the class.
+            similar: IoU or another similarity [predictions, labels].
+            scores: [predictions].
+            ignored: see `match`.
+            crowd: see `match`.
+            outside: predictions [areas, predictions] whose area is out of range.
+        """
+        matched, skipped = match(similar, ignored, crowd)
+        skipped |= ~matched & outside[:, None]
+        self._parts[c].append((scores, np.arange(len(scores)), matched, skipped, (~ignored).sum(1)))
 
     def sums(self) -> dict[str, Any]:
         """The numbers that were added so far."""

@@ -9,7 +9,8 @@ Each metric compares scores with labels, whose form depends on the task:
 | ``binary`` | log-odds [rows] | 0 or 1 [rows] |
 | ``numbers`` | numbers [rows, size] | numbers [rows, size] |
 | ``sequences`` | the symbols read, an array for each row | the symbols wanted, likewise |
-| ``points`` | key points [rows, K, 2] | x, y and visibility [rows, K, 3] |
+| ``maps`` | scores of pixels [rows, H, W], the larger the stranger | 0 and 1, likewise |
+| ``points`` | key points [rows, K, 2], or with their scores [rows, K, 3] | x, y and visibility [rows, K, 3] |
 | ``boxes`` | `Detections` of pictures | samples of `onnxgrad.training.data.annotations` |
 | ``texts`` | texts that a model wrote | reference texts |
 | ``gaussian`` | means and spreads, [rows, size, 2] | numbers [rows, size] |
@@ -205,9 +206,15 @@ METRICS: dict[str, Metric] = {
     "f1_micro": Metric("2·Σtp ÷ (2·Σtp + Σfp + Σfn) over all classes, which is the accuracy",
         _rows(_right, "classes", "binary")),
     "auc": Metric("area under the ROC curve; of several classes the mean of each against all others (macro)", {
-        "classes": lambda: Whole(_each_class(ranking_auc)), "binary": lambda: Whole(ranking_auc)}),
+        "classes": lambda: Whole(_each_class(ranking_auc)), "binary": lambda: Whole(ranking_auc),
+        "maps": lambda: Whole(dense.of_pixels(ranking_auc))}),
     "average_precision": Metric("Σ (recall step) · precision; of several classes the mean (macro)", {
-        "classes": lambda: Whole(_each_class(average_precision)), "binary": lambda: Whole(average_precision)}),
+        "classes": lambda: Whole(_each_class(average_precision)), "binary": lambda: Whole(average_precision),
+        "maps": lambda: Whole(dense.of_pixels(average_precision))}),
+    "image_auc": Metric("area under the ROC curve of pictures, by their largest score (anomaly maps)", {
+        "maps": lambda: Whole(dense.of_pictures(ranking_auc))}),
+    "au_pro": Metric("area under the overlap of regions up to 30 % of false positives, ÷ 0.3 (anomaly maps)", {
+        "maps": lambda: Whole(dense.region_overlap)}),
     "log_loss": Metric("the mean of −log of the probability of the true class",
         _rows(surprise, "classes", "binary") | _from_summary(2, lambda surprise, _: surprise), larger=False),
     "perplexity": Metric("exp(log_loss)",
@@ -244,6 +251,8 @@ METRICS: dict[str, Metric] = {
     "delta1": Metric("the share of t > 0 with max(y ÷ t, t ÷ y) < 1.25 (depth)", _rows(dense.are_near, "numbers")),
     "oks": Metric("the mean of exp(−d² ÷ (8·σ²·area)) over the key points, area: 0.53 of the box around them", {
         "points": lambda: Mean(dense.point_similarity)}),
+    **{f"oks_{name}": Metric(f"{boxes.DEFINED[name].replace('IoU', 'OKS')} of key points, as COCO defines it", {
+        "points": partial(dense.PointPrecision, name)}) for name in ("map50_95", "map50", "map75")},
     **{name: Metric(text, {"boxes": partial(boxes.MeanPrecision, name)}) for name, text in boxes.DEFINED.items()},
     "exact": Metric("rows that are read without an error ÷ rows",
         _rows(lambda y, t: np.array([np.array_equal(a, b) for a, b in zip(y, t)]), "sequences")
@@ -268,7 +277,8 @@ DEFAULTS = {
     "binary": ("accuracy", "f1", "auc"),
     "numbers": ("mae", "rmse", "r2"),
     "sequences": ("exact", "cer"),
-    "points": ("oks",),
+    "points": ("oks", "oks_map50_95"),
+    "maps": ("au_pro", "auc", "image_auc"),
     "boxes": ("map50_95", "map50", "map75", "mar_100"),
     "gaussian": ("nll", "coverage", "width"),
     "intervals": ("coverage", "width"),
@@ -281,7 +291,7 @@ WHILE_TRAINING = {
     "binary": ("accuracy", "f1"),
     "numbers": ("mae", "r2"),
     "sequences": ("exact", "cer"),
-    "points": ("oks",),
+    "points": ("oks", "oks_map50_95"),
     "boxes": ("map50_95", "map50"),
 }
 #: Names of the symbol between words, where the classes of a model have names.
