@@ -32,6 +32,7 @@ from onnxgrad.training.measure.comparisons import (
     Classes,
     Comparison,
     Embeddings,
+    Maps,
     Meter,
     Sequences,
     companion,
@@ -151,7 +152,7 @@ def evaluate(
             found.rows = found.rows or len(answers)
         return found
     rows, called, ignore_index = open_labelled(
-        opened, data, output, labels, ignore_index, preparation, trained, source, arguments
+        opened, data, output, labels, ignore_index, preparation, trained, source, arguments, asked
     )
     return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
 
@@ -197,6 +198,7 @@ def open_labelled(
     trained: Preprocessing,
     source: str,
     arguments: dict[str, Any],
+    asked: Sequence[str] | None = None,
 ) -> tuple[Data, str, int | None]:
     """Prepared `data` as rows, the name of their labels, and the label that does not count."""
     data = named_source(data, [*fields_of(opened), Field(labels or "labels", np.dtype(np.int64), (), label=True)])
@@ -207,15 +209,17 @@ def open_labelled(
         raise BadInput(f"{where}: {columns[called].problem}")
     names = class_names(opened, [output.name or ""], _scores(output))
     columns[called] = class_column(columns[called], where)
-    if names is not None:
+    if names is not None and not isinstance(columns[called], Masks):
         columns[called] = numbered(columns[called], names, source, where, ignore_index)
-    first = columns[called].take(np.arange(1), Field(called, np.dtype(np.int64), ()))
+    first = columns[called].take(np.arange(1), Field(called, np.dtype(np.int64), (), ignored=PADDING))
     shape = (None,) * (np.asarray(first).ndim - 1)
     if ignore_index is None and np.asarray(first).dtype.kind in "iu" and single_array(columns[called]) is None:
         ignore_index = PADDING  # of rows of different lengths
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
     if isinstance(columns[called], Masks):
-        own = mask_field(called, list(output.shape or ()), ignore_index)
+        of_numbers = bool(asked) and all(is_metric_of(m, "numbers") for m in asked or ())
+        are_numbers = of_numbers or int(np.max(first)) > MOST_CLASSES  # depth in 16 bits
+        own = mask_field(called, list(output.shape or ()), ignore_index, are_numbers)
     rows = Data(columns, [*fields_of(opened), own], source, classes=names, **arguments)
     return rows, called, ignore_index
 
@@ -247,10 +251,14 @@ def evaluate_rows(
             others += int((np.array(names)[y.argmax(1)] != found[own].astype(str)).sum())
         if meter is None:
             every = rows.arrays.get(called, t)
+            if any(f.binary for f in rows.fields if f.name == called):
+                every = np.rint(every).astype(np.int64)
             if asked is not None and are_sequences(asked, y, t):
                 comparison: Comparison = Sequences(blank)
             elif asked and all(is_metric_of(m, "embeddings") for m in asked):
                 comparison = Embeddings()
+            elif Maps.fits(asked):
+                comparison = Maps()
             else:
                 comparison = choose_comparison(model, y, t, every, output, asked, ignore_index, called)
                 _check_classes(comparison, y, every, rows, called, names is not None)
