@@ -47,7 +47,7 @@ SHAPES = {
     (4096, 96, 384): "swin",
     (1600, 64, 512): "lstm",
 }
-KERNELS = ("ProductGrad", "Layer")
+KERNELS = ("Product",)
 PEAK = """
 #include "lanes.h"
 float peak(long count) {
@@ -109,6 +109,11 @@ def session(nodes: list[tuple[str, list[str], str, dict[str, object]]], out: tup
     return lambda: (native.run_with_iobinding(binding), held)
 
 
+def kernel(left: int, right: int) -> tuple[str, list[str], str, dict[str, object]]:
+    """The node of the kernel, by which operands it transposes."""
+    return "Product", ["a", "b", ""], "y", {"left": left, "right": right, "relu": 0}
+
+
 def forms(m: int, k: int, n: int, threads: int) -> dict[str, dict[str, Run]]:
     """The ways to compute each product of a layer, by its name and theirs."""
     rng = np.random.default_rng(0)
@@ -117,12 +122,12 @@ def forms(m: int, k: int, n: int, threads: int) -> dict[str, dict[str, Run]]:
     found: dict[str, dict[str, Run]] = {
         "forward": {
             "MLAS": session([("Gemm", ["a", "b"], "y", {})], (m, n), threads, a=x, b=w),
-            "kernel": session([("Layer", ["a", "b"], "y", {"turned": 0, "relu": 0})], (m, n), threads, a=x, b=w),
+            "kernel": session([kernel(0, 0)], (m, n), threads, a=x, b=w),
             "OpenBLAS": lambda: x @ w,
         },
         "of x": {
             "MLAS": session([("Gemm", ["a", "b"], "y", {"transB": 1})], (m, k), threads, a=g, b=w),
-            "kernel": session([("Layer", ["a", "b"], "y", {"turned": 1, "relu": 0})], (m, k), threads, a=g, b=w),
+            "kernel": session([kernel(0, 1)], (m, k), threads, a=g, b=w),
             "OpenBLAS": lambda: g @ w.T,
         },
         "of W": {
@@ -132,7 +137,7 @@ def forms(m: int, k: int, n: int, threads: int) -> dict[str, dict[str, Run]]:
                 [("Gemm", ["b", "a"], "t", {"transA": 1}), ("Transpose", ["t"], "y", {"perm": [1, 0]})],
                 (k, n), threads, a=x, b=g,
             ),
-            "kernel": session([("ProductGrad", ["a", "b"], "y", {})], (k, n), threads, a=x, b=g),
+            "kernel": session([kernel(1, 0)], (k, n), threads, a=x, b=g),
             "OpenBLAS": lambda: x.T @ g,
         },
     }  # fmt: skip

@@ -67,8 +67,8 @@ def test_a_ratio_is_that_of_turns():
 def test_operations_of_products_and_convolutions():
     assert operations("MatMul", [[5, 2, 3], [3, 4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
     assert operations("FusedMatMul", [[5, 2, 3], [5, 3, 4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
-    assert operations("Layer", [[5, 2, 3], [4, 3], [4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
-    assert operations("ProductGrad", [[10, 3], [10, 4]], [[3, 4]], {}) == pytest.approx(2 * 10 * 3 * 4)
+    assert operations("Product", [[5, 2, 3], [4, 3], [4]], [[5, 2, 4]], {"left": 0}) == pytest.approx(2 * 5 * 2 * 3 * 4)
+    assert operations("Product", [[10, 3], [10, 4]], [[3, 4]], {"left": 1}) == pytest.approx(2 * 10 * 3 * 4)
     image, filtered, direct = [2, 3, 9, 9], [2, 8, 7, 7], 2 * (2 * 8 * 7 * 7) * 27
     assert operations("Conv", [image, [8, 3, 3, 3]], [filtered], {}) == direct
     assert operations("Conv3x3", [image, [8, 3, 3, 3]], [filtered], {}) == direct

@@ -90,7 +90,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 46
+    assert len(KERNELS) == 45
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -170,10 +170,19 @@ def test_products():
 def test_sizes_of_layers():
     how = {"left": 0, "right": 0, "relu": 0}
     assert called("Product", [array(500, 7), array(7, 40), None], how)[0].max() == 7
-    assert called("Product", [array(5, 3, 7), array(40, 7), array(40)], how | {"right": 9, "relu": 9})[0].shape == (5, 3, 40)
+    assert called("Product", [array(5, 3, 7), array(40, 7), array(40)], how | {"right": 9, "relu": 9})[0].shape == (
+        5,
+        3,
+        40,
+    )
     wrong = [((8, 40), None), ((40, 7), None), ((7,), None), ((2, 7, 40), None), ((7, 40), (39,)), ((7, 40), (1, 40))]
     for x, w, bias in (*(((500, 7), *others) for others in wrong), ((7,), (7, 40), None), ((500, 0), (0, 40), None)):
-        refused("Product", [array(*x), array(*w), None if bias is None else array(*bias)], how, match="belong together|no matrices")
+        refused(
+            "Product",
+            [array(*x), array(*w), None if bias is None else array(*bias)],
+            how,
+            match="belong together|no matrices",
+        )
     assert not called("Product", [array(0, 7), array(7, 40), None], how)[0].size
     assert not called("Product", [array(7, 7), array(7, 0), None], how)[0].size
 

@@ -27,8 +27,9 @@ def product(op, m, n, leading=("K",), kind=1, **attributes):
     return vjp(ir.from_proto(model), wrt=["w"])
 
 
-def calls(model, kernel="ProductGrad"):
-    return [node for node in with_products(model).graph if (node.domain, node.op_type) == (DOMAIN, kernel)]
+def calls(model, left=1):
+    found = [node for node in with_products(model).graph if (node.domain, node.op_type) == (DOMAIN, "Product")]
+    return [node for node in found if node.attributes["left"].as_int() == left]
 
 
 def normal(*shape, seed=0):
@@ -108,7 +109,7 @@ def test_in_a_branch():
     graph = helper.make_graph([node], "branches", [flag, x, g], [result])
     model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))
     inside = [n.op_type for body in with_products(model).graphs() for n in body if n.domain == DOMAIN]
-    assert inside == ["ProductGrad"] * 2
+    assert inside == ["Product"] * 2
 
 
 def layer(body, **shapes):
@@ -124,7 +125,7 @@ def test_layers_against_float64(k, n, turned):
     """Heights of tiles and their rests, pieces, and columns between tiles; few rows, and no row."""
     body = f"h = Gemm <transB = {turned}> (x, w, c) y = Relu (h)"
     model = layer(body, x=("N", k), w=(n, k) if turned else (k, n), c=(n,))
-    assert [call.attributes["relu"].as_int() for call in calls(model, "Layer")] == [1]
+    assert [call.attributes["relu"].as_int() for call in calls(model, left=0)] == [1]
     feeds = {"w": normal(*((n, k) if turned else (k, n)), seed=1), "c": normal(n, seed=2)}
     w = feeds["w"].T if turned else feeds["w"]
     sessions = [Session(model, Options(threads=t, target="native")) for t in (1, 2)]
@@ -169,7 +170,7 @@ def test_which_layers_are_taken(body, shapes, expected):
     body = body.replace("v = ConstantOfShape (s)", "s = Constant <value_ints = [128, 96]> () v = ConstantOfShape (s)")
     shapes = {"x": ("N", 128), "w": (128, 96), "c": (96,)} | shapes
     model = layer(body, **shapes)
-    made = [(call.inputs[2] is not None, call.attributes["relu"].as_int()) for call in calls(model, "Layer")]
+    made = [(call.inputs[2] is not None, call.attributes["relu"].as_int()) for call in calls(model, left=0)]
     if "ConstantOfShape" not in body:  # the runtime folds it later
         assert made == expected
     feeds = {
@@ -199,7 +200,7 @@ def test_nothing_else_reads_what_is_looked_at():
     copy = with_products(model)
     assert copy is not model
     assert [len(v.uses()) for v in (*model.graph.inputs, *copy.graph.inputs)] == [1] * 6
-    assert [n.op_type for n in copy.graph] == ["Layer"]
+    assert [n.op_type for n in copy.graph] == ["Product"]
 
 
 def test_a_transpose_that_moves_nothing():

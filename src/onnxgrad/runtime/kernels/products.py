@@ -1,4 +1,4 @@
-"""Products of two matrices to calls of ``source/products.c`` (xᵀ·g, the cotangents of weights) and ``source/layers.c``.
+"""Products of two matrices to calls of ``source/products.c``: xᵀ·g, the cotangents of weights, and layers.
 
 They need no name: any float32 Gemm or MatMul of the right sizes is one. For xᵀ·g, ONNX Runtime's own kernel reads the
 left operand in an order that the processor cannot prefetch; for x·W it is slower per row with many rows (`python -m
@@ -8,7 +8,7 @@ benchmarks.products`). A bias and a ReLU behind a layer are part of the call.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -33,8 +33,9 @@ def _call_products(model: ir.Model, setting: Setting) -> int:
             found = _call(node)
             if found is not None:
                 old, last = found.result, found.result.producer()
-                attributes = ir.convenience.convert_attributes(found.attributes)
-                call = ir.Node(DOMAIN, found.kernel, found.inputs, attributes, num_outputs=1, name=node.name)
+                turns = {"left": int(found.left), "right": int(found.right), "relu": int(found.relu)}
+                attributes = ir.convenience.convert_attributes(turns)
+                call = ir.Node(DOMAIN, "Product", found.inputs, attributes, num_outputs=1, name=node.name)
                 assert last is not None
                 graph.insert_after(last, call)
                 ir.convenience.replace_all_uses_with(old, call.outputs[0], replace_graph_outputs=True)
@@ -49,12 +50,13 @@ def _call_products(model: ir.Model, setting: Setting) -> int:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call under construction: its operands and its result."""
+    """A call under construction: its operands, the result, and which operands it transposes."""
 
-    kernel: str
     inputs: tuple[ir.Value | None, ...]
     result: ir.Value
-    attributes: dict[str, int] = field(default_factory=dict)
+    left: bool = False
+    right: bool = False
+    relu: bool = False
 
 
 def _call(node: ir.Node) -> _Call | None:
@@ -77,7 +79,7 @@ def _call(node: ir.Node) -> _Call | None:
     size = _dims(node.outputs[0])
     if right or bias is not None or len(size) != 2 or not _is_worth_it(*size):
         return None
-    return _Call("ProductGrad", (x, w), node.outputs[0])
+    return _Call((x, w), node.outputs[0], left=True)
 
 
 def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value | None) -> _Call | None:
@@ -100,7 +102,7 @@ def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value |
             bias, y = others[0], after.outputs[0]
     after = _only_user(y, "Relu")
     y = y if after is None else after.outputs[0]
-    return _Call("Layer", (x, w, bias), y, {"turned": int(turned), "relu": int(after is not None)})
+    return _Call((x, w, bias), y, right=turned, relu=after is not None)
 
 
 def _is_worth_it(rows: int | None, columns: int | None) -> bool:

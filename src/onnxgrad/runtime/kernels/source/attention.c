@@ -6,32 +6,32 @@
  *   dP = dY V'      dS = s P (dP - sum P dP)      Q: dS K      K: dS' Q      V: P' dY
  *
  * Heads are divided among the threads. Operands and results are seen through an order of their axes, which saves the
- * transposes around them. A head's operands are copied first, with rows that are whole vectors; in a band, columns
- * beyond the keys have probability 0. Keys that a mask hides from all queries of a band are left out at both ends.
+ * transposes around them. A head's operands are copied first, as panels; in a band, columns beyond the keys have
+ * probability 0. Keys that a mask hides from all queries of a band are left out at both ends.
  */
 #include <math.h>
 #include <string.h>
-#ifdef _WIN32
-#include <stdlib.h>
-#else
-#include <unistd.h>
-#endif
 
 #include "exponential.h"
-#include "heads.h"
+#include "gemm.h"
 
-enum { BAND_BYTES = 1 << 16, MOST_ROWS = 64, MOST_PIECES = 256 };
+enum { BAND_BYTES = 1 << 16, MOST_ROWS = 60 };
 
 /* What a mask adds so that nothing is left, beside any score that is not hidden. */
 #define HIDDEN (-1e30f)
 
+/* Matrices of all heads, over two leading axes, somewhere in a tensor. */
+typedef struct {
+  float *at;
+  int64_t dims[4], strides[4];
+} View;
+
 typedef struct {
   View q, k, v, g, y, dq, dk, dv; /* rows are queries or keys */
   const float *mask, *scale;
-  float *space;
   int64_t heads, queries, keys, inside, outside;
-  int64_t rows, wide_keys, wide_inside, wide_outside, room; /* of a band; rounded up to vectors; of a thread's space */
-  int64_t mask_strides[4], pieces, next;
+  int64_t rows, wide_keys, wide_inside, wide_outside; /* of a band; rounded up to vectors or panels */
+  int64_t mask_strides[4];
   int divides, guarded; /* guarded: a query whose probabilities are no numbers has none */
 } Job;
 
@@ -68,7 +68,7 @@ INLINE lanes score_of(const Job *j, lanes v, const float *mask, int64_t along, i
 /* Queries from `first` on; all keys, where one of them sees none. */
 static Band band_of(const Job *j, int64_t first, const float *mask) {
   const int64_t down = j->mask_strides[2];
-  Band band = {first, least(j->rows, j->queries - first), 0, j->keys, j->wide_keys, mask ? mask + first * down : NULL};
+  Band band = {first, least(j->rows, j->queries - first), 0, j->keys, rounded(j->keys), mask ? mask + first * down : NULL};
   int64_t low = j->keys, high = 0;
   if (!mask || !j->mask_strides[3]) return band;
   for (int64_t r = 0; r < (down ? band.rows : 1); r++) {
@@ -80,7 +80,7 @@ static Band band_of(const Job *j, int64_t first, const float *mask) {
     low = least(low, begin);
     if (end > high) high = end;
   }
-  band.from = low / LANES * LANES;
+  band.from = low / COLUMNS * COLUMNS;
   band.keys = high - band.from;
   band.wide = rounded(band.keys);
   band.mask += band.from;
@@ -138,79 +138,105 @@ static void pull_scores(const Job *j, const float *p, float *dp, const Band *ban
 
 /* --- a head ------------------------------------------------------------------------------------------------------- */
 
+/* Columns of a matrix, as wide as they are laid out: one panel, or whole ones. */
+static int64_t padded(int64_t n) { return n <= COLUMNS ? rounded(n) : quotient(n, COLUMNS) * COLUMNS; }
+
+static float *head_of(const View *v, int64_t head) {
+  return v->at + head / v->dims[1] * v->strides[0] + head % v->dims[1] * v->strides[1];
+}
+
+/* A matrix, laid out in panels. */
+typedef struct {
+  float *at;
+  int64_t depth, columns, width;
+} Panels;
+
 INLINE float *taken(float **space, int64_t count) {
   float *here = *space;
   *space += count;
   return here;
 }
 
-static void attend(const Job *j, int64_t head, float *space) {
-  float *k = taken(&space, j->inside * j->wide_keys), *v = taken(&space, j->keys * j->wide_outside);
+static Panels panels_in(float **space, int64_t depth, int64_t columns) {
+  return (Panels){taken(space, depth * padded(columns)), depth, columns, least(COLUMNS, rounded(columns))};
+}
+
+/* Some rows of a matrix in panels; with strides the other way round, its transpose. */
+static void lay(Panels *to, const float *from, int64_t down, int64_t along, int64_t rows) {
+  to->depth = rows;
+  pack_panels(from, down, along, rows, to->columns, to->width, to->at);
+}
+
+/* c = a b, or c += a b, for the columns and rows of b from some on; a number of a is a[row * down + k * along]. */
+static void multiply(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t down, int64_t along, Panels b,
+                     int64_t first_row, int64_t first_column, float *c, int64_t pitch, int add) {
+  const int64_t panel = b.depth * b.width;
+  gemm(&(Product){.a = a, .b = b.at + first_column / COLUMNS * panel + first_row * b.width, .c = c,
+                  .add = add ? c : NULL, .rows = rows, .columns = columns, .count = {1, 1, depth},
+                  .a_step = {0, 0, along}, .b_step = {0, 0, b.width}, .down = down, .panel = panel,
+                  .add_pitch = pitch, .c_pitch = pitch});
+}
+
+static void give(const float *from, int64_t pitch, int64_t rows, int64_t columns, float *to, const int64_t *strides) {
+  for (int64_t r = 0; r < rows; r++)
+    if (strides[1] == 1)
+      memcpy(to + r * strides[0], from + r * pitch, (size_t)columns * sizeof(float));
+    else
+      for (int64_t k = 0; k < columns; k++) to[r * strides[0] + k * strides[1]] = from[r * pitch + k];
+}
+
+static void attend(void *data, int64_t head, float *space) {
+  const Job *j = data;
+  Panels k = panels_in(&space, j->inside, j->keys), v = panels_in(&space, j->keys, j->outside);
   float *band = taken(&space, j->rows * j->wide_keys), *y = taken(&space, j->rows * j->wide_outside);
   const float *q = head_of(&j->q, head), *mask = j->mask ? mask_of(j, head) : NULL;
   float *to = head_of(&j->y, head);
   const int64_t *qs = j->q.strides + 2, *ks = j->k.strides + 2, *vs = j->v.strides + 2, *ys = j->y.strides + 2;
-  transposed(head_of(&j->k, head), ks[0], ks[1], j->keys, j->inside, k, j->wide_keys);
-  packed(head_of(&j->v, head), vs[0], vs[1], j->keys, j->outside, v, j->wide_outside);
+  lay(&k, head_of(&j->k, head), ks[1], ks[0], j->inside);
+  lay(&v, head_of(&j->v, head), vs[0], vs[1], j->keys);
   for (int64_t first = 0; first < j->queries; first += j->rows) {
     const Band seen = band_of(j, first, mask);
-    const int64_t rows = seen.rows;
-    const float *values = v + seen.from * j->wide_outside;
-    product(rows, seen.wide, j->inside, q + first * qs[0], qs[0], qs[1], k + seen.from, j->wide_keys, band,
-            j->wide_keys);
+    multiply(seen.rows, seen.wide, j->inside, q + first * qs[0], qs[0], qs[1], k, 0, seen.from, band, j->wide_keys, 0);
     normalize(j, band, &seen);
-    product(rows, j->wide_outside, seen.keys, band, j->wide_keys, 1, values, j->wide_outside, y, j->wide_outside);
-    unpacked(y, j->wide_outside, rows, j->outside, to + first * ys[0], ys[0], ys[1]);
+    multiply(seen.rows, rounded(j->outside), seen.keys, band, j->wide_keys, 1, v, seen.from, 0, y, j->wide_outside, 0);
+    give(y, j->wide_outside, seen.rows, j->outside, to + first * ys[0], ys);
   }
 }
 
-static void pull(const Job *j, int64_t head, float *space) {
-  float *kt = taken(&space, j->inside * j->wide_keys), *k = taken(&space, j->keys * j->wide_inside);
-  float *vt = taken(&space, j->outside * j->wide_keys), *dk = taken(&space, j->keys * j->wide_inside);
-  float *dv = taken(&space, j->keys * j->wide_outside), *band = taken(&space, j->rows * j->wide_keys);
-  float *ds = taken(&space, j->rows * j->wide_keys), *q = taken(&space, j->rows * j->wide_inside);
-  float *dq = taken(&space, j->rows * j->wide_inside), *g = taken(&space, j->rows * j->wide_outside);
+static void pull(void *data, int64_t head, float *space) {
+  const Job *j = data;
+  const int64_t inside = rounded(j->inside), outside = rounded(j->outside);
+  Panels kt = panels_in(&space, j->inside, j->keys), vt = panels_in(&space, j->outside, j->keys);
+  Panels k = panels_in(&space, j->keys, j->inside), q = panels_in(&space, j->rows, j->inside);
+  Panels g = panels_in(&space, j->rows, j->outside);
+  float *dk = taken(&space, j->keys * j->wide_inside), *dv = taken(&space, j->keys * j->wide_outside);
+  float *band = taken(&space, j->rows * j->wide_keys), *ds = taken(&space, j->rows * j->wide_keys);
+  float *dq = taken(&space, j->rows * j->wide_inside);
   const float *mask = j->mask ? mask_of(j, head) : NULL, *keys = head_of(&j->k, head);
   const int64_t *qs = j->q.strides + 2, *ks = j->k.strides + 2, *vs = j->v.strides + 2, *gs = j->g.strides + 2;
-  const int64_t *dqs = j->dq.strides + 2, *dks = j->dk.strides + 2, *dvs = j->dv.strides + 2;
-  transposed(keys, ks[0], ks[1], j->keys, j->inside, kt, j->wide_keys);
-  packed(keys, ks[0], ks[1], j->keys, j->inside, k, j->wide_inside);
-  transposed(head_of(&j->v, head), vs[0], vs[1], j->keys, j->outside, vt, j->wide_keys);
+  const int64_t *dqs = j->dq.strides + 2;
+  lay(&kt, keys, ks[1], ks[0], j->inside);
+  lay(&k, keys, ks[0], ks[1], j->keys);
+  lay(&vt, head_of(&j->v, head), vs[1], vs[0], j->outside);
   memset(dk, 0, (size_t)(j->keys * j->wide_inside) * sizeof(float));
   memset(dv, 0, (size_t)(j->keys * j->wide_outside) * sizeof(float));
   for (int64_t first = 0; first < j->queries; first += j->rows) {
     const Band seen = band_of(j, first, mask);
-    const int64_t rows = seen.rows, inside = seen.from * j->wide_inside, outside = seen.from * j->wide_outside;
-    packed(head_of(&j->q, head) + first * qs[0], qs[0], qs[1], rows, j->inside, q, j->wide_inside);
-    packed(head_of(&j->g, head) + first * gs[0], gs[0], gs[1], rows, j->outside, g, j->wide_outside);
-    product(rows, seen.wide, j->inside, q, j->wide_inside, 1, kt + seen.from, j->wide_keys, band, j->wide_keys);
+    const int64_t rows = seen.rows, from = seen.from;
+    const float *q_rows = head_of(&j->q, head) + first * qs[0], *g_rows = head_of(&j->g, head) + first * gs[0];
+    lay(&q, q_rows, qs[0], qs[1], rows);
+    lay(&g, g_rows, gs[0], gs[1], rows);
+    multiply(rows, seen.wide, j->inside, q_rows, qs[0], qs[1], kt, 0, from, band, j->wide_keys, 0);
     normalize(j, band, &seen);
-    add_product(seen.keys, j->wide_outside, rows, band, 1, j->wide_keys, g, j->wide_outside, dv + outside,
-                j->wide_outside);
-    product(rows, seen.wide, j->outside, g, j->wide_outside, 1, vt + seen.from, j->wide_keys, ds, j->wide_keys);
+    multiply(seen.keys, outside, rows, band, 1, j->wide_keys, g, 0, 0, dv + from * j->wide_outside, j->wide_outside, 1);
+    multiply(rows, seen.wide, j->outside, g_rows, gs[0], gs[1], vt, 0, from, ds, j->wide_keys, 0);
     pull_scores(j, band, ds, &seen);
-    product(rows, j->wide_inside, seen.keys, ds, j->wide_keys, 1, k + inside, j->wide_inside, dq, j->wide_inside);
-    unpacked(dq, j->wide_inside, rows, j->inside, head_of(&j->dq, head) + first * dqs[0], dqs[0], dqs[1]);
-    add_product(seen.keys, j->wide_inside, rows, ds, 1, j->wide_keys, q, j->wide_inside, dk + inside, j->wide_inside);
+    multiply(rows, inside, seen.keys, ds, j->wide_keys, 1, k, from, 0, dq, j->wide_inside, 0);
+    give(dq, j->wide_inside, rows, j->inside, head_of(&j->dq, head) + first * dqs[0], dqs);
+    multiply(seen.keys, inside, rows, ds, 1, j->wide_keys, q, 0, 0, dk + from * j->wide_inside, j->wide_inside, 1);
   }
-  unpacked(dk, j->wide_inside, j->keys, j->inside, head_of(&j->dk, head), dks[0], dks[1]);
-  unpacked(dv, j->wide_outside, j->keys, j->outside, head_of(&j->dv, head), dvs[0], dvs[1]);
-}
-
-/* Heads, one after the other, in a space of its own. */
-static void some(void *data, size_t piece) {
-  Job *j = data;
-  for (;;) {
-    const int64_t head = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
-    if (head >= j->heads) return;
-    expect(&j->k, head + j->pieces, j->heads);
-    expect(&j->v, head + j->pieces, j->heads);
-    if (j->g.at) expect(&j->g, head + j->pieces, j->heads);
-    if (j->g.at)
-      pull(j, head, j->space + (int64_t)piece * j->room);
-    else
-      attend(j, head, j->space + (int64_t)piece * j->room);
-  }
+  give(dk, j->wide_inside, j->keys, j->inside, head_of(&j->dk, head), j->dk.strides + 2);
+  give(dv, j->wide_outside, j->keys, j->outside, head_of(&j->dv, head), j->dv.strides + 2);
 }
 
 /* --- operands and results ----------------------------------------------------------------------------------------- */
@@ -274,26 +300,13 @@ static int sized(Job *j, const Shape *mask) {
   return 1;
 }
 
-static int64_t processors(void) {
-#ifdef _WIN32
-  const char *told = getenv("NUMBER_OF_PROCESSORS");
-  const long count = told ? atol(told) : 1;
-#else
-  const long count = sysconf(_SC_NPROCESSORS_ONLN);
-#endif
-  return count < 1 ? 1 : count;
-}
-
 static void run(Call *call, Job *j) {
-  j->wide_keys = rounded(j->keys), j->wide_inside = rounded(j->inside), j->wide_outside = rounded(j->outside);
-  j->rows = least(BAND_BYTES / 4 / j->wide_keys / TILE * TILE, MOST_ROWS);
-  if (j->rows < TILE) j->rows = TILE;
-  j->rows = least(j->rows, j->queries);
-  const int64_t matrices = j->wide_keys * (j->inside + j->outside) + j->keys * (2 * j->wide_inside + j->wide_outside);
-  j->room = rounded(matrices + j->rows * 2 * (j->wide_keys + j->wide_inside + j->wide_outside));
-  j->pieces = least(j->heads, least(processors(), MOST_PIECES));
-  j->space = scratch(call, j->pieces * j->room, sizeof(float));
-  if (!call->failed) parallel(call, (size_t)j->pieces, some, j);
+  j->wide_keys = padded(j->keys), j->wide_inside = padded(j->inside), j->wide_outside = padded(j->outside);
+  j->rows = least(BAND_BYTES / 4 / j->wide_keys / ROWS * ROWS, MOST_ROWS);
+  j->rows = least(most(j->rows, ROWS), j->queries);
+  const int64_t matrices = j->wide_keys * (j->inside + j->outside) + 2 * j->keys * (j->wide_inside + j->wide_outside);
+  const int64_t space = matrices + j->rows * 2 * (j->wide_keys + j->wide_inside + j->wide_outside);
+  parallel_spaces(call, j->heads, space, j->g.at ? pull : attend, j);
 }
 
 /* (q, k, v, scale, mask) to y; or, with a cotangent of y before these, to those of (q, k, v). */

@@ -35,15 +35,14 @@ enum {
 typedef struct {
   const Correlation *at;
   const float *x, *y;
-  float *out, *partial, *memory;
+  float *out, *partial;
   const int64_t *offset;                   /* of each tap in the planes of a channel */
   const int64_t *row_phase, *column_phase; /* those in use */
   int64_t row_phases, column_phases, most_down;
   int64_t pitch, rows, run, plane; /* of a band: width with padding, rows of y, numbers of y and of one plane of x */
   int64_t tail;                    /* zeros that the last row of x goes on with, for what taps reach over */
-  int64_t bands, per_unit, units, shares, panels, outs, slot;
+  int64_t bands, per_unit, units, shares, panels, outs;
   int as_it_is; /* x and y are products of matrices already, and need not be laid out */
-  unsigned char busy[2 * TASKS];
 } Job;
 
 /* --- the layout --------------------------------------------------------------------------------------------------- */
@@ -146,15 +145,14 @@ static void multiply_laid_out(const Job *j, int64_t g, int64_t from_c, int64_t c
   multiply(&s, j->offset, at->kh * at->kw, at->m, c, images * planes, sums);
 }
 
-static void part(void *state, size_t index) {
-  Job *j = state;
+static void part(void *state, int64_t index, float *space) {
+  const Job *j = state;
   const Correlation *at = j->at;
-  const int64_t share = (int64_t)index / j->panels, panel = (int64_t)index % j->panels;
+  const int64_t share = index / j->panels, panel = index % j->panels;
   const int64_t taps = at->kh * at->kw, whole = at->groups > 1 ? at->groups : at->c;
   const int64_t first = whole * panel / j->panels, last = whole * (panel + 1) / j->panels;
   const int64_t from_group = at->groups > 1 ? first : 0, to_group = at->groups > 1 ? last : 1;
   const int64_t from_c = at->groups > 1 ? 0 : first, c = at->groups > 1 ? at->c : last - first;
-  const int slot = claim(j->busy, 2 * TASKS);
   float *out = j->partial + share * j->outs;
   for (int64_t g = from_group; g < to_group; g++) {
     float *sums = out + (g * at->c + from_c) * taps * at->m;
@@ -165,10 +163,9 @@ static void part(void *state, size_t index) {
       if (j->as_it_is)
         multiply_in_place(j, g, from_c, c, image, images, band * j->run, sums);
       else
-        multiply_laid_out(j, g, from_c, c, image, images, band * j->rows, j->memory + slot * j->slot, sums);
+        multiply_laid_out(j, g, from_c, c, image, images, band * j->rows, space, sums);
     }
   }
-  give_back(j->busy, slot);
 }
 
 /* One sum in full, number by number: where x or y hold an infinity, zeros that were laid beside it are not harmless;
@@ -306,10 +303,9 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
     for (int64_t k = 0; k < at->kw; k++)
       offset[i * at->kw + k] =
           (i % j.row_phases * j.column_phases + k % j.column_phases) * j.plane + down[i] * j.pitch + across[k];
-  j.slot = j.as_it_is ? 0 : up((int64_t)size, LANES) * LANES;
-  j.memory = scratch(call, (int64_t)count * j.slot, sizeof(float));
+  const int64_t space = j.as_it_is ? 0 : up((int64_t)size, LANES) * LANES;
   j.partial = scratch(call, j.shares * j.outs, sizeof(float));
-  parallel(call, count, part, &j);
+  parallel_spaces(call, (int64_t)count, space, part, &j);
   parallel_ranges(call, at->groups * up(at->m, BLOCK), up(FINISHED, BLOCK * at->c * taps), finish, &j);
 }
 

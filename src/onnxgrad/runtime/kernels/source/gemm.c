@@ -35,14 +35,12 @@ INLINE void tile(const int rows, const int vectors, const Product *p, const floa
         }
       }
     }
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; i++)
-#pragma GCC unroll 16
-    for (int v = 0; v < vectors; v++) {
-      if (add) sum[i][v] += *(const lanes *)(add + i * add_pitch + v * LANES);
-      if (p->relu) sum[i][v] = lanes_where(sum[i][v] < 0, lanes_of(0), sum[i][v]);
-      *(lanes *)(c + i * c_pitch + v * LANES) = sum[i][v];
-    }
+#define EACH                                \
+  _Pragma("GCC unroll 16") for (int i = 0; i < rows; i++) \
+  _Pragma("GCC unroll 16") for (int v = 0; v < vectors; v++)
+  if (add) EACH sum[i][v] += *(const lanes *)(add + i * add_pitch + v * LANES);
+  if (p->relu) EACH sum[i][v] = lanes_where(sum[i][v] < 0, lanes_of(0), sum[i][v]);
+  EACH *(lanes *)(c + i * c_pitch + v * LANES) = sum[i][v];
 }
 
 typedef void Tile(const Product *, const float *const *, const float *, const float *, int64_t, float *, int64_t);
@@ -91,31 +89,46 @@ void gemm(const Product *p) {
   }
 }
 
+/* Rows of numbers beside each other, into all panels at a time. */
+INLINE void pack_rows(const float *from, int64_t down, int64_t depth, int64_t columns, int64_t width, float *to) {
+  const int64_t whole = columns / width * width, rest = columns - whole;
+  for (int64_t k = 0; k < depth; k++, from += down, to += width) {
+    float *out = to;
+    for (int64_t q = 0; q < whole; q += width, out += depth * width) {
+      if (k + AHEAD < depth)
+        for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(from + AHEAD * down + q + i);
+      memcpy(out, from + q, (size_t)width * sizeof(float));
+    }
+    if (!rest) continue;
+    memcpy(out, from + whole, (size_t)rest * sizeof(float));
+    memset(out + rest, 0, (size_t)(width - rest) * sizeof(float));
+  }
+}
+
 void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, int64_t columns, int64_t width,
                  float *to) {
-  for (int64_t q = 0; q < columns; q += width, from += width * along, to += depth * width) {
-    const int64_t there = least(width, columns - q);
-    int64_t k = 0;
-    if (along == 1) {
-      for (; k < depth; k++) {
-        if (k + AHEAD < depth)
-          for (int64_t i = 0; i < there; i += 16) __builtin_prefetch(from + (k + AHEAD) * down + i);
-        memcpy(to + k * width, from + k * down, (size_t)there * sizeof(float));
-        memset(to + k * width + there, 0, (size_t)(width - there) * sizeof(float));
-      }
-      continue;
+  if (along == 1 && width == COLUMNS) {
+    pack_rows(from, down, depth, columns, COLUMNS, to);
+  } else if (along == 1 && width == ROWS) {
+    pack_rows(from, down, depth, columns, ROWS, to);
+  } else if (along == 1) {
+    pack_rows(from, down, depth, columns, width, to);
+  } else {
+    for (int64_t q = 0; q < columns; q += width, from += width * along, to += depth * width) {
+      const int64_t there = least(width, columns - q);
+      int64_t k = 0;
+      for (; down == 1 && width % LANES == 0 && k + LANES <= depth; k += LANES)
+        for (int64_t c = 0; c < width; c += LANES) {
+          lanes square[LANES];
+#pragma GCC unroll 16
+          for (int i = 0; i < LANES; i++)
+            square[i] = c + i < there ? *(const lanes *)(from + (c + i) * along + k) : lanes_of(0);
+          turn(square);
+#pragma GCC unroll 16
+          for (int i = 0; i < LANES; i++) *(lanes *)(to + (k + i) * width + c) = square[i];
+        }
+      for (; k < depth; k++)
+        for (int64_t c = 0; c < width; c++) to[k * width + c] = c < there ? from[k * down + c * along] : 0;
     }
-    for (; k + LANES <= depth && width % LANES == 0; k += LANES)
-      for (int64_t c = 0; c < width; c += LANES) {
-        lanes square[LANES];
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++)
-          square[i] = c + i < there ? *(const lanes *)(from + (c + i) * along + k * down) : lanes_of(0);
-        turn(square);
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) *(lanes *)(to + (k + i) * width + c) = square[i];
-      }
-    for (; k < depth; k++)
-      for (int64_t c = 0; c < width; c++) to[k * width + c] = c < there ? from[k * down + c * along] : 0;
   }
 }

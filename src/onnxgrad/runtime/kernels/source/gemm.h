@@ -26,12 +26,12 @@ typedef struct {
   const float *a, *b, *add; /* no `add`: zeros */
   float *c;                 /* may be `add` */
   int64_t rows, columns;
-  int64_t count[3], a_step[3], b_step[3]; /* of the loops, the inner one last; no count may be 0 */
-  int64_t down, band;       /* from a row of a to the next, and from a tile of rows to the next (0: ROWS * down), */
-  const int64_t *row_at;    /* or where each row is */
-  int64_t panel;            /* from the columns of a tile in b to those of the next */
+  int64_t count[3], a_step[3], b_step[3]; /* of the loops, the inner one last */
+  int64_t down, band;         /* from a row of a to the next, and from a tile of rows to the next (0: ROWS * down), */
+  const int64_t *row_at;      /* or where each row is */
+  int64_t panel;              /* from the columns of a tile in b to those of the next */
   int64_t add_pitch, c_pitch; /* from a row to the next; 0: `add` is one row for all */
-  int relu;                 /* c is at least 0 */
+  int relu;                   /* c is at least 0 */
 } Product;
 
 void gemm(const Product *);
@@ -39,8 +39,8 @@ void gemm(const Product *);
 INLINE int64_t quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t rounded(int64_t n) { return quotient(n, LANES) * LANES; }
 
-/* `depth` rows of `columns` numbers as panels of `width` columns, with zeros behind the last: [panel][row][width]. A
- * number is from[row * down + column * along], where one of the steps is 1. */
+/* `depth` rows of `columns` numbers, from[row * down + column * along], as panels of `width` columns with zeros behind the
+ * last: [panel][row][width]. */
 void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, int64_t columns, int64_t width, float *to);
 
 #endif

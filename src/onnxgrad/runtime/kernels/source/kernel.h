@@ -100,8 +100,12 @@ void parallel(Call *, size_t pieces, void (*body)(void *data, size_t i), void *d
 void parallel_ranges(Call *, int64_t count, int64_t unit, void (*body)(void *data, int64_t from, int64_t to),
                      void *data);
 
-/* The smaller one. */
+/* body(data, i, space) likewise, where each one at work has `numbers` floats to itself. */
+void parallel_spaces(Call *, int64_t pieces, int64_t numbers, void (*body)(void *data, int64_t i, float *space),
+                     void *data);
+
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static inline int same_shape(const Shape *a, const Shape *b) {
   int same = a->rank == b->rank;

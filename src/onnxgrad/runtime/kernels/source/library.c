@@ -2,6 +2,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#ifndef _WIN32
+#include <unistd.h>
+#endif
 
 #include "kernel.h"
 
@@ -11,12 +14,12 @@ enum { INTERFACE_VERSION = 18 };
 extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[],
     pooling_kernels[], spreading_kernels[], row_norm_kernels[], softmax_kernels[],
     attention_kernels[], elementwise_kernels[], recurrence_kernels[], product_kernels[], sum_kernels[],
-    winograd_kernels[], layer_kernels[];
+    winograd_kernels[];
 static const Kernel *const tables[] = {optimizer_kernels, convolution_kernels, normalization_kernels, row_kernels,
                                        pooling_kernels,   spreading_kernels,  row_norm_kernels,
                                        softmax_kernels,   attention_kernels,
                                        elementwise_kernels, recurrence_kernels, product_kernels, sum_kernels,
-                                       winograd_kernels, layer_kernels};
+                                       winograd_kernels};
 
 /* --- what a kernel calls ------------------------------------------------------------------------------------------ */
 
@@ -161,6 +164,44 @@ void parallel_ranges(Call *call, int64_t count, int64_t unit, void (*body)(void 
   if (pieces < 1) return;
   Ranges ranges = {count, (units + pieces - 1) / pieces * unit, body, data};
   parallel(call, (size_t)((count + ranges.length - 1) / ranges.length), one_range, &ranges);
+}
+
+static int64_t processors(void) {
+  static int64_t counted; /* once: the system reads a file for it */
+  const int64_t before = __atomic_load_n(&counted, __ATOMIC_RELAXED);
+  if (before) return before;
+#ifdef _WIN32
+  const char *told = getenv("NUMBER_OF_PROCESSORS");
+  const long count = told ? atol(told) : 1;
+#else
+  const long count = sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+  __atomic_store_n(&counted, count < 1 ? 1 : count, __ATOMIC_RELAXED);
+  return count < 1 ? 1 : count;
+}
+
+typedef struct {
+  float *memory;
+  int64_t count, numbers;
+  void (*body)(void *, int64_t, float *);
+  void *data;
+  unsigned char busy[256];
+} Spaces;
+
+/* In the first space that is free, which is most likely in the cache of this thread. */
+static void one_space(void *data, size_t i) {
+  Spaces *s = data;
+  int64_t k = 0;
+  while (__atomic_exchange_n(&s->busy[k], 1, __ATOMIC_ACQUIRE)) k = (k + 1) % s->count;
+  s->body(s->data, (int64_t)i, s->memory + k * s->numbers);
+  __atomic_store_n(&s->busy[k], 0, __ATOMIC_RELEASE);
+}
+
+void parallel_spaces(Call *call, int64_t pieces, int64_t numbers, void (*body)(void *, int64_t, float *), void *data) {
+  Spaces spaces = {.numbers = numbers, .body = body, .data = data};
+  spaces.count = least(least(pieces, processors()), (int64_t)sizeof spaces.busy);
+  spaces.memory = scratch(call, spaces.count * numbers, sizeof(float));
+  if (pieces > 0) parallel(call, (size_t)pieces, one_space, &spaces);
 }
 
 /* --- what ONNX Runtime calls -------------------------------------------------------------------------------------- */

@@ -14,7 +14,6 @@ enum {
   MOST_TAPS = 1 << 20, /* of one window */
 };
 
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t up(int64_t a, int64_t unit) { return (a + unit - 1) / unit; }
 
 typedef struct {
@@ -97,13 +96,6 @@ static inline int64_t pitch_of(const Correlation *at, const int64_t *phases, int
   }
   return most(widest - shared, needed);
 }
-
-/* Which part of the memory a task has, most likely what the same thread had before. */
-static inline int claim(unsigned char *busy, int count) {
-  for (int k = 0;; k = (k + 1) % count)
-    if (!__atomic_exchange_n(&busy[k], 1, __ATOMIC_ACQUIRE)) return k;
-}
-static inline void give_back(unsigned char *busy, int k) { __atomic_store_n(&busy[k], 0, __ATOMIC_RELEASE); }
 
 INLINE void clear(float *to, int64_t count) {
   int64_t k = 0;

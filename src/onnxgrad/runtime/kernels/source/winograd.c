@@ -11,21 +11,19 @@ enum {
   CHAIN = 32,           /* channels that are added up one after the other: rounding grows with them */
   BAND = 36 * 4 * 1024, /* transformed numbers of a band, so that they stay near the processor, */
   TILES_LEAST = 12,     /* but not fewer tiles */
-  SHARES = 16,
 };
 
 typedef struct {
-  const float *x, *w, *bias, *weights; /* `weights` are those transformed: [place][c][wide_m] */
-  float *y, *transformed, *memory;
+  const float *x, *w, *bias;
+  float *y, *weights; /* `weights` are those transformed: [place][c][wide_m] */
   int64_t images, c, m, h, w_x, oh, ow, top, left; /* images: pictures of y */
   int64_t taps, d, od, front; /* in depth; pictures of x and of y one behind the other */
   int64_t of_m, of_c; /* how far apart channels of w are, */
   int64_t turned;     /* and whether its last tap is the first */
   int64_t down, parts, across; /* rows of tiles of a picture, parts of a row, and tiles of a part */
-  int64_t rows, bands, shares, slot;
+  int64_t rows; /* of tiles in a band */
   int64_t place; /* how far apart places of the weights are */
   int64_t wide_m, wide_c; /* channels, and what is left of a vector */
-  unsigned char busy[SHARES];
 } Job;
 
 /* --- transforms --------------------------------------------------------------------------------------------------- */
@@ -62,7 +60,7 @@ static void transform_weights(void *data, int64_t from, int64_t to) {
       spread_taps(column, taps);
       for (int s = 0; s < SIDE; s++) half[s][k] = column[s];
     }
-    float *out = j->transformed + row * j->wide_m + first;
+    float *out = j->weights + row * j->wide_m + first;
     for (int s = 0; s < SIDE; s++) {
       wide row[SIDE];
       spread_taps(row, half[s]);
@@ -158,7 +156,9 @@ static float plainly(const Job *j, int64_t image, int64_t m, int64_t p, int64_t 
 }
 
 /* Some rows of tiles, which may be of several pictures. */
-static void convolve_band(Job *j, float *memory, int64_t first, int64_t last) {
+static void convolve_band(void *data, int64_t band, float *memory) {
+  const Job *j = data;
+  const int64_t first = band * j->rows, last = least(first + j->rows, j->images * j->down * j->parts);
   const int64_t tiles = (last - first) * j->across;
   const int64_t place_x = tiles * j->wide_c + GAP, place_y = tiles * j->wide_m + GAP;
   float *x = memory, *y = x + PLACES * place_x, *pixels = y + PLACES * place_y;
@@ -176,9 +176,9 @@ static void convolve_band(Job *j, float *memory, int64_t first, int64_t last) {
     }
     for (int64_t place = 0; place < PLACES; place++)
       for (int64_t c = 0; c < j->c; c += CHAIN)
-        product(x + place * place_x + c, 1, j->wide_c, tiles,
-                j->weights + place * j->place + (tap * j->c + c) * j->wide_m, j->wide_m, j->wide_m / LANES,
-                least(CHAIN, j->c - c), y + place * place_y, j->wide_m, !c && !tap);
+        add_products(x + place * place_x + c, 1, j->wide_c, tiles,
+                     j->weights + place * j->place + (tap * j->c + c) * j->wide_m, j->wide_m, least(CHAIN, j->c - c),
+                     y + place * place_y, !c && !tap);
   }
   for (int64_t row = first; row < last; row++) {
     const int64_t image = row / j->parts / j->down, top = row / j->parts % j->down * INNER;
@@ -201,15 +201,6 @@ static void convolve_band(Job *j, float *memory, int64_t first, int64_t last) {
           if (!isfinite(*here)) *here = plainly(j, image, m, top + r, column + q);
         }
   }
-}
-
-static void convolve_share(void *data, size_t index) {
-  Job *j = data;
-  const int64_t share = (int64_t)index, all = j->images * j->down * j->parts;
-  const int slot = claim(j->busy, SHARES);
-  for (int64_t band = j->bands * share / j->shares; band < j->bands * (share + 1) / j->shares; band++)
-    convolve_band(j, j->memory + slot * j->slot, band * j->rows, least((band + 1) * j->rows, all));
-  give_back(j->busy, slot);
 }
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
@@ -278,15 +269,12 @@ static void compute(Call *call, const void *settings) {
   j.across = up(up(j.ow, INNER), j.parts);
   const int64_t all = j.images * j.down * j.parts;
   j.rows = least(most(tiles / j.across, up(TILES_LEAST, j.across)), all);
-  j.bands = up(all, j.rows);
-  j.shares = least(SHARES, j.bands);
   const int64_t most_tiles = j.rows * j.across;
-  j.slot = PLACES * (most_tiles * (j.wide_c + j.wide_m) + 2 * GAP) +
-           most(SIDE * (INNER * j.across + 2) * j.wide_c, INNER * INNER * j.across * j.wide_m);
-  j.memory = scratch(call, j.shares * j.slot, sizeof(float));
-  j.weights = j.transformed = scratch(call, PLACES * j.place, sizeof(float));
+  const int64_t space = PLACES * (most_tiles * (j.wide_c + j.wide_m) + 2 * GAP) +
+                        most(SIDE * (INNER * j.across + 2) * j.wide_c, INNER * INNER * j.across * j.wide_m);
+  j.weights = scratch(call, PLACES * j.place, sizeof(float));
   parallel_ranges(call, deep * c * (j.wide_m / LANES), 16, transform_weights, &j);
-  parallel(call, (size_t)j.shares, convolve_share, &j);
+  parallel_spaces(call, up(all, j.rows), space, convolve_band, &j);
 }
 
 const Kernel winograd_kernels[] = {

@@ -13,6 +13,7 @@
 #ifndef ONNXGRAD_WINOGRAD_H
 #define ONNXGRAD_WINOGRAD_H
 
+#include "gemm.h"
 #include "kernel.h"
 #include "lanes.h"
 #include "windows.h"
@@ -40,10 +41,11 @@ static void lay_run(float *to, int64_t wide, int64_t pitch, int64_t columns, con
     for (int64_t q = 0; q < some; q++) at[q] = ((p + q) / columns * pitch + (p + q) % columns) * wide;
     for (int64_t k = 0; k < wide; k += LANES) {
       const float *here = from + k * channel + p;
-      if (some == LANES && k + LANES <= channels) {
+      if (some == LANES) {
         lanes a[LANES];
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) a[i] = *(const lanes *)(here + i * channel);
+        for (int i = 0; i < LANES; i++)
+          a[i] = k + i < channels ? *(const lanes *)(here + i * channel) : lanes_of(0);
         turn(a);
 #pragma GCC unroll 16
         for (int q = 0; q < LANES; q++) *(lanes *)(to + at[q] + k) = a[q];
@@ -116,71 +118,13 @@ static void transform_x(float *to, int64_t place, const float *from, int64_t acr
     }
 }
 
-/* sums[column][vector] += the sum over t of x[t][column] * y[t][vector]; `fresh` if nothing is there yet */
-INLINE void outer(const int vectors, const int columns, const float *x, int64_t x_row, int64_t x_column, const float *y,
-                  int64_t y_row, int64_t count, float *sums, int64_t sums_row, int fresh) {
-  lanes sum[TILE_COLUMNS][TILE_ROWS];
-#pragma GCC unroll 16
-  for (int b = 0; b < columns; b++)
-#pragma GCC unroll 16
-    for (int a = 0; a < vectors; a++) sum[b][a] = (lanes){0};
-  for (int64_t t = 0; t < count; t++, x += x_row, y += y_row) {
-    lanes left[TILE_ROWS];
-#pragma GCC unroll 16
-    for (int a = 0; a < vectors; a++) left[a] = *(const lanes *)(y + a * LANES);
-#pragma GCC unroll 16
-    for (int b = 0; b < columns; b++) {
-      const lanes right = lanes_of(x[b * x_column]);
-#pragma GCC unroll 16
-      for (int a = 0; a < vectors; a++) sum[b][a] += left[a] * right;
-    }
-  }
-#pragma GCC unroll 16
-  for (int b = 0; b < columns; b++)
-#pragma GCC unroll 16
-    for (int a = 0; a < vectors; a++) {
-      lanes *to = (lanes *)(sums + b * sums_row + a * LANES);
-      if (!fresh) sum[b][a] += *to;
-      *to = sum[b][a];
-    }
-}
-
-#define OUTER(V, C) \
-  case C: outer(V, C, x, x_row, x_column, y, y_row, count, sums, sums_row, fresh); return;
-#if TILE_COLUMNS == 6
-#define OUTERS(V) OUTER(V, 1) OUTER(V, 2) OUTER(V, 3) OUTER(V, 4) OUTER(V, 5) OUTER(V, 6)
-#else
-#define OUTERS(V) OUTER(V, 1) OUTER(V, 2) OUTER(V, 3) OUTER(V, 4)
-#endif
-#define OUTERS_OF(V)                                                                                               \
-  static void outer_##V(int columns, const float *x, int64_t x_row, int64_t x_column, const float *y, int64_t y_row, \
-                        int64_t count, float *sums, int64_t sums_row, int fresh) {                                 \
-    switch (columns) { OUTERS(V) }                                                                                 \
-  }
-OUTERS_OF(1)
-OUTERS_OF(2)
-OUTERS_OF(3)
-#if TILE_ROWS > 3
-OUTERS_OF(4)
-#endif
-
-/* The same for as many columns and vectors as there are. */
-static void product(const float *x, int64_t x_row, int64_t x_column, int64_t columns, const float *y, int64_t y_row,
-                    int64_t vectors, int64_t count, float *sums, int64_t sums_row, int fresh) {
-  for (int64_t a = 0; a < vectors; a += TILE_ROWS)
-    for (int64_t b = 0; b < columns; b += TILE_COLUMNS) {
-      const int some = (int)least(TILE_COLUMNS, columns - b);
-      const float *from_x = x + b * x_column, *from_y = y + a * LANES;
-      float *to = sums + b * sums_row + a * LANES;
-      switch (least(TILE_ROWS, vectors - a)) {
-        case 1: outer_1(some, from_x, x_row, x_column, from_y, y_row, count, to, sums_row, fresh); break;
-        case 2: outer_2(some, from_x, x_row, x_column, from_y, y_row, count, to, sums_row, fresh); break;
-        case 3: outer_3(some, from_x, x_row, x_column, from_y, y_row, count, to, sums_row, fresh); break;
-#if TILE_ROWS > 3
-        case 4: outer_4(some, from_x, x_row, x_column, from_y, y_row, count, to, sums_row, fresh); break;
-#endif
-      }
-    }
+/* The sums over `count` tiles or channels: sums[row][m] of x[k * x_step + row * x_row] and rows of y; `fresh` if nothing
+ * is there yet. */
+static void add_products(const float *x, int64_t x_step, int64_t x_row, int64_t rows, const float *y, int64_t wide_m,
+                         int64_t count, float *sums, int fresh) {
+  gemm(&(Product){.a = x, .b = y, .c = sums, .add = fresh ? NULL : sums, .rows = rows, .columns = wide_m,
+                  .count = {1, 1, count}, .a_step = {0, 0, x_step}, .b_step = {0, 0, wide_m}, .down = x_row,
+                  .panel = COLUMNS, .add_pitch = wide_m, .c_pitch = wide_m});
 }
 
 #endif

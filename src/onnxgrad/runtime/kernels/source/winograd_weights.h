@@ -24,12 +24,11 @@ enum {
 typedef struct {
   const Correlation *at;
   const float *x, *y;
-  float *out, *memory, *sums;
+  float *out, *sums;
   int64_t down, parts, across; /* rows of tiles of a picture, parts of a row, and tiles of a part */
   int64_t rows;                /* parts of a band, which may be of several pictures */
-  int64_t bands, shares, panels, slot;
+  int64_t bands, shares, panels;
   int64_t wide_m, panel, wide_c; /* channels of y, and what is left of a vector; of x in a panel, and the same */
-  unsigned char busy[SHARES * PANELS];
 } Winograd;
 
 /* G y, but for a factor of each place. */
@@ -79,14 +78,12 @@ INLINE void gather_three(wide to[3], const wide s[SIDE]) {
   to[2] = a * a * near + b * b * far + s[5];
 }
 
-static void winograd_share(void *data, size_t index) {
-  Winograd *j = data;
+static void winograd_share(void *data, int64_t index, float *x) {
+  const Winograd *j = data;
   const Correlation *at = j->at;
-  const int64_t share = (int64_t)index / j->panels, panel = (int64_t)index % j->panels;
+  const int64_t share = index / j->panels, panel = index % j->panels;
   const int64_t all = at->images * j->down * j->parts, from_c = panel * j->panel, c = least(j->panel, at->c - from_c);
-  const int slot = claim(j->busy, SHARES * PANELS);
   float *sums = j->sums + (share * PLACES * at->c + PLACES * from_c) * j->wide_m;
-  float *x = j->memory + slot * j->slot;
   int fresh = 1;
   for (int64_t band = j->bands * share / j->shares; band < j->bands * (share + 1) / j->shares; band++) {
     const int64_t first = band * j->rows, last = least(first + j->rows, all), tiles = (last - first) * j->across;
@@ -103,11 +100,10 @@ static void winograd_share(void *data, size_t index) {
       transform_y(y + done * j->wide_m, place_y, pixels, j->across, j->wide_m);
     }
     for (int64_t place = 0; place < PLACES; place++)
-      product(x + place * place_x, j->wide_c, 1, c, y + place * place_y, j->wide_m, j->wide_m / LANES, tiles,
-              sums + place * c * j->wide_m, j->wide_m, fresh);
+      add_products(x + place * place_x, j->wide_c, 1, c, y + place * place_y, j->wide_m, tiles,
+                   sums + place * c * j->wide_m, fresh);
     fresh = 0;
   }
-  give_back(j->busy, slot);
 }
 
 /* Of some vectors of rows of the weights: the sums of the shares, and A' s A of these. */
@@ -166,11 +162,10 @@ static void winograd(Call *call, const Correlation *at, const float *x, const fl
   j.rows = least(most(tiles / j.across, up(TILES_LEAST, j.across)), all);
   j.bands = up(all, j.rows);
   j.shares = least(most_shares, j.bands);
-  j.slot = PLACES * (j.rows * j.across * (j.wide_c + j.wide_m) + 2 * GAP) +
-           most(SIDE * (INNER * j.across + 2) * j.wide_c, INNER * INNER * j.across * j.wide_m);
-  j.memory = scratch(call, j.shares * j.panels * j.slot, sizeof(float));
+  const int64_t space = PLACES * (j.rows * j.across * (j.wide_c + j.wide_m) + 2 * GAP) +
+                        most(SIDE * (INNER * j.across + 2) * j.wide_c, INNER * INNER * j.across * j.wide_m);
   j.sums = scratch(call, j.shares * sums, sizeof(float));
-  parallel(call, (size_t)(j.shares * j.panels), winograd_share, &j);
+  parallel_spaces(call, j.shares * j.panels, space, winograd_share, &j);
   parallel_ranges(call, at->c * (j.wide_m / LANES), 16, winograd_finish, &j);
 }
 
