@@ -39,8 +39,10 @@ def noted() -> onnx.ModelProto:
 def annotated() -> onnx.ModelProto:
     """Notes on quantization."""
     model = chain(3)
-    note = model.graph.quantization_annotation.add(tensor_name=model.graph.node[0].output[0])
-    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="w")
+    graph = model.graph
+    for name in (graph.input[0].name, "w", graph.node[0].output[0], graph.output[0].name):
+        note = graph.quantization_annotation.add(tensor_name=name)
+        note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="w")
     return model
 
 

@@ -6,7 +6,7 @@ A *slice* is the set of nodes that depend on some values (`dependents`) or that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Reversible
+from collections.abc import Callable, Collection, Iterable, Reversible
 
 import onnx_ir as ir
 
@@ -37,22 +37,20 @@ def scopes(graph: ir.Graph) -> list[ir.Graph]:
 
 def captured(node: ir.Node) -> list[ir.Value]:
     """Values of outer scopes that the graphs inside `node` read, each once, in order of first use."""
-    if not node.attributes.data:
-        return []
-    return list(dict.fromkeys(value for graph in subgraphs(node) for value in free(graph)))
+    graphs = subgraphs(node) if node.attributes.data else ()
+    return list(dict.fromkeys([value for graph in graphs for value in free(graph)])) if graphs else []
 
 
-def free(graph: ir.Graph) -> Iterator[ir.Value]:
+def free(graph: ir.Graph) -> list[ir.Value]:
     """Values of outer scopes that `graph` reads, as often as it does."""
-    own = set(graph.inputs) | set(graph.initializers.values())
+    own = {*graph.inputs.data, *graph.initializers.data.values()}
+    outer: list[ir.Value] = []
     for node in graph:
-        for value in reads(node):
-            if value not in own:
-                yield value
+        outer += [v for v in node.inputs if v is not None and v not in own]
+        if node.attributes.data:
+            outer += [v for v in captured(node) if v not in own]
         own.update(node.outputs)
-    for value in graph.outputs:
-        if value not in own:
-            yield value
+    return outer + [v for v in graph.outputs.data if v not in own]
 
 
 def reads(node: ir.Node) -> list[ir.Value]:

@@ -28,8 +28,6 @@ from onnxgrad.model_io.map_outputs import without_maps
 from onnxgrad.model_io.zeros import declare_sparse
 
 TRAINING = "onnxgrad.training_info"
-#: Whether values may have notes on their quantization beside them.
-ANNOTATED = "onnxgrad.annotated"
 
 
 def load_model(path: str | os.PathLike, aside: bool = False) -> ir.Model:
@@ -101,7 +99,6 @@ def _read(proto: onnx.ModelProto, what: str) -> ir.Model:
     finally:
         log.disabled = disabled
     model.meta[TRAINING] = [_copy_training_info(t) for t in proto.training_info]
-    model.meta[ANNOTATED] = bool(proto.graph.quantization_annotation)
     return model
 
 

@@ -13,19 +13,16 @@ from collections.abc import Sequence
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.ir.notes import properties
-from onnxgrad.model_io.read import ANNOTATED
+from onnxgrad.ir.notes import notes, properties
 
 
-def serialize(model: ir.Model) -> onnx.ModelProto:
-    """Serialize `model`; the message equals that of ``onnx_ir.to_proto(model)``."""
-    if model.meta.get(ANNOTATED, True):  # notes on quantization, which may be beside any value
-        return ir.to_proto(model)
+def serialize(model: ir.Model, weights: bool = True) -> onnx.ModelProto:
+    """Serialize `model`; the message equals that of ``onnx_ir.to_proto(model)``, without `weights` if asked for."""
     graph = model.graph
     shell = copy.copy(model)
     shell.graph = ir.Graph((), (), nodes=(), opset_imports=graph.opset_imports)
     proto = ir.serde.serialize_model(shell)
-    _Writer(model.ir_version).graph(proto.graph, graph)
+    _Writer(model.ir_version).graph(proto.graph, graph, weights)
     return proto
 
 
@@ -86,8 +83,8 @@ class _Writer:
         self._alike: dict[tuple[ir.DataType, tuple[int | str | None, ...]], bytes] = {}  # equal ones are shared
         self._attributes: dict[int, bytes] = {}  # nodes share their attributes
 
-    def graph(self, proto: onnx.GraphProto, graph: ir.Graph) -> None:
-        """Fill `proto`, which is empty."""
+    def graph(self, proto: onnx.GraphProto, graph: ir.Graph, weights: bool = True) -> None:
+        """Fill `proto`, which is empty; with initializers of `graph` itself only if `weights`."""
         if graph.name:
             proto.name = graph.name
         if graph.doc_string:
@@ -98,11 +95,14 @@ class _Writer:
         parts: list[bytes] = []
         for value in graph.inputs:
             parts += _IN, self.value(value)
+            if value.name not in graph.initializers:
+                _annotate(proto, value)
         given = {value.name for value in graph.inputs}
         for value in graph.initializers.values():
             if value.name not in given:
                 self.describe(value, parts)
-            if value.const_value is not None:
+            _annotate(proto, value)
+            if weights and value.const_value is not None:
                 value.const_value.name = value.name
                 ir.serde.serialize_tensor_into(proto.initializer.add(), value.const_value)
         for node in graph:
@@ -116,8 +116,10 @@ class _Writer:
             for value in node.outputs:
                 if value.name and not value.is_graph_output():
                     self.describe(value, parts)
+                    _annotate(proto, value)
         for value in graph.outputs:
             parts += _OUT, self.value(value)
+            _annotate(proto, value)
         proto.MergeFromString(b"".join(parts))
 
     def node(self, node: ir.Node) -> bytes | None:
@@ -197,6 +199,14 @@ class _Writer:
         """A field of a shape that holds a size, a symbol or nothing."""
         encoded = b"" if dim is None else _SIZE + varint(dim) if isinstance(dim, int) else _SYMBOL + self._texts[dim]
         return _DIM + _prefix_length(encoded)
+
+
+def _annotate(proto: onnx.GraphProto, value: ir.Value) -> None:
+    """Add the note on quantization that `value` was read with, if there is one."""
+    if (noted := notes(value)) and (names := noted.get("quant_parameter_tensor_names")):
+        annotation = proto.quantization_annotation.add(tensor_name=value.name)
+        for key in sorted(names):
+            annotation.quant_parameter_tensor_names.add(key=key, value=names[key])
 
 
 def _value_names(values: Sequence[ir.Value]) -> list[str]:

@@ -18,8 +18,6 @@ from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.read import training_info
 from onnxgrad.model_io.serialize import serialize, varint
 
-_NOTHING = ir.tensor([0.0])
-
 #: Pieces of a message: bytes, and tensors whose bytes are generated on writing.
 _Pieces = list[bytes | ir.TensorProtocol]
 
@@ -55,20 +53,11 @@ def _write_tensor(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
 
 
 def _model(model: ir.Model, moments: Mapping[str, ir.TensorProtocol]) -> Iterator[bytes | ir.TensorProtocol]:
-    values = [v for v in model.graph.initializers.values() if v.const_value is not None]
-    held = [v.const_value for v in values]
-    try:
-        for value in values:
-            value.const_value = _NOTHING  # with none at all, onnx_ir warns
-        proto = serialize(model)
-    finally:
-        for value, tensor in zip(values, held):
-            value.const_value = tensor
-    proto.graph.ClearField("initializer")
+    weights = [(v.name, v.const_value) for v in model.graph.initializers.values() if v.const_value is not None]
+    proto = serialize(model, weights=False)
     graph: _Pieces = [proto.graph.SerializeToString()]
-    for value, tensor in zip(values, held):
-        assert tensor is not None
-        tensor.name = value.name
+    for name, tensor in weights:
+        tensor.name = name
         graph += _tensor(tensor)
     proto.ClearField("graph")
     yield proto.SerializeToString()
@@ -99,11 +88,10 @@ def _tensor(tensor: ir.TensorProtocol) -> _Pieces:
     if tensor.dtype == ir.DataType.STRING or isinstance(tensor, ir.ExternalTensor):
         return _field(onnx.GraphProto, "initializer", [ir.to_proto(tensor).SerializeToString()])
     about = onnx.TensorProto(name=tensor.name, data_type=tensor.dtype, dims=list(tensor.shape.numpy()))
-    about.doc_string = tensor.doc_string or ""
+    if tensor.doc_string:
+        about.doc_string = tensor.doc_string
     for key, value in tensor.metadata_props.items():
         about.metadata_props.add(key=key, value=value)
-    if not tensor.doc_string:
-        about.ClearField("doc_string")
     data = _field(onnx.TensorProto, "raw_data", [tensor])
     return _field(onnx.GraphProto, "initializer", [about.SerializeToString(), *data])
 
