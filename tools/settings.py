@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from onnxgrad.settings import RecipeField, settings_of
@@ -52,6 +53,26 @@ from onnxgrad.training.loop.loop_recipe import File
 from onnxgrad.training.optim.schedules import RateSchedule
 from onnxgrad.training.parallel.ranks import Ranks
 """
+RUN = (*FIT, Scheme, GenerationRecipe)
+_STEP_PAGE = """# Settings of a model and its step
+
+Every setting has one name: `learning_rate` is `onnxgrad.train(…, learning_rate=1e-3)` in Python, `--learning-rate
+1e-3` for `onnxgrad train`, and `learning_rate = 1e-3` in the file of `--config`. `attach`, `Trainer`, `quantize` and
+`export-step` have some of them. Settings of single optimizers, such as `betas`, are arguments in Python, and follow the
+name of the optimizer in the command: `--optimizer adamw:betas=0.9,0.95`. Data, epochs, checkpoints and records have
+[settings of their own](settings-run.md).
+
+This page is made of the recipes in the code by `python -m tools.settings`.
+"""
+_RUN_PAGE = """# Settings of data and of a run
+
+Every setting has one name: `batch_size` is `onnxgrad.train(…, batch_size=32)` in Python, `--batch-size 32` for
+`onnxgrad train`, and `batch_size = 32` in the file of `--config`. `Trainer.fit` has most of them. `quantize` and
+`generate` have the last two tables. The model, the loss, the optimizer and the step have
+[settings of their own](settings.md).
+
+This page is made of the recipes in the code by `python -m tools.settings`.
+"""
 
 
 def _typed(name: str, base: str, types: Mapping[str, str], of: str) -> str:
@@ -87,23 +108,28 @@ def files() -> dict[Path, str]:
         TRAINING / "data" / "keywords.py": data,
         TRAINING / "language" / "keywords.py": language,
         TRAINING / "loop" / "keywords.py": loop,
-        ROOT / "docs" / "settings.md": _page(),
+        ROOT / "docs" / "settings.md": _STEP_PAGE + _index(TRAINER) + _tables(TRAINER),
+        ROOT / "docs" / "settings-run.md": _RUN_PAGE + _index(RUN) + _tables(RUN),
     }
 
 
-def _page() -> str:
-    text = """# Settings of training
+def _title(recipe: type) -> str:
+    return (recipe.__doc__ or "").strip().splitlines()[0].removesuffix(".")
 
-Every setting has one name: `learning_rate` is `onnxgrad.train(…, learning_rate=1e-3)` in Python, `--learning-rate
-1e-3` for `onnxgrad train`, and `learning_rate = 1e-3` in the file of `--config`. `attach`, `Trainer`, `Trainer.fit`,
-`quantize` and `export-step` have some of them. Settings of single optimizers, such as `betas`, are arguments in Python,
-and follow the name of the optimizer in the command: `--optimizer adamw:betas=0.9,0.95`.
 
-This page is made of the recipes in the code by `python -m tools.settings`.
-"""
-    for recipe in (*TRAINER, *FIT, Scheme, GenerationRecipe):
-        text += f"\n## {recipe.__doc__.strip().splitlines()[0].removesuffix('.')}\n\n"
-        text += "| setting | flags | default | meaning |\n|---|---|---|---|\n"
+def _index(recipes: Sequence[type]) -> str:
+    """A line for each recipe: a link to its table, and the names in it."""
+    lines = []
+    for recipe in recipes:
+        anchor = re.sub(r"[^a-z0-9 -]", "", _title(recipe).lower()).replace(" ", "-")
+        lines.append(f"- [{_title(recipe)}](#{anchor}): {', '.join(f'`{name}`' for name in settings_of(recipe))}\n")
+    return "\n" + "".join(lines)
+
+
+def _tables(recipes: Sequence[type]) -> str:
+    text = ""
+    for recipe in recipes:
+        text += f"\n## {_title(recipe)}\n\n| setting | flags | default | meaning |\n|---|---|---|---|\n"
         for s in settings_of(recipe).values():
             text += f"| `{s.name}` | {_flags(s)} | {_default(s)} | {_cell(s)} |\n"
     return text
