@@ -21,8 +21,8 @@ from onnxgrad.training.build.recipe import LossRecipe
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.measure import evaluate as measured
-from onnxgrad.training.measure.evaluate import Evaluated, as_json
 from onnxgrad.training.measure.misses import confusion_picture, misses_picture
+from onnxgrad.training.measure.result import Evaluated, as_json
 from onnxgrad.training.metrics.registry import METRICS
 
 #: Classes that are listed one by one.

@@ -45,9 +45,9 @@ def test_labels_themselves_are_perfect(tmp_path):
     data = read_detection(write_coco(tmp_path))
     found = compare_boxes(Oracle(data), data, batch_size=2, worst=3, shown=2)
     assert found.metrics == {"map50_95": 1, "map50": 1, "map75": 1, "mar_100": 1}
-    assert found.found.confusion.tolist() == [[1, 0, 0], [0, 2, 0], [0, 0, 0]]
+    assert found.confusion.tolist() == [[1, 0, 0], [0, 2, 0], [0, 0, 0]]
     assert found.names == ["cat", "dog", "background"]
-    assert (found.boxes, found.worst) == (3, [])
+    assert (found.rows, found.worst) == (3, [])
     assert [p.shape for _, p in found.pictures] == [(240, 320, 3), (320, 213, 3)]
 
 
@@ -60,7 +60,7 @@ def test_worst_pictures(tmp_path):
         return Detections(found.boxes, found.scores, 1 - found.labels) if k == 0 else found
 
     found = compare_boxes(Oracle(data, spoil), data, worst=2)
-    assert found.found.confusion.tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    assert found.confusion.tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
     assert [(m.row, m.loss, m.actual, m.predicted) for m in found.worst] == [
         (0, 2, "1 cat, 1 dog", "1 cat, 1 dog"),
         (1, 2, "1 dog", "1 dog"),

@@ -10,7 +10,7 @@ import onnxgrad
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training import evaluate, predict
 from onnxgrad.training.measure.comparisons import Binary
-from onnxgrad.training.measure.evaluate import as_json
+from onnxgrad.training.measure.result import as_json
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((25, 3)).astype(np.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,29 +17,9 @@ from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.pictures import draw_boxes
 from onnxgrad.training.detection.predict import BoxDecoder, Detector
 from onnxgrad.training.measure.misses import Miss
-from onnxgrad.training.metrics.boxes import BACKGROUND, DEFINED, SHOWN, AveragePrecision, Detections, Precisions
+from onnxgrad.training.measure.result import Evaluated
+from onnxgrad.training.metrics.boxes import BACKGROUND, DEFINED, SHOWN, AveragePrecision, Detections
 from onnxgrad.training.metrics.registry import DEFAULTS
-
-
-@dataclass
-class Detected:
-    """The comparison of a detector with labels.
-
-    Attributes:
-        found: average precision, curves, the confusion matrix.
-        metrics: those that were asked for.
-        names: of the classes and the background, in the order of the confusion matrix.
-        worst: the pictures with the most errors, with labels and predictions drawn on them.
-        pictures: the first pictures, drawn likewise, with their titles.
-        boxes: how many labels were compared.
-    """
-
-    found: Precisions
-    metrics: dict[str, float]
-    names: list[str]
-    worst: list[Miss]
-    pictures: list[tuple[str, np.ndarray]]
-    boxes: int
 
 
 def held_out_boxes(detector: Detector, data: Any) -> DetectionData:
@@ -72,7 +51,7 @@ def compare_boxes(
     batch_size: int = 16,
     worst: int = 0,
     shown: int = 0,
-) -> Detected:
+) -> Evaluated:
     """Compare what `detector` finds in the pictures of `data` with their labels.
 
     Args:
@@ -104,14 +83,10 @@ def compare_boxes(
     order = np.argsort(-errors, kind="stable")[:worst]
     misses = [_miss(data, int(k), kept[int(k)], int(errors[k])) for k in order if errors[k]]
     first = [(str(data.rows[k].name), draw_boxes(data[k], kept[k], data.names)) for k in range(min(shown, len(data)))]
-    return Detected(
-        result,
-        {name: result.metrics[name] for name in names},
-        [*data.names, BACKGROUND],
-        misses,
-        first,
-        int(data.counts.sum()),
-    )
+    return Evaluated(
+        "boxes", {name: result.metrics[name] for name in names}, int(data.counts.sum()), "boxes", "boxes",
+        result.confusion, result.classes, misses if worst else None, [*data.names, BACKGROUND], result.curves, first,
+    )  # fmt: skip
 
 
 def _miss(data: DetectionData, k: int, found: Detections, errors: int) -> Miss:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, UnknownName, json_text
+from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.keywords import check_keywords
 from onnxgrad.runtime import Options
 from onnxgrad.settings import read_recipes, takes
@@ -39,8 +38,9 @@ from onnxgrad.training.measure.comparisons import (
 )
 from onnxgrad.training.measure.detections import compare_boxes, held_out_boxes
 from onnxgrad.training.measure.kinds import alike, are_sequences, choose_comparison
-from onnxgrad.training.measure.misses import Miss, Misses
+from onnxgrad.training.measure.misses import Misses
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of
+from onnxgrad.training.measure.result import Evaluated
 from onnxgrad.training.measure.texts import compare_texts, complete
 from onnxgrad.training.metadata import DETECTOR
 from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, is_metric_of, names_of, per_class
@@ -52,35 +52,6 @@ if TYPE_CHECKING:
 PADDING = -100
 #: The largest number of classes with a confusion matrix.
 MOST_CLASSES = 1000
-
-
-@dataclass
-class Evaluated:
-    """The result of `evaluate`.
-
-    Attributes:
-        task: "classes", "binary", "numbers", … (see `onnxgrad.training.metrics.registry`).
-        metrics: by name.
-        rows: how many labels were compared.
-        labels: the array that they came from.
-        prediction: the output that they were compared with.
-        confusion: the confusion matrix [actual, predicted], of classes; of boxes, the background is the last of both.
-        classes: precision, recall, f1 and rows of each class, by its name or number.
-        worst: the rows with the largest losses, the worst first, where they were asked for.
-        names: the names of the classes in the order of their numbers, where they are known.
-        curves: of each class of boxes, the precision at the IoU 0.5 at the recalls 0, 0.01, …, 1.
-    """
-
-    task: str
-    metrics: dict[str, float]
-    rows: int
-    labels: str
-    prediction: str
-    confusion: np.ndarray | None = None
-    classes: dict[str, dict[str, float]] | None = None
-    worst: list[Miss] | None = None
-    names: Sequence[str] | None = None
-    curves: Mapping[str, np.ndarray] | None = None
 
 
 @check_keywords
@@ -170,12 +141,8 @@ def evaluate_detector(
     detector = Detector(model, preparation, options=options)
     held_out = held_out_boxes(detector, data)
     found = compare_boxes(detector, held_out, asked, min(batch_size, 16), worst)
-    result = Evaluated(
-        "boxes", found.metrics, found.boxes, "boxes", ", ".join(detector.head.values), found.found.confusion
-    )
-    result.classes, result.names, result.curves = found.found.classes, found.names, found.found.curves
-    result.worst = found.worst if worst else None
-    return result
+    found.prediction = ", ".join(detector.head.values)
+    return found
 
 
 def labelled_rows(
@@ -351,31 +318,3 @@ def _labels(columns: Mapping[str, Column], name: str | None, source: str, fed: s
     if not others:
         raise BadInput(f"{source} has no labels, only what feeds the model: {', '.join(map(repr, columns))}")
     raise BadInput(f"which array of {source} holds the labels? Say so with --labels: {', '.join(map(repr, others))}")
-
-
-def as_json(found: Evaluated) -> str:
-    """`found` as a line of JSON; numbers that are not defined are null."""
-
-    def plain(x: float) -> float | None:
-        return float(x) if np.isfinite(x) else None
-
-    table = (found.classes or {}).items()
-    classes = {name: {k: plain(v) for k, v in row.items()} for name, row in table} or None
-    worst = None
-    if found.worst is not None:
-        columns = ("row", "actual", "predicted")
-        worst = [{k: getattr(m, k) for k in columns} | {"loss": plain(m.loss)} for m in found.worst]
-    curves = None if found.curves is None else {name: row.tolist() for name, row in found.curves.items()}
-    return json_text(
-        {
-            "task": found.task,
-            "metrics": {k: plain(v) for k, v in found.metrics.items()},
-            "rows": found.rows,
-            "labels": found.labels,
-            "prediction": found.prediction,
-            "classes": classes,
-            "confusion": None if found.confusion is None else found.confusion.tolist(),
-            "worst": worst,
-            **({} if curves is None else {"names": list(found.names or ()), "curves": curves}),
-        }
-    )
