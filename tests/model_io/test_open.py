@@ -365,3 +365,19 @@ def test_an_output_declared_with_a_wrong_rank():
     x = np.ones((3, 2), np.float32)
     got = run(derived, {"x": x, "y_cotangent": 2 * x.reshape(3, 1, 2)})
     np.testing.assert_array_equal(got["x_grad"], 2 * x)
+
+
+def test_nodes_in_another_order_are_sorted(tmp_path):
+    """As ONNX Runtime does: exporters write such files."""
+    turned = mlp()
+    nodes = list(turned.graph.node)
+    del turned.graph.node[:]
+    turned.graph.node.extend(reversed(nodes))
+    onnx.save(turned, tmp_path / "turned.onnx")
+    feeds = {"x": normal(4, 3)}
+    expected = run(grad(mlp(), wrt=["w"], of="y"), feeds)["w_grad"]
+    for source in (turned, load_model(tmp_path / "turned.onnx")):
+        np.testing.assert_array_equal(run(grad(source, wrt=["w"], of="y"), feeds)["w_grad"], expected)
+    turned.graph.node[-1].input[0] = "t"  # a circle
+    with pytest.raises(BadInput, match="form a cycle"):
+        open_model(ir.from_proto(turned))

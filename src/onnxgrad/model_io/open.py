@@ -25,7 +25,6 @@ from onnxgrad.model_io.read import (
     TRAINING,
     check_scopes,
     external_tensors,
-    is_ordered,
     load_model,
     read_proto,
     training_info,
@@ -178,8 +177,7 @@ def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, kee
 
 def _private(model: ir.Model) -> ir.Model:
     """A copy that shares only weights and attribute values, which are never changed in place."""
-    if not is_ordered(model.graph):
-        raise BadInput("a node of the model comes before one whose output it reads\n  hint: model.graph.sort()")
+    check_scopes(model)
     copy = model.clone()
     for graph in copy.graphs():
         for value in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)):
@@ -236,7 +234,7 @@ def _refuse_old_training(infos: list[onnx.TrainingInfoProto], opset: int) -> Non
         return
     for info in infos:
         for node in (*info.algorithm.node, *info.initialization.node):
-            if node.domain not in ("", "ai.onnx"):
+            if not is_standard(node):
                 continue
             try:
                 versions = {onnx.defs.get_schema(node.op_type, v, "").since_version for v in (opset, LOWEST_RULES)}
