@@ -43,3 +43,19 @@ def test_only_models_that_need_it_do_without():
         }"""
     )
     assert wrong_fusions(inside.SerializeToString()) == ["MatMulScaleFusion"]
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("opset", [20, 21])
+def test_rounded_numbers_that_are_moved(kind, opset):
+    rounded = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": {opset}]>
+        g (float[2, 3, 4, 4] x, float[3, 2, 4, 4] w) => (float[3, 3, 1, 1] y) <float s = {{0.5}}, {kind} z = {{3}}> {{
+            q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)
+            t = Transpose <perm = [1, 0, 2, 3]> (d)  y = Conv (t, w)
+        }}""")
+    wrong = ["QDQPropagationTransformer"] if (kind, opset) == ("int8", 21) else []
+    assert wrong_fusions(rounded.SerializeToString()) == wrong
+    x, w = RNG.standard_normal((2, 3, 4, 4)).astype(np.float32), np.ones((3, 2, 4, 4), np.float32)
+    y = Function(rounded)(x, w)
+    low = -3 if kind == "uint8" else -131
+    np.testing.assert_allclose(y[:, 0, 0, 0], np.maximum(np.rint(x / 0.5), low).sum((0, 2, 3)) * 0.5, rtol=1e-5)

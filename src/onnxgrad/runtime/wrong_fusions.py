@@ -3,6 +3,8 @@
 - ``MatmulTransposeFusion`` forgets the transposition of MatMul(Transpose(w), vector) (see `onnxgrad.ir.cleanup`).
 - ``MatMulScaleFusion`` holds the factor of a scaled MatMul in float32, also where the matrices are of float64: eight of
   sixteen digits are lost.
+- ``QDQPropagationTransformer``, from opset 21 on, writes a QuantizeLinear with a zero point of uint8 behind operators
+  that move int8 numbers: the model does not load.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.ir.cleanup import has_transpose, vector_products
+from onnxgrad.ir.match import is_op
+
+#: Operators through which rounding is propagated.
+_MOVING = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Slice")
 
 
 def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
@@ -22,7 +28,7 @@ def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
     else:
         try:
             content = model if isinstance(model, bytes) else Path(model).read_bytes()
-            if b"MatMul" not in content:
+            if b"MatMul" not in content and b"DequantizeLinear" not in content:
                 return []
             read = ir.from_proto(onnx.ModelProto.FromString(content))
         except Exception:  # unreadable models are reported by the runtime
@@ -33,7 +39,18 @@ def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
         names.append("MatmulTransposeFusion")
     if any(map(_has_doubles, graphs)) and any(n.op_type == "MatMul" for g in graphs for n in _nodes(g)):
         names.append("MatMulScaleFusion")
+    if read.graph.opset_imports.get("", 0) >= 21 and any(_moves_signed(n) for g in graphs for n in _nodes(g)):
+        names.append("QDQPropagationTransformer")
     return names
+
+
+def _moves_signed(node: ir.Node) -> bool:
+    """True for a DequantizeLinear of other integers than uint8, if an operator reads it that moves elements."""
+    point = (*node.inputs, None, None, None)[2]
+    if not is_op(node, "DequantizeLinear") or point is None:
+        return False
+    dtype = point.dtype or (None if point.const_value is None else point.const_value.dtype)
+    return dtype != ir.DataType.UINT8 and any(r.op_type in _MOVING for r, _ in node.outputs[0].uses())
 
 
 def _nodes(graph: ir.Graph) -> list[ir.Node]:

@@ -12,6 +12,7 @@ import pytest
 import onnxgrad
 from onnxgrad import BadInput, subprocesses
 from onnxgrad.training import Trainer
+from onnxgrad.training.loop import sparse_update
 from tests.training.models import blobs, classifier
 
 if sys.platform != "linux":
@@ -103,6 +104,36 @@ def test_weights_are_chosen_within_bytes():
     assert sizes[0] < 7 <= sizes[-1]
     with pytest.raises(BadInput, match="no weight can train within"):
         onnxgrad.train(model, rows, update="auto:bytes=1KB", **settings)
+
+
+def test_weights_are_chosen_within_milliseconds(monkeypatch):
+    costs = {"head": 2.0, "w0": 5.0, "w1": 3.0}
+    times = []
+
+    def measured(step, rows, recipe):
+        assert (rows, recipe.runtime.threads) == (16, 1)
+        times.append(sum(costs[n] for n, t in step.state.items() if t.kind == "parameter"))
+        return times[-1]
+
+    monkeypatch.setattr(sparse_update, "_milliseconds", measured)
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 6] x) => (float[N, 3] y) {
+            a = MatMul (x, w0)  b = Relu (a)  c = MatMul (b, w1)  d = Relu (c)  y = MatMul (d, head) }""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"w0": (6, 8), "w1": (8, 8), "head": (8, 3)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape).astype("f"), name))
+    rows = {"x": rng.standard_normal((64, 6)).astype(np.float32), "labels": rng.integers(0, 3, 64)}
+    settings = {"loss": "cross_entropy", "epochs": 1, "batch_size": 16, "threads": 1}
+    chosen = []
+    for limit in (2, 10):
+        trainer = onnxgrad.train(model, rows, update=f"auto:milliseconds={limit}", **settings)
+        chosen.append({n for n, t in trainer.step.state.items() if t.kind == "parameter"})
+        assert sum(costs[n] for n in chosen[-1]) <= limit
+    assert chosen == [{"head"}, set(costs)]
+    monkeypatch.undo()
+    with pytest.raises(BadInput, match=r"alone takes .* milliseconds"):
+        onnxgrad.train(model, rows, update="auto:milliseconds=0.0001", **settings)
 
 
 @pytest.mark.parametrize("text", ["all", "auto", "auto:bytes=1MB,milliseconds=2", "auto:kb=3"])

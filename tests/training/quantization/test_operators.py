@@ -97,7 +97,27 @@ def sequences(count: int = 96) -> dict[str, np.ndarray]:
     return {"x": x.astype(np.float32), "labels": labels}
 
 
+def cast(columns: bool) -> onnx.ModelProto:
+    """x[N, 32] → MatMul → Relu → MatMul → y[N, 3], of matrices that are cast and scaled by columns, or as a whole."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 17]>
+        network (float[N, 32] x) => (float[N, 3] y) {
+            c1 = Cast <to = 1> (q1)  w1 = Mul (c1, s1)  h = MatMul (x, w1)  r = Relu (h)
+            c2 = Cast <to = 1> (q2)  w2 = Mul (s2, c2)  z = MatMul (r, w2)
+            m = Cast <to = 1> (mask)  p = Mul (m, s2)  y = Add (z, p)
+        }""")
+    rng = np.random.default_rng(0)
+    for k, shape in enumerate(((32, 24), (24, 3)), 1):
+        q = rng.integers(-127, 128, shape).astype(np.int8)
+        s = rng.uniform(0.002, 0.004, (1, shape[1]) if columns and k == 1 else ()).astype(np.float32)
+        model.graph.initializer.extend([numpy_helper.from_array(q, f"q{k}"), numpy_helper.from_array(s, f"s{k}")])
+    model.graph.initializer.append(numpy_helper.from_array(np.int8([[0, 1, 0]]), "mask"))  # no weight of a layer
+    return model
+
+
 CASES = {
+    "cast and scaled": lambda path: (cast(columns=False), vectors()),
+    "cast and scaled by columns": lambda path: (cast(columns=True), vectors()),
     "per tensor": lambda path: (static(network(norm=False), rows(), path), rows()),
     "per channel": lambda path: (static(network(norm=False), rows(), path, per_channel=True), rows()),
     "numbers that are passed on": lambda path: (static(pooled(), rows(), path), rows()),

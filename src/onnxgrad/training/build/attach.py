@@ -54,8 +54,9 @@ from onnxgrad.training.pruning.in_training import WeightMasks
 from onnxgrad.training.pruning.plan import PrunePlan
 from onnxgrad.training.quantization.masters import with_masters
 from onnxgrad.training.quantization.operators import open_operators
-from onnxgrad.training.quantization.record import Storage
+from onnxgrad.training.quantization.record import Storage, record_in
 from onnxgrad.training.quantization.scales import LearnedScale, learned_scales
+from onnxgrad.training.quantization.stochastic_rounding import COUNT, round_by_chance
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.transforms.gradient_node import DOMAIN
 from onnxgrad.wording import type_text
@@ -141,6 +142,7 @@ def attached(
     if plans and (adapter is not None or chosen.takes_loss):
         raise BadInput(f"prune is not for {'adapters' if adapter is not None else f'the optimizer {chosen.name!r}'}")
     attachment = _Attachment(model, weights.trainable, freeze, adapter, tied, plans)
+    attachment.round_by_chance(weights.integers)
     with through_rounding(attachment.model):
         return attachment.attach(terms, chosen, mode, metrics, accumulate, cached)
 
@@ -181,6 +183,20 @@ class _Attachment:
         self.choice = WeightChoice(
             self.model, self.nodes, self.held, self.scales, self.adapter, trainable, freeze, tied
         )
+
+    def round_by_chance(self, integers: str) -> None:
+        """Have stored integers learn without floats behind them, if `integers` is "stochastic"."""
+        record = record_in(self.model) if integers == "stochastic" else None
+        self.rounded = [] if record is None else list(record.weights)
+        if integers == "stochastic" and not self.rounded:
+            raise BadInput("integers='stochastic' is for models that store weights as integers; this one has none")
+        self.steps: Var | None = None
+
+    def _round(self, held: ir.Value, new: Var) -> Var:
+        if self.steps is None:
+            self.steps = self._add_initializer(COUNT, np.array(0), ir.DataType.INT64)
+            self._bind(self.steps.value, self.builder.Add(self.steps, self.builder.const(np.array(1))))
+        return round_by_chance(self.builder, new, held, self.steps, self.rounded.index(held.name or ""))
 
     def _opened_integers(self, trainable: Sequence[str] | None, freeze: Sequence[str]) -> dict[str, LearnedScale]:
         """Replace stored integers by floats, if any. Returns the scales that can train, by name.
@@ -308,6 +324,8 @@ class _Attachment:
         new = self.masks.masked(self.builder, held, new, self._add_initializer, self._bind)
         if held.name in self.scales:
             new = self.scales[held.name].following(self.builder, new, self.optimizer)
+        if held.name in self.rounded:
+            new = self._round(held, new)
         if new.value.producer() is None or new.name in self.bindings.values():
             (new,) = self.builder.append(ir.Node("", "Identity", [new.value]))
         new.value.name = self.builder.names.exactly(identifier(f"{held.name}_next"))

@@ -34,6 +34,7 @@ class AlgorithmKeywords(TypedDict, total=False):
     train_mode: bool
     dropout: Mapping[str, float] | None
     update: str | None
+    integers: str
     prune: Sequence[str]
     adapter: Adapter | None
     lora: int | None

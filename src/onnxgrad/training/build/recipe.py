@@ -99,6 +99,12 @@ class WeightsRecipe:
         "Train only weights whose gradient is worth what they cost: auto:bytes=2MB (of a step's results and state) or "
         "auto:milliseconds=5; the backward pass ends at the first of them.",
     )
+    integers: str = setting(
+        "floats",
+        "Weights stored as integers train as floats that are rounded where they are read (floats), or stay integers "
+        "times their scales, rounded by chance after every step (stochastic).",
+        metavar="KIND",
+    )
     prune: Sequence[str] = setting(
         (),
         "Prune while training: channels=0.5, heads=0.25, weights=0.8 or weights=2:4; "
@@ -109,6 +115,8 @@ class WeightsRecipe:
     def __post_init__(self) -> None:
         check_kind("dropout", self.dropout, Mapping, "a dict, as in {'Relu': 0.1}")
         check_kind("untie", self.untie, bool, "true or false")
+        if self.integers not in ("floats", "stochastic"):
+            raise BadInput(f"integers is floats or stochastic, not {self.integers!r}")
 
 
 #: Settings that ask for adapters, and the settings that say more about these.

@@ -22,7 +22,8 @@ from onnxgrad.training.metadata import MASKS
 #: Name of the state.
 COUNT = "dropout_step"
 INT32, UINT32 = int(ir.DataType.INT32), int(ir.DataType.UINT32)
-_SPAN = 1 << 16
+#: Numbers that are drawn are below it.
+SPAN = 1 << 16
 
 
 def kept_count(model: ir.Model) -> np.ndarray:
@@ -78,17 +79,7 @@ def _replace(graph: ir.Graph, node: ir.Node, held: ir.Value, number: int) -> Non
     x, count = b.var(node.inputs[0]), Var(b, held)  # type: ignore[arg-type]
     ratio = None if node.inputs[1] is None else constant(node.inputs[1])
     share = 0.5 if ratio is None else float(ratio)
-    seed, step = (b.Cast(f(count, b.const(np.array(1 << 32))), to=INT32) for f in (b.Div, b.Mod))
-    start = _hash_bits(b, _hash_bits(b, _hash_bits(b, seed) + number) + step)
-    size = b.Size(x)
-    pairs = b.Cast(b.Div(b.Add(size, b.const(np.array(1))), b.const(np.array(2))), to=INT32)
-    places = b.Range(b.const(np.int32(0)), pairs, b.const(np.int32(1)))
-    bits = b.Cast(_hash_bits(b, places + start), to=UINT32)
-    half = b.const(np.uint32(16))
-    low, high = b.BitwiseAnd(bits, b.const(np.uint32(_SPAN - 1))), b.BitShift(bits, half, direction="RIGHT")
-    drawn = b.Cast(b.Concat(low, high, axis=0), to=INT32)
-    drawn = b.Slice(drawn, [0], b.Reshape(size, [1]), [0])
-    kept = b.GreaterOrEqual(b.reshape(drawn, b.shape_of(x)), b.const(np.int32(round(share * _SPAN))))
+    kept = b.GreaterOrEqual(draw_numbers(b, count, number, x), b.const(np.int32(round(share * SPAN))))
     factor = 1 / (1 - share) if share < 1 else 0.0
     y = x * b.Where(kept, b.const(factor, x.dtype), b.const(0.0, x.dtype))
     made = [n for n in graph if n not in before]
@@ -101,6 +92,20 @@ def _replace(graph: ir.Graph, node: ir.Node, held: ir.Value, number: int) -> Non
             old.replace_all_uses_with(new.value, replace_graph_outputs=True)
             old.name, new.value.name = None, name
     graph.remove(node, safe=True)
+
+
+def draw_numbers(b: Builder, count: Var, number: int, x: Var) -> Var:
+    """Integers from 0 to `SPAN` - 1 in the shape of `x`, int32: of the `number`-th place, at `count`, a scalar."""
+    seed, step = (b.Cast(f(count, b.const(np.array(1 << 32))), to=INT32) for f in (b.Div, b.Mod))
+    start = _hash_bits(b, _hash_bits(b, _hash_bits(b, seed) + number) + step)
+    size = b.Size(x)
+    pairs = b.Cast(b.Div(b.Add(size, b.const(np.array(1))), b.const(np.array(2))), to=INT32)
+    places = b.Range(b.const(np.int32(0)), pairs, b.const(np.int32(1)))
+    bits = b.Cast(_hash_bits(b, places + start), to=UINT32)
+    half = b.const(np.uint32(16))
+    low, high = b.BitwiseAnd(bits, b.const(np.uint32(SPAN - 1))), b.BitShift(bits, half, direction="RIGHT")
+    drawn = b.Cast(b.Concat(low, high, axis=0), to=INT32)
+    return b.reshape(b.Slice(drawn, [0], b.Reshape(size, [1]), [0]), b.shape_of(x))
 
 
 def _hash_bits(b: Builder, x: Var) -> Var:

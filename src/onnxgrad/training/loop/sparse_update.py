@@ -61,7 +61,7 @@ def sparse_update(model: Any, data: Any, recipe: Recipe) -> Recipe:
 
     def cost(names: Sequence[str]) -> float:
         step = compile_step(attached(model, **{**asked, "trainable": list(names)}))
-        return step_bytes(step, rows, recipe.step.dims) if kind == "bytes" else _milliseconds(step, rows)
+        return step_bytes(step, rows, recipe.step.dims) if kind == "bytes" else _milliseconds(step, rows, recipe)
 
     low, high = 0, len(order)
     while low < high:  # the most weights within the limit
@@ -132,10 +132,10 @@ def example_batch(step: Step, rows: int, dims: Mapping[str, int] | None = None) 
     return found
 
 
-def _milliseconds(step: Step, rows: int) -> float:
-    """The median time of a step."""
-    runner = StepRunner(step)
-    batch = example_batch(step, rows)
+def _milliseconds(step: Step, rows: int, recipe: Recipe) -> float:
+    """The median time of a step, run as `recipe` says."""
+    runner = StepRunner(step, options=recipe.runtime.build_options())
+    batch = example_batch(step, rows, recipe.step.dims)
     times = []
     for _ in range(8):
         start = time.perf_counter()

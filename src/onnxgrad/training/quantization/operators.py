@@ -299,6 +299,31 @@ def _packed(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
     return [y if bias is None else b.Add(y, bias)]
 
 
+#: Operands that are weights, by operator.
+_WEIGHTS = {"MatMul": 1, "Gemm": 1, "Conv": 1, "Gather": 0}
+
+
+@_opens("", "Cast")
+def _cast(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
+    """Integers that are cast and scaled before a layer reads them: weights in 8 bits, and products of floats."""
+    w, product = node.inputs[0], only_reader(node.outputs[0], "Mul")
+    if w is None or product is None or not o.is_stored(w) or w.dtype not in _NUMBERS or w.shape is None:
+        return None
+    scale = product.inputs[1] if product.inputs[0] is node.outputs[0] else product.inputs[0]
+    readers = product.outputs[0].uses()
+    if not o.is_stored(scale) or not readers or any(_WEIGHTS.get(r.op_type) != at for r, at in readers):
+        return None
+    assert scale is not None
+    sizes, shape = [1] * (len(w.shape) - len(scale.shape or ())) + list(scale.shape or ()), list(w.shape)
+    axes = [axis for axis, n in enumerate(sizes) if n != 1]
+    if len(sizes) != len(shape) or len(axes) > 1 or any(sizes[a] != shape[a] for a in axes):
+        return None
+    inner = Builder(o.graph, o.names, before=product, prefix="open")
+    steps = o.reshaped(scale, (int(shape[axes[0]]),)) if axes else scale  # type: ignore[arg-type]
+    o.replace([node, product], [o.floats(inner, w, steps, None, axes[0] if axes else 0)], inner)
+    return None
+
+
 @_opens(_CONTRIB, "DynamicQuantizeLSTM")
 def _lstm(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
     """The recurrence in floats: its kernels round what they multiply by the extrema of each call."""
