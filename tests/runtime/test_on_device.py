@@ -165,7 +165,7 @@ def test_the_provider_chooses_the_machine(step):
 def test_settings_of_a_provider_stand_behind_its_name(step):
     assert ON_GPU.provider == CUDA
     assert ON_GPU.provider_settings == [{"device_id": "0", "use_tf32": "0"}, {}]
-    assert not ON_GPU.on_cpu
+    assert ON_GPU.provider_names == (CUDA, "CPUExecutionProvider")
     with pytest.raises(BadInput, match="setting 'device_id' without a value; write CUDAExecutionProvider:device_id=…"):
         runner(step, Options(providers=(f"{CUDA}:device_id",)))
 

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from onnxgrad.errors import PassWarning
@@ -264,3 +265,28 @@ def test_nodes_out_of_order_are_left_to_the_runtime(target):
     proto.graph.node.extend(nodes)
     found = Session(ir.from_proto(proto), Options(target=target)).run(feeds)["y"]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_batch_norm_over_a_batch_is_written_out_elsewhere():
+    """Providers other than the CPU's refuse it; the numbers are those of the CPU's own operator."""
+    rng = np.random.default_rng(0)
+    feeds = {
+        "x": (3 + 2 * rng.standard_normal((4, 3, 5, 2))).astype(np.float32),
+        **{n: rng.uniform(0.5, 2, 3).astype(np.float32) for n in ("s", "b", "m", "v")},
+    }
+    node = onnx.helper.make_node(
+        "BatchNormalization", [*feeds], ["y", "mean", "var"], training_mode=1, momentum=0.8, epsilon=1e-3
+    )
+    ends = [
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None if n in "xy" else [3])
+        for n in (*feeds, "y", "mean", "var")
+    ]
+    ends[0] = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 3, "H", "W"])
+    graph = onnx.helper.make_graph([node], "g", ends[:5], ends[5:])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    expected = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds)
+    elsewhere = passes_of(ir.from_proto(proto), Options(target="portable", providers=("CUDAExecutionProvider",)))
+    assert not any(n.op_type == "BatchNormalization" for n in elsewhere.model.graph)
+    written = onnxruntime.InferenceSession(ir.to_proto(elsewhere.model).SerializeToString()).run(None, feeds)
+    for found, wanted in zip(written, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6)

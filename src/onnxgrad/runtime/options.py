@@ -78,7 +78,7 @@ class Options:
         if target not in TARGETS:
             raise BadInput(f"{TARGET} must be 'auto', 'portable' or 'native', not {target!r}")
         if target == "auto":
-            target = "native" if self.on_cpu and has_kernels() else "portable"
+            target = "native" if self.provider == "CPUExecutionProvider" and has_kernels() else "portable"
         return dataclasses.replace(self, target=target)
 
     #: the deprecated name of `resolve_target`
@@ -94,12 +94,12 @@ class Options:
     @property
     def provider(self) -> str:
         """The name of the first execution provider."""
-        return self.providers[0].partition(":")[0]
+        return self.provider_names[0]
 
     @property
-    def on_cpu(self) -> bool:
-        """True if the CPU provider comes first."""
-        return self.provider == "CPUExecutionProvider"
+    def provider_names(self) -> tuple[str, ...]:
+        """The names of the execution providers, without their settings."""
+        return tuple(text.partition(":")[0] for text in self.providers)
 
     @property
     def provider_settings(self) -> list[dict[str, str]]:

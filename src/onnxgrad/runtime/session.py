@@ -101,7 +101,7 @@ def create(
         native.add_session_config_entry("session.disable_prepacking", "1")
 
     def load(model: ir.Model | bytes | str | Path) -> onnxruntime.InferenceSession:
-        names, settings = [p.partition(":")[0] for p in options.providers], options.provider_settings
+        names, settings = options.provider_names, options.provider_settings
         return _load_session(
             model,
             lambda s: onnxruntime.InferenceSession(s, native, providers=names, provider_options=settings, **without),
@@ -153,7 +153,7 @@ def passes_of(
         upto: how many of the optimizations run; default: all.
         counted: count the nodes before and after each pass.
     """
-    said = options.target, options.layout, options.on_cpu
+    said = options.target, options.layout, options.provider_names
     first = run_passes(model, PREPARATION, lambda: Setting(model.graph, *said), options.without, counted)
     original = first.model.graph
     setting = partial(SessionSetting, original, *said, **({} if memory is None else vars(memory)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -9,6 +10,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import Names
+from onnxgrad.runtime.kernels_of_provider import CPU
 
 #: The oldest opset whose operators passes know: from here on, axes of reductions and of views are operands.
 OLDEST = 13
@@ -22,7 +24,7 @@ class Setting:
         given: the graph as it was before all passes.
         target: "native" or "portable".
         layout: "auto" or "plain".
-        on_cpu: True if the CPU provider comes first.
+        providers: the names of the execution providers, in order of preference.
         packs: True if ONNX Runtime keeps packed copies of constants.
         has_kernels: True once a named part has become a call of a kernel.
         is_rewritten: True once a rewrite has changed the graph.
@@ -31,7 +33,7 @@ class Setting:
     given: ir.Graph
     target: str = "portable"
     layout: str = "auto"
-    on_cpu: bool = True
+    providers: Sequence[str] = (CPU,)
     packs: bool = True
     has_kernels: bool = False
     is_rewritten: bool = False
@@ -43,9 +45,18 @@ class Setting:
             self._scope = Names.of_graph(graph), Inference.of(graph, elements=False)
         return Builder(graph, *self._scope, noting=False, prefix=prefix)
 
+    @property
+    def on_cpu(self) -> bool:
+        """True if the CPU provider comes first."""
+        return self.providers[0] == CPU
+
     def is_elsewhere(self) -> str:
         """The reason to skip passes for operators that the CPU provider lacks; empty if they run."""
         return "" if self.on_cpu else "the CPU provider is not the first one"
+
+    def is_here(self) -> str:
+        """The reason to skip passes for operators that only the CPU provider has; empty if they run."""
+        return "the CPU provider is the first one" if self.on_cpu else ""
 
     def keeps_order(self) -> str:
         """The reason to skip all passes for the CPU provider; empty if they run."""

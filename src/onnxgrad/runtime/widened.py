@@ -1,4 +1,4 @@
-"""bfloat16 models on the CPU provider: operators without such a kernel run in float32, between Casts.
+"""bfloat16 models: operators of which no provider has such a kernel run in float32, between Casts.
 
 ONNX Runtime does so itself with float16. Of bfloat16, its CPU provider only moves numbers, and refuses a model that
 computes with them. Each result is rounded to bfloat16, so the numbers are those of kernels that add up in float32.
@@ -6,12 +6,14 @@ computes with them. Each result is rounded to bfloat16, so the numbers are those
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.names import Names
-from onnxgrad.runtime.kernels_of_provider import has_kernel
+from onnxgrad.runtime.kernels_of_provider import CPU, has_kernel
 
 BFLOAT16, FLOAT = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 
@@ -25,8 +27,8 @@ def has_bfloat16(model: ir.Model) -> bool:
     return any(n.op_type == "Cast" and n.attributes["to"].as_int() == int(BFLOAT16) for g in scopes(graph) for n in g)
 
 
-def widen(model: ir.Model) -> int:
-    """Run operators of `model` in float32 where the CPU provider has no bfloat16 kernel. Returns the count."""
+def widen(model: ir.Model, providers: Sequence[str] = (CPU,)) -> int:
+    """Run operators of `model` in float32 where none of `providers` has a bfloat16 kernel. Returns the count."""
     infer_model(model)
     names = Names.of(model)
     count = 0
@@ -36,7 +38,8 @@ def widen(model: ir.Model) -> int:
             values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.dtype == BFLOAT16]
             if not values or subgraphs(node) or node.op_type == "Constant":
                 continue
-            if not has_kernel("CPUExecutionProvider", node, opsets.get(node.domain, 1), BFLOAT16):
+            opset = opsets.get(node.domain, 1)
+            if not any(has_kernel(provider, node, opset, BFLOAT16) for provider in providers):
                 _widen(graph, node, names)
                 count += 1
     return count

@@ -28,9 +28,10 @@ from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.names import described
 from onnxgrad.ir.schemas import schema_of
+from onnxgrad.lower.batch_norm import batch_normalization, uses_batch
 from onnxgrad.lower.function_bodies import body_of, expand
 from onnxgrad.lower.registry import Lowering, attribute, replace
-from onnxgrad.training.export.web_report import OPSET, has_kernel, is_training, report_on, splits_widely
+from onnxgrad.training.export.web_report import OPSET, has_kernel, report_on, splits_widely
 
 DOUBLE, FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
 #: Terms of eˣ - 1 = x·(1 + x/2·(1 + x/3·…)), enough for float32 while -NEAR < x.
@@ -97,21 +98,6 @@ def _write_out(graph: ir.Graph) -> None:
             todo.extend(expand(builder, node) or ())
 
 
-def _batch_normalization(b: Builder, node: ir.Node) -> list[Var]:
-    """Y = (X - mean)/√(var + ε)·scale + B over all axes but 1, and the running statistics that a step keeps."""
-    x, scale, shift, *running = [b.var(v) for v in node.inputs if v is not None]
-    epsilon, momentum = attribute(b, node, "epsilon"), attribute(b, node, "momentum")
-    axes = [k for k in range(x.rank) if k != 1]
-    mean = b.ReduceMean(x, axes, keepdims=1)
-    away = x - mean
-    var = b.ReduceMean(away * away, axes, keepdims=1)
-    column = np.array([1, -1, *[1] * (x.rank - 2)], np.int64)
-    y = away / b.Sqrt(var + epsilon) * b.reshape(scale, column) + b.reshape(shift, column)
-    flat = [b.reshape(v, np.array([-1], np.int64)) for v in (mean, var)]
-    kept = [b.cast_like(v, old) * (1 - momentum) + old * momentum for v, old in zip(flat, running, strict=True)]
-    return [y, *kept][: len(node.outputs)]
-
-
 def _sum(b: Builder, node: ir.Node) -> list[Var]:
     return [functools.reduce(operator.add, [b.var(v) for v in node.inputs if v is not None])]
 
@@ -147,13 +133,13 @@ def _parts(node: ir.Node) -> list[int] | None:
 
 #: Operators without a kernel on WebGPU (at least for some nodes) and without a body; and a test of these nodes.
 _WRITTEN: dict[str, Lowering] = {
-    "BatchNormalization": _batch_normalization,
+    "BatchNormalization": batch_normalization,
     "Sum": _sum,
     "Sign": _sign,
     "Split": _split,
 }
 _PROVIDED: dict[str, Callable[[ir.Node], bool]] = {
-    "BatchNormalization": is_training,
+    "BatchNormalization": uses_batch,
     "Split": lambda node: splits_widely(node) and _parts(node) is not None,
 }
 

@@ -21,6 +21,7 @@ from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.match import is_op, normal_domain
 from onnxgrad.ir.schemas import schema_of
+from onnxgrad.lower.batch_norm import uses_batch
 from onnxgrad.model_io import AnyModel, load_model
 from onnxgrad.model_io.inline import inline_functions
 from onnxgrad.model_io.read import check_scopes, read_proto
@@ -169,7 +170,7 @@ def _of_node(node: ir.Node, inside: str, opsets: dict[str, int]) -> OffDevice | 
             "float64, of which onnxruntime-web/webgpu has no kernel; the build for WASM runs it",
             "target web writes scalars of optimizers in float32; export weights as float32",
         )
-    if is_training(node):
+    if uses_batch(node):
         why = "in training mode, which the kernel refuses when it runs"
         return OffDevice(name, WASM, why, "target web writes it out in operators that have a kernel")
     if splits_widely(node) and data in ON_DEVICE:
@@ -189,12 +190,6 @@ def _of_node(node: ir.Node, inside: str, opsets: dict[str, int]) -> OffDevice | 
         why = f"kernels for versions {versions_on_webgpu(name)}, this is {version}"
         return OffDevice(name, PROCESSOR, why, f"export it for opset {OPSET}, or with target web")
     return None
-
-
-def is_training(node: ir.Node) -> bool:
-    """True for a BatchNormalization in training mode."""
-    mode = node.attributes.get("training_mode")
-    return is_op(node, "BatchNormalization") and mode is not None and mode.as_int() == 1
 
 
 def splits_widely(node: ir.Node) -> bool:

@@ -8,8 +8,12 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-#: Packages that decide numbers.
-PACKAGES = ("onnxgrad", "onnxruntime", "onnx", "numpy")
+import numpy
+import onnx
+import onnxruntime
+
+#: Packages that decide numbers; each tells its version itself, since ONNX Runtime is installed by several names.
+PACKAGES = (onnxruntime, onnx, numpy)
 
 
 def provenance(target: str) -> dict[str, str]:
@@ -22,7 +26,8 @@ def provenance(target: str) -> dict[str, str]:
     return {
         "command": shlex.join([program, *sys.argv[1:]]),
         "target": target,
-        **{name: version(name) for name in PACKAGES},
+        "onnxgrad": version("onnxgrad"),
+        **{package.__name__: package.__version__ for package in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "processor": processor(),

@@ -63,7 +63,7 @@ def with_own_kernels(model: ir.Model, options: Options) -> ir.Model:
     passed = run_passes(
         model,
         [*PREPARATION, KERNELS, ATTENTION, CONVOLUTIONS],
-        lambda: Setting(model.graph, options.target, options.layout, options.on_cpu),
+        lambda: Setting(model.graph, options.target, options.layout, options.provider_names),
         options.without,
     )
     warn_of(passed.failed)
