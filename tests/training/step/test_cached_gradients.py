@@ -148,16 +148,41 @@ def test_the_state_of_an_optimizer_follows_and_resumes(tmp_path):
         np.testing.assert_array_equal(resumed.state()[name], array)
 
 
-def test_several_processes_are_refused():
-    """A part of the rows has other negatives than the batch; a loss of single rows takes both."""
-    world = World(2)
+@pytest.mark.parametrize(
+    ("case", "size", "settings"),
+    [
+        *((case, 2, {}) for case in CASES),
+        ("hard negatives", 2, {"accumulate": 2}),
+        ("hard negatives", 5, {}),  # of the last batch, two rows, some ranks have none
+        ("groups", 3, {"shard_optimizer": True}),
+    ],
+)
+def test_ranks_take_the_step_of_one_process(case, size, settings):
+    """A rank has a part of the rows, and compares them with those of all."""
+    how, batch = CASES[case]
+    how = {**how, "optimizer": "momentum", "learning_rate": 0.002, "options": ONE}
+    alone = Trainer(deep(), **how)
+    alone.fit(batch, epochs=2, batch_size=5, seed=1)
 
-    def work(collective, loss):
-        Trainer(deep(), loss=loss, distributed=collective, options=ONE)
+    def work(collective):
+        trainer = Trainer(deep(), **how, **settings, distributed=collective)
+        trainer.fit(batch, epochs=2, batch_size=5, seed=1)
+        state = dict(trainer.strategy.whole_state())
+        return [e["loss"] for e in trainer.history.epochs], state
 
-    with pytest.raises(BadInput, match=r"compares the rows of a batch.*train in one process\n  hint: --accumulate"):
-        world.run(lambda collective: work(collective, "info_nce"))
-    World(2).run(lambda collective: work(collective, "mse"))
+    for losses, state in World(size).run(work):
+        np.testing.assert_allclose(losses, [e["loss"] for e in alone.history.epochs], rtol=1e-5)
+        for name, array in alone.state().items():
+            np.testing.assert_allclose(state[name], array, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+def test_ranks_that_exchange_seldom_cannot_compare_rows():
+    def work(collective, **exchange):
+        Trainer(deep(), loss="info_nce", distributed=collective, options=ONE, **exchange)
+
+    for name, exchange in {"sync_every": {"sync_every": 2}, "compress": {"compress": "fp16"}}.items():
+        with pytest.raises(BadInput, match=f"{name} does not go with a loss that compares the rows"):
+            World(2).run(lambda collective, given=exchange: work(collective, **given))
 
 
 def test_rows_that_cannot_be_joined_are_refused():

@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.on_device import OnDevice
+from onnxgrad.training.parallel.compared_rows import ComparedRows, ComparedRowsSharded
 from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.local_steps import LocalSteps
 from onnxgrad.training.parallel.machine import DataParallel
@@ -167,6 +168,8 @@ class Replicated(Strategy):
         """Build the machine of a rank: `LocalSteps` for several steps between exchanges."""
         if self.exchange.sync_every > 1:
             return LocalSteps(split, parts, self.ranks.collective, self.exchange, options=options)
+        if isinstance(split, CachedStep):
+            return ComparedRows(split, parts, self.ranks.collective, options=options)
         return DataParallel(split, parts, self.ranks.collective, compress=self.exchange.compress, options=options)
 
     @property
@@ -224,7 +227,8 @@ class ShardedState(Replicated):
 
     def machine_of(self, split: SplitStep, parts: int, options: Options) -> Accumulating:
         """Build the machine of a rank."""
-        return Sharded(split, parts, self.ranks.collective, Shares(split, self.ranks.size), options=options)
+        kind = ComparedRowsSharded if isinstance(split, CachedStep) else Sharded
+        return kind(split, parts, self.ranks.collective, Shares(split, self.ranks.size), options=options)
 
     def begin(self) -> None:
         """Copy the first state of the first rank, unless a run before has moved it."""

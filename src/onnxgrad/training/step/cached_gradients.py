@@ -3,13 +3,15 @@
 The loss is a function of the predictions of all rows, which are small: embeddings. Every part is run forward to its
 predictions. The loss of all of them is taken, with its derivatives by each, the seeds. Then every part is run again,
 forward and back from its seeds, so activations of one part at a time are stored. Gradients of parts add up to that of
-the batch, exactly. Both runs of a part draw the same masks of Dropout.
+the batch, exactly. Both runs of a part draw the same masks of Dropout. Parts may be those of several processes (see
+`onnxgrad.training.parallel.compared_rows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -91,22 +93,37 @@ class CachedGradients(Accumulating):
     Args:
         split: the step.
         parts: into how many parts a batch is cut.
+        others: of the next class, where this one is mixed with that of a rank.
         options: of ONNX Runtime.
     """
 
-    def __init__(self, split: CachedStep, parts: int, *, options: Options | None = None) -> None:
-        super().__init__(split, parts, options=options)
+    def __init__(self, split: CachedStep, parts: int, *others: Any, options: Options | None = None) -> None:
+        super().__init__(split, parts, *others, options=options)
         self._gathered, self._seeds = split.gathered, split.seeds
-        self.predict = StepRunner(split.predict, options=options, owner=self.update)
+        self.predict = self._computing(split.predict, options, {})
         self.loss = StepRunner(split.loss, options=options, owner=self.update)
+        self._read = set(split.loss.batch)
         self.results = [*(name for name in split.loss.results if name not in split.seeds), *self.results]
+        self._found: dict[str, np.ndarray] = {}
+
+    def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One update; results are those of the loss of all rows."""
+        return {**super().step(batch), **self._found}
 
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
-        """Write the gradients of the batch to the bucket. Returns the results of the loss of all rows."""
+        """Write the gradients of the batch to the bucket, and keep the results of the loss of all rows."""
         statistics = self.gradient.now
         self.predict.load_state({name: statistics[name] for name in self.predict.slots})  # the same masks again
         parts = [{n: np.array(a) for n, a in self.predict.step(part).items()} for part in self._cut(batch)]
-        rows = {given: np.concatenate([part[name] for part in parts]) for name, given in self._gathered.items()}
-        found = self.loss.step({**batch, **rows})
-        sums, total = super().gradients({**batch, **{given: found[name] for name, given in self._seeds.items()}})
-        return {**sums, **{n: np.asarray(a, np.float64) for n, a in found.items() if n not in self._seeds}}, total
+        rows = {given: np.concatenate([p[name] for p in parts]) for name, given in self._gathered.items() if parts}
+        fixed = {n: a for n, a in batch.items() if n in self.whole}
+        read = {n: a for n, a in batch.items() if n in self._read and n not in fixed}
+        everything, own = self.gather_rows({**read, **rows})
+        found = self.loss.step({**{n: a for n, a in fixed.items() if n in self._read}, **everything})
+        self._found = {n: np.array(a) for n, a in found.items() if n not in self._seeds}
+        seeds = {given: found[name][own] for name, given in self._seeds.items()}
+        return super().gradients({**batch, **seeds} if parts else {})
+
+    def gather_rows(self, rows: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], slice]:
+        """`rows` with those of other processes, and the place of the own ones."""
+        return rows, slice(None)
