@@ -34,14 +34,14 @@ KINDS = {
     "convolutions": "Conv FusedConv Conv3x3 ConvTranspose ConvWeightGrad ConvInputGrad",
     "attention": "Attention AttentionGrad",
     "recurrences": "Recurrence LSTM GRU RNN",
-    "normalization": "BatchNorm BatchNormGrad GroupNorm GroupNormGrad LayerNormalization LayerNormGrad RMSNorm"
-    " RMSNormGrad SimplifiedLayerNormalization BatchNormalization InstanceNormalization",
+    "normalization": "BatchNorm BatchNormGrad GroupNorm GroupNormGrad LayerNormalization LayerNormGrad"
+    " SimplifiedLayerNormalization BatchNormalization InstanceNormalization",
     "softmax": "Softmax SoftmaxGrad LogSoftmax SoftmaxCrossEntropy SoftmaxCrossEntropyInt32",
     "elementwise": "Elementwise Add Sub Mul Div Neg Abs Sqrt Exp Log Erf Tanh Sigmoid Softplus Relu ReluGrad Pow Where"
     " Greater GreaterOrEqual Less LessOrEqual Equal And Or Not Cast Max Min Sum Reciprocal Sign Sin Cos Gelu BiasGelu",
     "sums, pooling": "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL2 ReduceSumSquare RunningSum RunningSumAdd CumSum"
     " MaxPool MaxPoolGrad AveragePool GlobalAveragePool",
-    "optimizer": "Sgd SgdDouble Momentum MomentumDouble Adam AdamDouble NAdam NAdamDouble Adagrad AdagradDouble",
+    "optimizer": "Sgd Momentum Adam NAdam Adagrad",
     "moves": "Transpose Concat Split Slice Gather GatherGrad GatherGradInt32 GatherElements GatherND ScatterElements"
     " ScatterND ReorderInput ReorderOutput Expand Tile Pad Resize ConstantOfShape"
     " Reshape Flatten Squeeze Unsqueeze Identity Shape",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir import Var, sum_to
+from onnxgrad.ir import Builder, Var, sum_to
 from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.conv.geometry import dim, size, spatial, view
@@ -55,7 +55,7 @@ def centre(op: Op, gx: Var, xh: Var, inv: Var, axes: Sequence[int]) -> Var:
     return inv * (gx - mean(op, gx, axes) - xh * mean(op, gx * xh, axes))
 
 
-def along_channels(op: Op, p: Var, rank: int) -> Var:
+def along_channels(op: Op | Builder, p: Var, rank: int) -> Var:
     """A vector with one element per channel, shaped to broadcast with [N, C, …]."""
     return op.Unsqueeze(p, list(range(1, rank - 1))) if rank > 2 else p
 
@@ -121,8 +121,6 @@ def rms_normalization(op: Op, g: Var, x: Var, scale: Var) -> Result:
         dx = op.cast_like(inv * (gx - xh * mean(op, gx * xh, axes)), x)
     if op.needs[1]:
         d_scale = op.cast_like(sum_to(gw * xh, scale), scale)
-    op.named("RMSNorm", op.outputs, of=[x, scale], axis=axis, epsilon=epsilon)
-    op.named("RMSNormGrad", [dx, d_scale], of=[g, x, scale], axis=axis, epsilon=epsilon)
     return dx, d_scale
 
 

@@ -1,5 +1,5 @@
 """Kernels of ``source/normalization.c`` (BatchNormalization with the statistics of the batch, GroupNormalization,
-InstanceNormalization) and ``source/row_norms.c`` (LayerNormalization, RMSNormalization).
+InstanceNormalization) and ``source/row_norms.c`` (LayerNormalization).
 """
 
 from __future__ import annotations
@@ -40,20 +40,6 @@ def layer_norm_grad(site: Occurrence) -> KernelCall | None:
     """[g, x, mean, 1/σ, scale] → [x̄, scale, bias], float32; the scale is as large as a row."""
     fits = site.all_float32 and _as_large_as_a_row(site, 1, 4)
     return KernelCall("LayerNormGrad", site.inputs, site.attributes) if fits else None
-
-
-@kernel("RMSNorm")
-def rms_norm(site: Occurrence) -> KernelCall | None:
-    """[x, scale] → [y], float32; the scale is as large as a row."""
-    fits = site.all_float32 and _as_large_as_a_row(site, 0, 1)
-    return KernelCall("RMSNorm", site.inputs, site.attributes) if fits else None
-
-
-@kernel("RMSNormGrad")
-def rms_norm_grad(site: Occurrence) -> KernelCall | None:
-    """[g, x, scale] → [x̄, scale], float32; the scale is as large as a row."""
-    fits = site.all_float32 and _as_large_as_a_row(site, 1, 2)
-    return KernelCall("RMSNormGrad", site.inputs, site.attributes) if fits else None
 
 
 def _as_large_as_a_row(site: Occurrence, x: int, scale: int) -> bool:

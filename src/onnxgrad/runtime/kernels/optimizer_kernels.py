@@ -1,4 +1,4 @@
-"""Kernels of ``source/optimizers.c``: updates of one tensor, in float32 and float64, the same to the last bit.
+"""Kernels of ``source/optimizers.c``: updates of one tensor in float32, the same to the last bit.
 
 Operands of all of them: X, G and the states; scalars, left out where they are 1; a vector of the constants; an index.
 Products of X or G with a scalar (decay of weights, clipping of gradients) are taken into the kernel. So is the
@@ -15,9 +15,6 @@ import onnx_ir as ir
 from onnxgrad.ir.match import is_op
 from onnxgrad.runtime.kernels.substitute import Fits, KernelCall, Occurrence, kernel, preceding_call
 
-#: Suffixes of kernels by type.
-_SUFFIX = {ir.DataType.FLOAT: "", ir.DataType.DOUBLE: "Double"}
-
 #: How many states a kernel has; they are its operands after X and G, and its results after X'.
 STATES: dict[str, int] = {}
 
@@ -25,7 +22,7 @@ STATES: dict[str, int] = {}
 def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -> Fits:
     """The kernel `name` for parts [X, G, states, rate, further scalars] → [X', states'] with these attributes."""
 
-    STATES.update({f"{name}{suffix}": states for suffix in _SUFFIX.values()})
+    STATES[name] = states
 
     @kernel(name)
     def fits(site: Occurrence) -> KernelCall | None:
@@ -34,19 +31,19 @@ def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -
         numbers = [site.attributes.get(c) for c in constants]
         if len(tensors) != 2 + states or len(rates) != scalars or len(site.outputs) != 1 + states:
             return None
-        x, dtype = tensors[0], tensors[0].dtype
-        if dtype is None or dtype not in _SUFFIX or not site.all_of(dtype) or None in site.outputs:
+        x = tensors[0]
+        if not site.all_float32 or None in site.outputs:
             return None
         if not all(_same_shape(v, x) for v in tensors) or not all(v is None or _is_scalar(v) for v in rates):
             return None
         if not all(isinstance(n, (int, float)) for n in numbers):
             return None
         (x, shrink), (g, clip) = map(_split_scale, tensors[:2])
-        vector = site.constant(np.array(numbers, dtype.numpy()))
+        vector = site.constant(np.array(numbers, np.float32))
         operands = [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector, None]
         if (picking := preceding_call(site, 1, "GatherGrad")) is not None and _same_shape(x, picking.outputs[0]):
             operands[1], operands[-1], _ = picking.inputs
-        return KernelCall(f"{name}{_SUFFIX[dtype]}", operands)
+        return KernelCall(name, operands)
 
     return fits
 

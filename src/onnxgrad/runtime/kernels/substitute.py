@@ -50,14 +50,10 @@ class Occurrence:
     attributes: Mapping[str, Any]
     constant: Callable[[np.ndarray], ir.Value]
 
-    def all_of(self, dtype: ir.DataType) -> bool:
-        """True if all inputs and outputs are tensors of `dtype`."""
-        return all(v is None or v.dtype == dtype for v in (*self.inputs, *self.outputs))
-
     @property
     def all_float32(self) -> bool:
         """True if all inputs and outputs are tensors of float32."""
-        return self.all_of(ir.DataType.FLOAT)
+        return all(v is None or v.dtype == ir.DataType.FLOAT for v in (*self.inputs, *self.outputs))
 
     def sizes(self, index: int) -> tuple[int | None, ...] | None:
         """The dimensions of an input, None for those known only at run time; None for an unknown rank."""
