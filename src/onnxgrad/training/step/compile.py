@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -105,9 +106,8 @@ def compile_step(
     source = read_valid(model)
     chosen = chosen_entries(source, entry)
     check_rows(attention_rows)
-    step = _compile_entries(
-        run_initializations(source, seed), chosen, outputs, attention_rows, precision, synchronized, gathered, without
-    )
+    setting = StepSetting(attention_rows, precision, synchronized, gathered, without)
+    step = _compile_entries(run_initializations(source, seed), chosen, outputs, setting)
     return step if memory is None else within_memory(step, memory, batch_size, dims)
 
 
@@ -132,34 +132,23 @@ def compile_entries(
     chosen = [i for i in chosen_entries(source, None) if source.infos[i].update_binding]
     source = run_initializations(source, seed)
     wanted = _wanted(source, chosen, outputs)
-    return {i: _compile_entries(source, [i], wanted[i]) for i in chosen}
+    return {i: _compile_entries(source, [i], wanted[i], StepSetting()) for i in chosen}
 
 
-def _compile_entries(
-    source: Source,
-    chosen: Sequence[int],
-    outputs: Sequence[str],
-    attention_rows: int | str | None = None,
-    precision: Precision | None = None,
-    synchronized: str | None = None,
-    gathered: Collection[str] = (),
-    without: Collection[str] = (),
-) -> Step:
+def _compile_entries(source: Source, chosen: Sequence[int], outputs: Sequence[str], setting: StepSetting) -> Step:
     """The step that runs the `chosen` entries of a source that is initialized."""
     bound = bindings(source, chosen)
     if not any(bound.values()):
         raise BadInput(f"training entry {chosen[0]} has no update bindings: a step would change nothing")
     wanted = _wanted(source, chosen, outputs)
-    rules = [*([synchronized_norm.RULE] if synchronized is not None else ()), *([whole_batch.RULE] if gathered else ())]
+    rules = [synchronized_norm.RULE] if setting.synchronized is not None else []
+    rules += [whole_batch.RULE] if setting.gathered else []
     with custom_rules(*rules) if rules else nullcontext():
-        steps = [
-            _compile_entry(source, i, bound[i], wanted[i], attention_rows, precision, synchronized, gathered, without)
-            for i in chosen
-        ]
+        steps = [_compile_entry(source, i, bound[i], wanted[i], setting) for i in chosen]
     fingerprint = digest_of("".join(s.fingerprint for s in steps))
     step = functools.reduce(in_sequence, steps)
     order = PassReport(STEP_ORDER, "step", "an order that takes less memory", "the nodes of a step", reason=LEFT_OUT)
-    if STEP_ORDER not in without:
+    if STEP_ORDER not in setting.without:
         order.reason = in_good_order(step.model)
         order.places = int(not order.reason)
     step.passes.append(order)
@@ -177,21 +166,13 @@ def _wanted(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> di
 
 
 def _compile_entry(
-    source: Source,
-    index: int,
-    bound: dict[str, str],
-    outputs: Sequence[str],
-    attention_rows: int | str | None,
-    precision: Precision | None,
-    synchronized: str | None,
-    gathered: Collection[str],
-    without: Collection[str],
+    source: Source, index: int, bound: dict[str, str], outputs: Sequence[str], setting: StepSetting
 ) -> Step:
     """The step of one entry."""
     reports: list[PassReport] = []
 
     def passed(model: ir.Model, p: Pass[StepSetting], kept: Collection[str] = ()) -> ir.Model:
-        found = run_passes(model, [p], lambda: StepSetting(kept, attention_rows), without, counted=True)
+        found = run_passes(model, [p], lambda: replace(setting, kept=kept), setting.without, counted=True)
         warn_of(found.failed)
         reports.extend(found.reports)
         return found.model
@@ -201,17 +182,17 @@ def _compile_entry(
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
     keep_packed(opened.graph, bound)
-    if synchronized is not None:
-        synchronized_norm.synchronize(opened.graph, synchronized)
+    if setting.synchronized is not None:
+        synchronized_norm.synchronize(opened.graph, setting.synchronized)
     opened = passed(opened, POOL_FIRST, [*bound.values(), loss, *outputs])
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
     scaling: dict[str, tuple[str, np.ndarray]] = {}
-    if precision is not None:
+    if setting.precision is not None:
         bound = dict(bound)
-        scaling = precision.apply(opened.graph, bound, {*data, *merged.hosted, *merged.fed})
-    if gathered:
-        whole_batch.gather_rows(opened.graph, gathered)
-    rows = [attention_rows] if isinstance(attention_rows, int) else []
+        scaling = setting.precision.apply(opened.graph, bound, {*data, *merged.hosted, *merged.fed})
+    if setting.gathered:
+        whole_batch.gather_rows(opened.graph, setting.gathered)
+    rows = [setting.rows] if isinstance(setting.rows, int) else []
     fingerprint = step_digest(opened, {"": loss, **bound}, rows)
     lowered = Lowered(passed(opened, ATTENTION_BLOCKS))
     read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())

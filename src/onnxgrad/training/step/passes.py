@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnxgrad.control_flow.recomputed import give_results_on_the_way_back, row_scans
 from onnxgrad.ir.passes import Pass
 from onnxgrad.training.graph.attention_blocks import attend_by_blocks, wants_blocks
+from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.graph.pool_order import exchangeable, pool_first
 
 _PHASE = "step"
@@ -15,15 +16,20 @@ _PHASE = "step"
 
 @dataclass
 class StepSetting:
-    """The setting that a step is compiled for.
+    """The settings that a step is compiled with, as of `compile_step`.
 
     Attributes:
+        rows: how many queries attention takes at a time.
+        precision, synchronized, gathered, without: as of `compile_step`.
         kept: names of values that stay what they are.
-        rows: how many queries attention takes at a time (see `compile_step`).
     """
 
-    kept: Collection[str] = ()
     rows: int | str | None = None
+    precision: Precision | None = None
+    synchronized: str | None = None
+    gathered: Collection[str] = ()
+    without: Collection[str] = ()
+    kept: Collection[str] = ()
 
 
 POOL_FIRST: Pass[StepSetting] = Pass(
