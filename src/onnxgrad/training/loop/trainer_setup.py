@@ -53,11 +53,11 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     parts = accumulate * strategy.ranks.size
     training = _with_training(model, recipe.algorithm(), parts > 1, recipe.task)
     if isinstance(training, Source) and training.compared and strategy.has_several:
-        for what, given in (
+        for what, is_set in (
             ("sync_every", exchange.sync_every > 1), ("compress", exchange.compress is not None),
             ("sync_batch_norm", exchange.sync_batch_norm),
         ):  # fmt: skip
-            if given:
+            if is_set:
                 raise BadInput(f"{what} does not go with a loss that compares the rows of a batch with each other")
     narrow = precision_for(recipe.step.precision, options)
     if isinstance(training, Step) and (attention_rows is not None or narrow is not None):

@@ -361,12 +361,12 @@ class Objective:
                     found = self.label(name, declared.dtype, None if declared.shape is None else tuple(declared.shape))
                 else:
                     assert first is not None
-                    dims = None if first.shape is None else tuple(first.shape)
-                    found = self.label(name, first.dtype or ir.DataType.FLOAT, dims)
+                    found = self.label(name, first.dtype or ir.DataType.FLOAT, first.shape)
             else:
                 found = Var(b, copies.get(value, value))
             first = first or found
-            operands.append(fit_axes(found, None if declared is None else declared.shape, what))
+            dims = None if declared is None or declared.shape is None else tuple(declared.shape)
+            operands.append(fit_axes(found, dims, what))
         if pairs := paired_rows(loss.model_of(b, operands), [o.shape for o in operands]):
             raise BadInput(f"the loss {self.terms[k].name!r}: {pairs}")
         result, *others = loss.write(b, operands)

@@ -227,8 +227,10 @@ class ShardedState(Replicated):
 
     def machine_of(self, split: SplitStep, parts: int, options: Options) -> Accumulating:
         """Build the machine of a rank."""
-        kind = ComparedRowsSharded if isinstance(split, CachedStep) else Sharded
-        return kind(split, parts, self.ranks.collective, Shares(split, self.ranks.size), options=options)
+        shares = Shares(split, self.ranks.size)
+        if isinstance(split, CachedStep):
+            return ComparedRowsSharded(split, parts, self.ranks.collective, shares, options=options)
+        return Sharded(split, parts, self.ranks.collective, shares, options=options)
 
     def begin(self) -> None:
         """Copy the first state of the first rank, unless a run before has moved it."""
