@@ -161,3 +161,48 @@ def test_masks_of_one_class_are_measured(tmp_path):
             d = Sub (x, half)
             y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (d) }""")
     assert onnxgrad.evaluate(model, tmp_path, metrics="miou,accuracy").metrics == {"miou": 1, "accuracy": 1}
+
+
+def test_masks_of_another_size_are_refused(tmp_path):
+    """Where the model takes both as they are; where it has a size, both are scaled."""
+    write(tmp_path)
+    Image.new("L", (6, 5)).save(tmp_path / "masks" / "0.png")
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        masks (float[N, 3, H, W] x) => (float[N, 3, H, W] y) { y = Conv (x, w) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 3, 1, 1), np.float32), "w"))
+    trainer = Trainer(model, loss="cross_entropy:ignore_index=255", optimizer="sgd")
+    with pytest.raises(BadInput, match="have 5 pixels where the pictures 'x' have 10"):
+        trainer.fit(tmp_path, epochs=1, batch_size=1)
+
+
+def test_two_classes_of_0_and_255(tmp_path):
+    """Nothing says that 255 is to be ignored: with one class left, everything would be right."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "images" / "a.png")
+    Image.fromarray(np.uint8([[0, 255]] * 2).repeat(2, 0).repeat(2, 1)).save(tmp_path / "masks" / "a.png")
+    with pytest.raises(BadInput, match=r"label 255 in row 0(.|\n)*a model with one score .*write 1 in place of 255"):
+        list(Data(tmp_path, fields(classes=2, ignored=None)).batches(1))
+
+
+def test_unknown_depth_does_not_count(tmp_path):
+    """A map of 16 bits for one score: 0 is not known, in every epoch and in `evaluate`."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    depth = np.uint16([[0, 3000, 3000, 1500]]).repeat(4, 0)
+    Image.fromarray(np.uint8(depth // 20)).save(tmp_path / "images" / "a.png")
+    Image.fromarray(depth).save(tmp_path / "masks" / "a.png")
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        depth (float[N, 1, H, W] x) => (float[N, 1, H, W] y) { s = Mul (x, w) y = Add (s, b) }""")
+    for name, number in (("w", 5100.0), ("b", 150.0)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((1, 1, 1), number, np.float32), name))
+    trainer = Trainer(model, loss="silog", optimizer="sgd", learning_rate=1e-9)
+    trainer.fit(tmp_path, epochs=1, validation=tmp_path, metrics="mae,rmse,abs_rel")
+    found = onnxgrad.evaluate(model, tmp_path, metrics="mae,rmse,abs_rel").metrics
+    assert found == pytest.approx({"mae": 150, "rmse": 150, "abs_rel": (2 / 20 + 1 / 10) / 3}, rel=1e-4)
+    assert {n: trainer.history.epochs[-1][f"validation_{n}"] for n in found} == pytest.approx(found, rel=1e-4)
+    assert onnxgrad.evaluate(model, tmp_path).task == "numbers"
+    rows = {"x": np.float32([[[[1, 2]]]]), "labels": np.float32([[[[-1, 10350]]]])}
+    assert onnxgrad.evaluate(model, rows, ignore_index=-1).metrics["mae"] == pytest.approx(0, abs=1e-2)

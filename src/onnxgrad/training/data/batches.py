@@ -26,7 +26,7 @@ from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import EncodedPictures, Images, Pictures
 from onnxgrad.training.data.items import named_source
 from onnxgrad.training.data.labels import ClassColumn, NamedClasses, check_count, class_column, listed, numbered
-from onnxgrad.training.data.masks import ObjectMasks
+from onnxgrad.training.data.masks import ObjectMasks, check_sizes, shared_sizes
 from onnxgrad.training.data.padding import check_padding, padded
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -143,6 +143,7 @@ class Data:
         self.maps: dict[str, float] = {}
         #: reads variants of inputs that fit each other
         self.together: Callable[[np.ndarray, Sequence[int]], dict[str, np.ndarray]] | None = None
+        self.shared = shared_sizes(fed, self.columns)
         #: inputs without a batch axis, which every batch has all of
         self.whole = {n for n, c in self.columns.items() if c.whole}
         self.whole |= fed_whole([f for f in fed if f.name not in self.whole], rows, name)
@@ -327,6 +328,7 @@ class Data:
                 batch[name] = np.take(array, rows, axis=0, out=buffers[name], mode="clip")
             varied = {} if draw is None or self.together is None else self.together(rows, draw)
             batch |= self._read(rows, varied)
+            check_sizes(batch, self.shared, self.name)
             if self.masking is not None:
                 batch |= self.masking(batch, rows, draw)
             if draw is not None and self.augment is not None:

@@ -210,8 +210,8 @@ def _label_hint(labels: np.ndarray, bad: np.ndarray, field: Field) -> str:
         return "\n  hint: one score for each row is for the loss bce_with_logits, with labels 0 and 1"
     if wrong.tolist() == [255] and field.classes == 2 and not (labels == 1).any():
         return (
-            "\n  hint: masks of 0 and 255 are for a model with one score (binary_dice, bce_with_logits); for two classes, "
-            "write 1 in place of 255; ignore_index=255 if 255 marks what does not count"
+            "\n  hint: masks of 0 and 255 are for a model with one score (binary_dice, bce_with_logits); for two "
+            "classes, write 1 in place of 255; ignore_index=255 if 255 marks what does not count"
         )
     if len(wrong) == 1 and (wrong[0] < 0 or wrong[0] == 255):
         return (

@@ -188,6 +188,29 @@ def mask_field(name: str, prediction: Sequence[Any], ignored: int | None, are_nu
     return Field(name, np.dtype(np.int64), space, label=True, ignored=ignored)
 
 
+def shared_sizes(fields: Sequence[Field], columns: Mapping[str, Column]) -> list[tuple[str, int, str, int]]:
+    """Axes of masks and of pictures with one name in the model: (masks, axis, pictures, axis)."""
+    return [
+        (mask.name, k, picture.name, 1 + picture.dims.index(name))
+        for mask in fields
+        if isinstance(columns.get(mask.name), Masks)
+        for k, name in enumerate(mask.dims, 1)
+        for picture in fields
+        if name and not picture.label and name in picture.dims
+    ]
+
+
+def check_sizes(batch: Mapping[str, np.ndarray], shared: Sequence[tuple[str, int, str, int]], source: str) -> None:
+    """Raise BadInput for masks of another size than their pictures, where the model takes both as they are."""
+    for mask, k, picture, axis in shared:
+        own, size = batch[mask].shape[k], batch[picture].shape[axis]
+        if own != size:
+            raise BadInput(
+                f"masks {mask!r} of {source} have {own} pixels where the pictures {picture!r} have {size}\n"
+                "  hint: scale them to one size, or export the model with the size of its pictures"
+            )
+
+
 def mask_folder(path: Path, how: Images) -> Mapping[str, Column]:
     """The columns ``images`` and ``labels`` of a folder with pictures and their masks; nothing for other folders.
 

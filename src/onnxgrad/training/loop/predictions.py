@@ -13,7 +13,7 @@ from onnxgrad.ir.graph import named_values
 from onnxgrad.training.loop.loss_by_blocks import LossByBlocks
 from onnxgrad.training.loss.ctc import METADATA
 from onnxgrad.training.loss.dense import COMPARED
-from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Ranked, Sequences
+from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Known, Ranked, Sequences
 
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
@@ -94,7 +94,7 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
 def _noted(y: ir.Value, label: str, kind: str, ignored: int | None) -> Prediction:
     """The prediction `y` that a loss of masks or depth notes."""
     if kind != "classes":
-        return Prediction(y.name or "", label, Binary() if kind == "binary" else Comparison())
+        return Prediction(y.name or "", label, Binary() if kind == "binary" else Known(ignored or 0))
     classes = y.shape[1] if y.shape is not None else None
     compared = Classes(1, ignored, True, called=label, pixels=True)
     return Prediction(y.name or "", label, compared, classes if isinstance(classes, int) else None)

@@ -215,7 +215,7 @@ def silog(b, y, labels, reduction, variance, root):  # type: ignore[no-untyped-d
     """√(mean d² - v·(mean d)²) of each picture, for d = log y - log t where t > 0; or its square"""
     if not 0 <= variance <= 1:
         raise BadInput(f"silog: variance lies between 0 and 1, not at {variance}")
-    y, t = _note(_rows(b, y), labels, "numbers"), _rows(b, labels)
+    y, t = _note(_rows(b, y), labels, "numbers", 0), _rows(b, labels)
     known = t > 0.0
     d = b.Where(known, b.Log(b.Max(y, 1e-6)) - b.Log(b.Where(known, t, 1.0)), 0.0)
     count = b.Max(b.ReduceSum(b.cast_like(known, y), [1], keepdims=0), 1.0)

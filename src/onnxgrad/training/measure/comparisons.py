@@ -48,6 +48,18 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class Known(Comparison):
+    """Predictions of numbers against numbers, of which one marks what is not known, as 0 does in maps of depth."""
+
+    unknown: float = 0.0
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The known labels with their predictions, [labels, 1] both."""
+        kept = label.ravel() != self.unknown
+        return tuple(x.reshape(-1, 1)[kept].astype(np.float64) for x in (prediction, label))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
 class Classes(Comparison):
     """Scores of classes against class numbers.
 

@@ -185,7 +185,8 @@ def open_labelled(
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
     if isinstance(columns[called], Masks):
         of_numbers = bool(asked) and all(is_metric_of(m, "numbers") for m in asked or ())
-        are_numbers = of_numbers or int(np.max(first)) > MOST_CLASSES  # depth in 16 bits
+        are_numbers = of_numbers or int(np.max(first)) > MOST_CLASSES  # depth in 16 bits, 0 where it is not known
+        ignore_index = 0 if are_numbers and ignore_index == PADDING else ignore_index
         own = mask_field(called, list(output.shape or ()), ignore_index, are_numbers)
     rows = Data(columns, [*fields_of(opened), own], source, classes=names, **arguments)
     return rows, called, ignore_index

@@ -11,7 +11,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.row_axis import row_axis, rows_first
 from onnxgrad.training.loss.class_axis import axis_beside, class_axis
-from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Points, are_shares
+from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Known, Points, are_shares
 from onnxgrad.training.metrics.registry import METRICS
 
 
@@ -66,7 +66,7 @@ def choose_comparison(
     asked = [m for m in metrics or () if "numbers" not in METRICS[m.partition(":")[0]].tasks]
     if np.isin(every, (0, 1)).all() and (asked or (not metrics and (probabilities or every.dtype.kind in "iub"))):
         return Binary(probabilities)
-    return Comparison()
+    return Comparison() if ignored is None or t.dtype.kind != "f" else Known(ignored)
 
 
 def _class_axis(model: ir.Model, output: ir.Value, y: np.ndarray) -> int:

@@ -131,7 +131,7 @@ def region_overlap(scores: np.ndarray, labels: np.ndarray, limit: float = 0.3) -
 
 def of_pictures(of: Callable[[np.ndarray, np.ndarray], float]) -> Callable[[np.ndarray, np.ndarray], float]:
     """`of` the largest score of each picture, and 1 for pictures with a region."""
-    return lambda scores, labels: of(scores.max((1, 2)), (labels > 0).any((1, 2)).astype(np.int64))
+    return lambda scores, labels: of(scores.max((1, 2)), np.asarray((labels > 0).any((1, 2)), np.int64))
 
 
 def of_pixels(of: Callable[[np.ndarray, np.ndarray], float]) -> Callable[[np.ndarray, np.ndarray], float]:

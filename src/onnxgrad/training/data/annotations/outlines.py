@@ -2,7 +2,7 @@
 
 A polygon is walked in steps of a fifth of a pixel; where the walk passes from one column of pixels to the next, the
 pixels below that place change sides. A run-length code has the lengths of runs of zeros and ones, column by column;
-a compressed one writes each as a difference, in groups of five bits (``maskApi.c`` of COCO).
+a compressed one writes each as a difference, in groups of five bits, as the C library of COCO does.
 """
 
 from __future__ import annotations
