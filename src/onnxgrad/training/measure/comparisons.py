@@ -56,7 +56,7 @@ class Known(Comparison):
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The known labels with their predictions, [labels, 1] both."""
         kept = label.ravel() != self.unknown
-        return tuple(x.reshape(-1, 1)[kept].astype(np.float64) for x in (prediction, label))  # type: ignore[return-value]
+        return tuple(x.reshape(-1, 1)[kept].astype(np.float64) for x in (prediction, label))
 
 
 @dataclass(frozen=True)
