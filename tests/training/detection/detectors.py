@@ -11,7 +11,21 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.training.metadata import CLASSES
 
 SIDE, STRIDES = 64, (8, 16)
-KINDS = ("yolov8", "yolov8_nms", "yolov8_raw", "yolov10", "yolov5", "yolox", "nanodet", "ssd", "retinanet", "detr")
+KINDS = (
+    "yolov8",
+    "yolov8_nms",
+    "yolov8_raw",
+    "yolov10",
+    "yolov5",
+    "yolox",
+    "nanodet",
+    "ssd",
+    "fcos",
+    "retinanet",
+    "detr",
+)
+#: YOLOv8 with masks beside boxes, and a graph that takes its picture out of the batch, as torchvision's transform.
+OTHERS = ("yolov8_seg", "yolov8_pose", "ssd_unpacked")
 #: Anchors of YOLOv5 as widths and heights.
 ANCHORS = np.float32([[[8, 10], [14, 12], [12, 24]], [[24, 20], [30, 44], [48, 32]]])
 
@@ -32,7 +46,7 @@ class _Writer:
         image = ir.Value(name="images", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 3, SIDE, SIDE]))
         graph.inputs.append(image)
         self.b, self.k = Builder(graph), len(names)
-        x = self.b.var(image)
+        x = self.unpacked(self.b.var(image)) if kind.endswith("_unpacked") else self.b.var(image)
         maps = []
         for channels in (8, 12, 16, 16):
             x = self.b.Relu(self.conv(x, channels, 3, 2))
@@ -49,6 +63,16 @@ class _Writer:
         bias = self.b.const((0.01 * self.random.standard_normal(channels)).astype(np.float32))
         pads = [size // 2] * 4
         return self.b.Conv(x, self.b.const(weight.astype(np.float32)), bias, pads=pads, strides=[stride] * 2)
+
+    def unpacked(self, x: Var) -> Var:
+        """The only picture, taken out of its batch, shifted, padded and put back, with sizes traced for one."""
+        b = self.b
+        first = b.Squeeze(b.Split(x, [1], axis=0, outputs=1), [0])
+        whole = b.Unsqueeze(first - b.const(np.full((3, 1, 1), 0.5, np.float32)), [0])
+        like = b.Concat(np.array([1, 3]), b.Slice(b.Shape(whole), [2], [4], [0]), axis=0)
+        whole = b.Resize(whole, None, None, like, mode="linear")
+        padded = b.Pad(b.Gather(whole, np.array(0), axis=0), np.array([0, 0, 0, 0, 0, 0]))
+        return b.Concat(b.Unsqueeze(padded, [0]), axis=0)
 
     def places(self, offset: float) -> tuple[np.ndarray, np.ndarray]:
         """Centres [2, A] in places, and strides [1, A]."""
@@ -76,6 +100,10 @@ class _Writer:
         centre = b.Mul(low + high, 0.5)
         decoded = b.Concat(centre, high - low, axis=1) * b.const(strides[None])
         scores = b.Sigmoid(scores)
+        if ending in ("seg", "pose"):
+            beside = [b.Reshape(self.conv(m, 6), [1, 6, -1]) for m in maps]
+            found = b.Concat(b.Concat(decoded, scores, axis=1), b.Concat(*beside, axis=2), axis=1)
+            return {"output0": found} | ({"protos": self.conv(maps[0], 6, 3)} if ending == "seg" else {})
         if ending != "nms":
             return {"output0": b.Concat(decoded, scores, axis=1)}
         rows = b.Transpose(decoded, perm=[0, 2, 1])
@@ -160,6 +188,26 @@ class _Writer:
     def ssd(self, maps: list[Var], ending: str) -> dict[str, Var]:
         """SSD, with a background."""
         return self.anchored(maps, 1 + self.k, softmax=True)
+
+    def fcos(self, maps: list[Var], ending: str) -> dict[str, Var]:
+        """FCOS: distances behind Relu from squares whose centres are at corners of places (torchvision)."""
+        b = self.b
+        parts: list[list[Var]] = [[], [], []]
+        for m in maps:
+            tower = b.Relu(self.conv(m, 16))
+            layers = (self.conv(m, self.k), b.Relu(self.conv(tower, 4)), self.conv(tower, 1))
+            for part, layer in zip(parts, layers):
+                part.append(b.Transpose(b.Reshape(layer, [1, layer.dims[1], -1]), perm=[0, 2, 1]))
+        scores, sides, inner = (b.Concat(*part, axis=1) for part in parts)
+        centres, strides = self.places(0.0)
+        centre, size = (centres * strides).T[None], np.tile(strides.T[None], (1, 1, 2))
+        anchors = b.const(np.concatenate([centre - size / 2, centre + size / 2], -1))
+        size_of = b.Slice(anchors, [2], [4], [2]) - b.Slice(anchors, [0], [2], [2])
+        middle = b.Mul(b.Slice(anchors, [0], [2], [2]) + b.Slice(anchors, [2], [4], [2]), 0.5)
+        low = middle - b.Slice(sides, [0], [2], [2]) * size_of
+        high = middle + b.Slice(sides, [2], [4], [2]) * size_of
+        joint = b.Sqrt(b.Sigmoid(scores) * b.Sigmoid(inner))
+        return {"boxes": b.Concat(low, high, axis=2), "scores": joint}
 
     def retinanet(self, maps: list[Var], ending: str) -> dict[str, Var]:
         """RetinaNet."""

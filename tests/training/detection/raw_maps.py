@@ -40,7 +40,9 @@ class Case:
 def case(kind: str, sigmoid: bool = False) -> Case:
     """A case for a head of `kind`; `sigmoid`: of queries without a class of no object."""
     random = np.random.RandomState(7)
-    draw = {"dfl": _distances, "yolox": _offsets, "yolo5": _anchor_sizes, "detr": _queries}.get(kind, _anchored)
+    draw = {"dfl": _distances, "yolox": _offsets, "yolo5": _anchor_sizes, "detr": _queries, "fcos": _squares}.get(
+        kind, _anchored
+    )
     head, maps = draw(random, kind, sigmoid)
     values = [
         ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["N", *a.shape[1:]]))
@@ -119,6 +121,20 @@ def _anchored(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[
     whole = np.concatenate(anchors).astype(np.float32)
     background = 0 if kind == "ssd" else None
     return Head(kind, CLASSES, tuple(levels), "images", SIZE, anchors=whole, background=background), maps
+
+
+def _squares(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
+    maps = _maps(random, {"scores": CLASSES, "boxes": 4, "objects": 1}, {"boxes": 2.0})
+    levels, anchors = [], []
+    for s in STRIDES:
+        parts = [MapPart(f"{name}{s}", 0, n) for name, n in (("scores", CLASSES), ("boxes", 4), ("objects", 1))]
+        levels.append(Level(_shape(s), parts[0], parts[1], parts[2]))
+        y, x = np.meshgrid(*(np.arange(n) * s for n in _shape(s)), indexing="ij")
+        centres = np.stack([x, y], -1).reshape(-1, 2)
+        anchors.append(np.concatenate([centres - s / 2, centres + s / 2], -1))
+    return Head(
+        "fcos", CLASSES, tuple(levels), "images", SIZE, anchors=np.concatenate(anchors).astype(np.float32)
+    ), maps
 
 
 def _queries(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:

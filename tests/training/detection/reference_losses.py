@@ -5,7 +5,7 @@
 - dfl: ultralytics 8.4.190;
 - yolox: yolox 0.3.0, on the path;
 - yolo5: FILE, the folder ``yolov5/utils`` of the package yolov5 7.0.14;
-- ssd, retinanet: torchvision 0.28.0;
+- ssd, fcos, retinanet: torchvision 0.28.0;
 - detr, deformable: transformers 5.23.0.
 
 Ultralytics and YOLOv5 multiply the loss by the number of pictures; the results here are divided by it.
@@ -145,6 +145,29 @@ def anchored(kind: str) -> dict[str, float]:
     return {"box": float(boxes), "classes": float(classes)}
 
 
+def fcos() -> dict[str, float]:
+    """torchvision's loss of FCOS."""
+    from torchvision.models.detection import fcos as original
+
+    c = case("fcos")
+    t = tensors(c)
+    flat = {
+        name: torch.cat([t[f"{name}{s}"].permute(0, 2, 3, 1).reshape(len(COUNTS), -1, n) for s in STRIDES], 1)
+        for name, n in (("scores", CLASSES), ("boxes", 4), ("objects", 1))
+    }
+    there = [torch.tensor(p[p[:, 0] >= 0]) for p in c.labels]
+    self: Any = SimpleNamespace(center_sampling_radius=1.5, head=original.FCOSHead(32, 1, CLASSES, 1))
+    found = original.FCOS.compute_loss(
+        self,
+        [{"boxes": p[:, 1:], "labels": p[:, 0].long()} for p in there],
+        {"cls_logits": flat["scores"], "bbox_regression": flat["boxes"].relu(), "bbox_ctrness": flat["objects"]},
+        [torch.tensor(c.head.anchors)] * len(COUNTS),
+        [level.shape[0] * level.shape[1] for level in c.head.levels],
+    )
+    names = {"box": "bbox_regression", "objects": "bbox_ctrness", "classes": "classification"}
+    return {ours: float(found[theirs]) for ours, theirs in names.items()}
+
+
 def queries(sigmoid: bool) -> dict[str, float]:
     """The losses of DETR and Deformable DETR in transformers."""
     from transformers.loss import loss_deformable_detr as deformable
@@ -174,7 +197,8 @@ def queries(sigmoid: bool) -> dict[str, float]:
 if __name__ == "__main__":
     which = sys.argv[1]
     runs: dict[str, Any] = {
-        "dfl": dfl, "yolox": yolox, "ssd": lambda: anchored("ssd"), "retinanet": lambda: anchored("retinanet"),
+        "dfl": dfl, "yolox": yolox, "ssd": lambda: anchored("ssd"), "fcos": fcos,
+        "retinanet": lambda: anchored("retinanet"),
         "detr": lambda: queries(False), "deformable": lambda: queries(True), "yolo5": lambda: yolo5(sys.argv[2]),
     }  # fmt: skip
     print({name: round(value, 6) for name, value in runs[which]().items()})

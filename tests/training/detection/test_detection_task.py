@@ -70,6 +70,21 @@ def test_trains(kind, boxes, tmp_path):
     plain.run(None, noise(saved, 1, head.size))
 
 
+def test_weights_in_constants_are_trained(boxes):
+    """Paddle's exporter stores weights in Constant nodes; new layers of classes are initializers beside them."""
+    model = detector("yolov8", ["ant"])
+    for name, value in list(model.graph.initializers.items()):
+        node = ir.node("Constant", [], attributes={"value": value.const_value})
+        node.outputs[0].name = f"{name}_constant"
+        model.graph.insert_before(model.graph[0], node)
+        value.replace_all_uses_with(node.outputs[0])
+        del model.graph.initializers[name]
+    layers = [n.inputs[1].name for n in model.graph if n.op_type == "Conv" and "constant" in n.inputs[1].name][:4]
+    task = DetectionTask.of(model, read_detection(boxes), DetectionRecipe(), PreparationRecipe())
+    training = onnxgrad.training.attach(task.model, loss=task.loss, optimizer="sgd").training_info[0]
+    assert set(layers) <= {binding.key for binding in training.update_binding}
+
+
 def test_pictures_that_are_no_squares(boxes):
     model = detector("yolox", ["cat", "fox"])
     model.graph.inputs[0].shape = ir.Shape([1, 3, SIDE, 2 * SIDE])

@@ -16,14 +16,15 @@ from onnxgrad.training.detection.boxes import decode
 from onnxgrad.training.detection.classes import with_classes
 from onnxgrad.training.detection.heads import find_head, known_head, stored_names
 from onnxgrad.training.detection.probe import noise, run_values
-from tests.training.detection.detectors import ANCHORS, KINDS, SIDE, STRIDES, detector
+from tests.training.detection.detectors import ANCHORS, KINDS, OTHERS, SIDE, STRIDES, detector
 
 NAMES = ["ant", "bee", "cat", "dog", "elk"]
 #: The kind of each head, bins of distances, and the class of no object.
 EXPECTED = {
     "yolov8": ("dfl", 16, None), "yolov8_nms": ("dfl", 16, None), "yolov8_raw": ("dfl", 16, None),
     "yolov10": ("dfl", 16, None), "yolov5": ("yolo5", 1, None), "yolox": ("yolox", 1, None),
-    "nanodet": ("dfl", 8, None), "ssd": ("ssd", 1, 0), "retinanet": ("retinanet", 1, None), "detr": ("detr", 1, -1),
+    "nanodet": ("dfl", 8, None), "ssd": ("ssd", 1, 0), "fcos": ("fcos", 1, None),
+    "retinanet": ("retinanet", 1, None), "detr": ("detr", 1, -1),
 }  # fmt: skip
 
 
@@ -54,7 +55,17 @@ def _without_weights(model):
     return model
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["yolov8_seg", "yolov8_pose"])
+def test_masks_and_key_points_are_left_out(kind):
+    plain, head = (find_head(open_model(detector(k, NAMES)).model) for k in ("yolov8", kind))
+    assert (head.kind, head.classes, len(head.levels)) == (plain.kind, 5, 2)
+    assert [level.boxes.size for level in head.levels] == [64, 64]
+    assert len(head.others) == (3 if kind == "yolov8_seg" else 2)
+    assert "masks or key points are not trained" in head.text
+    assert "masks" not in plain.text
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
 def test_batch_becomes_dynamic(kind):
     model = open_model(detector(kind, NAMES)).model
     head = find_head(model)
@@ -147,7 +158,7 @@ def test_no_detector():
         find_head(opened)
 
 
-@pytest.mark.parametrize("kind", ["yolov8", "yolov8_nms", "yolov5", "ssd", "retinanet"])
+@pytest.mark.parametrize("kind", ["yolov8", "yolov8_nms", "yolov5", "ssd", "fcos", "retinanet"])
 def test_decoded_as_the_model_does(kind):
     model = open_model(detector(kind, NAMES)).model
     head = find_head(model)
@@ -169,7 +180,7 @@ def test_decoded_as_the_model_does(kind):
 
 def _own(kind, outputs):
     """Boxes [A, 4] as corners and scores [A, K] of a model's own outputs."""
-    if kind in ("ssd", "retinanet"):
+    if kind in ("ssd", "fcos", "retinanet"):
         return outputs["boxes"][0], outputs["scores"][0, :, 1 if kind == "ssd" else 0 :]
     if kind == "yolov8_nms":
         boxes, scores = outputs["boxes"][0], outputs["scores"][0].T

@@ -22,6 +22,7 @@ REFERENCES = {
     "yolox": {"box": 4.620537, "objects": 122.762474, "classes": 2.393831},
     "yolo5": {"box": 0.126129, "objects": 0.131392, "classes": 0.060257},
     "ssd": {"box": 4.916819, "classes": 16.185259},
+    "fcos": {"box": 1.011048, "objects": 0.927148, "classes": 17.24086},
     "retinanet": {"box": 2.426455, "classes": 330.648651},
     "detr": {"classes": 1.674707, "box": 2.434967, "overlap": 1.94727},
     "deformable": {"classes": 5.196993, "box": 2.526981, "overlap": 2.072268},

@@ -18,6 +18,8 @@ from onnxgrad.training.detection.head import Head
 TAL_ALPHA, TAL_BETA, TAL_CANDIDATES = 0.5, 6.0, 10
 #: Candidates of each label, the radius of its centre in strides, the cost outside of it, in SimOTA (Ge et al. 2021).
 OTA_CANDIDATES, OTA_RADIUS, OTA_OUTSIDE = 10, 2.5, 1e5
+#: The radius of the centre of a label, in sizes of anchors (torchvision's FCOS).
+FCOS_RADIUS = 1.5
 #: A cost of pairs that are not allowed.
 _NEVER = 1e9
 
@@ -169,6 +171,25 @@ def sim_ota(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assigned:
     bound = b.GatherElements(cheapest, last, axis=2)
     mask = _one_label(b, number(b, both(b, cost <= bound, candidate > 0.5)), b.Neg(cost))
     return _paired(b, mask, labels, b.ReduceSum(mask * overlaps, [1], keepdims=0))
+
+
+def sample_centres(b: Builder, head: Head, labels: Labels) -> Assigned:
+    """Anchors near the centre of a label and inside of it, whose level is for its size; the smallest of several."""
+    assert head.anchors is not None
+    anchors = head.anchors.astype(np.float32)
+    size = anchors[:, 2] - anchors[:, 0]
+    counts = [level.shape[0] * level.shape[1] * level.anchors for level in head.levels]
+    least, most = 4 * size, 8 * size
+    least[: counts[0]], most[-counts[-1] :] = 0, np.inf
+    points = b.const((anchors[:, :2] + anchors[:, 2:]) / 2)
+    low, high = (b.Unsqueeze(at(b, labels.boxes, k, k + 2), [2]) for k in (0, 2))
+    away = b.ReduceMax(b.Abs(points - b.Mul(low + high, 0.5)), [-1], keepdims=0)
+    farthest = b.ReduceMax(b.Concat(points - low, high - points, axis=-1), [-1], keepdims=0)
+    fits = both(b, away < b.const(FCOS_RADIUS * size), farthest > b.const(least), farthest < b.const(most))
+    mask = number(b, both(b, fits, _inside(b, points, labels.boxes, 0.0))) * b.Unsqueeze(labels.there, [2])
+    area = b.ReduceProd(high - low, [-1], keepdims=0)
+    mask = _one_label(b, mask, mask * (1e8 - area))  # rounded as in the original
+    return _paired(b, mask, labels, b.ReduceMax(mask, [1], keepdims=0))
 
 
 def match_anchors(b: Builder, head: Head, labels: Labels, high: float, low: float, ties: bool) -> Assigned:

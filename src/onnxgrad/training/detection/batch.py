@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import add_initializer, dependents
 from onnxgrad.ir.match import constant, is_op, sizes
 from onnxgrad.training.detection.classes import infer_anew
@@ -19,7 +20,8 @@ _TOLERANCE = 1e-3
 def open_batch(model: ir.Model, head: Head) -> str:
     """Make the batch of `model` dynamic, in place. Returns a note; empty if it is dynamic already.
 
-    Shapes that are written down for one picture begin with 0, the size of their operand. Two pictures are then run
+    Shapes that are written down for one picture begin with 0, the size of their operand; a graph that takes the first
+    picture out of its batch prepares all. Two pictures are then run
     together and each alone. If the results differ, the model is left as it was.
     """
     image = picture_input(model.graph)
@@ -31,6 +33,7 @@ def open_batch(model: ir.Model, head: Head) -> str:
     before = model.clone()
     _rewrite(model.graph, image)
     image.shape = ir.Shape(["N", *list(image.shape)[1:]])
+    _keep_batch(model.graph, image)
     for value in model.graph.outputs:
         value.shape = None
     try:
@@ -43,6 +46,60 @@ def open_batch(model: ir.Model, head: Head) -> str:
         pass
     model.graph = before.graph
     return "the model takes one picture at a time: its shapes are written down in more than one way; batches are of 1"
+
+
+def _keep_batch(graph: ir.Graph, image: ir.Value) -> None:
+    """Prepare all pictures where the graph takes one out of its batch and puts it back (torchvision).
+
+    What else reads that picture, as sizes of results do, reads the first one.
+    """
+    batch: dict[ir.Value, ir.Value] = {image: image}  # a value on the way, and that of all pictures
+    alone: set[ir.Value] = set()  # values without the axis of the batch
+    for node in list(graph):
+        data = node.inputs[0] if node.inputs else None
+        if data is None or data not in batch or len(node.outputs) != 1:
+            continue
+        out, every, b = node.outputs[0], batch[data], Builder(graph, before=node)
+        if data not in alone:
+            if is_op(node, ("Resize", "Identity")) or (is_op(node, "Concat") and len(node.inputs) == 1):
+                batch[out] = out
+                size = node.inputs[3] if is_op(node, "Resize") and len(node.inputs) > 3 else None
+                if size is not None:
+                    ends = b.Slice(b.var(size), [2], [4], [0])  # behind sizes that were traced for one
+                    node.replace_input_with(3, b.Concat(b.shape_of(b.var(data), 0, 2), ends, axis=0).value)
+            elif is_op(node, "Split") and node.attributes.get_int("axis", 0) == 0:
+                batch[out] = every
+                node.replace_input_with(0, b.Slice(b.var(data), [0], [1], [0]).value)
+            elif is_op(node, "Squeeze") and _is_first(node):
+                batch[out] = every
+                alone.add(out)
+                node.replace_input_with(0, b.Slice(b.var(data), [0], [1], [0]).value)
+            elif is_op(node, "Gather") and node.attributes.get_int("axis", 0) == 0 and _is_first(node):
+                batch[out] = every
+                alone.add(out)
+        elif is_op(node, ("Sub", "Div", "Mul", "Add", "Cast")):
+            batch[out] = b.append(ir.Node("", node.op_type, [every, *node.inputs[1:]], node.attributes.values()))[
+                0
+            ].value
+            alone.add(out)
+        elif is_op(node, "Pad") and len(node.inputs) < 4 and sizes(node.inputs[1]) is not None:
+            pads, axes = b.var(node.inputs[1]), sizes(node.inputs[1])[0] // 2  # type: ignore[index, arg-type]
+            zero = b.const(np.zeros(1, np.int64))
+            wider = b.Concat(
+                zero, b.Slice(pads, [0], [axes], [0]), zero, b.Slice(pads, [axes], [2 * axes], [0]), axis=0
+            )
+            operands = [every, wider.value, *node.inputs[2:]]
+            batch[out] = b.append(ir.Node("", "Pad", operands, node.attributes.values()))[0].value
+            alone.add(out)
+        elif is_op(node, "Unsqueeze") and _is_first(node):
+            out.replace_all_uses_with(every)
+            batch[every] = every
+
+
+def _is_first(node: ir.Node) -> bool:
+    """True if the constant operand of `node`, an axis or an index, is 0."""
+    held = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    return held is not None and held.size == 1 and int(held.reshape(-1)[0]) == 0
 
 
 def _rewrite(graph: ir.Graph, image: ir.Value) -> None:
@@ -78,7 +135,11 @@ def _agrees(model: ir.Model, head: Head, values: list[str]) -> bool:
         return False
     for name, found in together.items():
         parts = [a[name] for a in alone]
-        if any(p.shape[1:] != found.shape[1:] or not p.ndim for p in parts) or len(found) != sum(map(len, parts)):
+        if (
+            not found.size
+            or any(p.shape[1:] != found.shape[1:] or not p.ndim for p in parts)
+            or len(found) != sum(map(len, parts))
+        ):
             return False
         wanted = np.concatenate(parts)
         if np.abs(found - wanted).max(initial=0) > _TOLERANCE * max(1.0, float(np.abs(wanted).max(initial=0))):

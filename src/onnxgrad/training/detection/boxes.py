@@ -104,7 +104,8 @@ class Decoded:
             found = b.Softmax(self.scores, axis=-1)
             return at(b, found, 1, head.classes + 1) if head.background == 0 else at(b, found, 0, head.classes)
         found = b.Sigmoid(self.scores)
-        return found if self.objects is None else found * b.Sigmoid(self.objects)
+        joint = found if self.objects is None else found * b.Sigmoid(self.objects)
+        return b.Sqrt(joint) if head.kind == "fcos" else joint
 
 
 def decode(b: Builder, head: Head, values: Mapping[str, Var]) -> Decoded:
@@ -191,7 +192,15 @@ def _by_anchors(b: Builder, head: Head, encoded: Var, places: Var) -> Var:
     return from_centres(b, b.Concat(centre, grown, axis=-1))
 
 
+def _by_squares(b: Builder, head: Head, encoded: Var, places: Var) -> Var:
+    """Boxes of FCOS: distances of the edges from the centre of an anchor, in its sizes."""
+    assert head.anchors is not None
+    centre, size = (head.anchors[:, :2] + head.anchors[:, 2:]) / 2, head.anchors[:, 2:] - head.anchors[:, :2]
+    distances = b.Relu(encoded) * b.const(np.concatenate([size, size], 1))
+    return b.Concat(b.const(centre) - at(b, distances, 0, 2), b.const(centre) + at(b, distances, 2, 4), axis=-1)
+
+
 _DECODINGS = {
     "dfl": _by_distances, "yolox": _by_offsets, "yolo5": _by_anchor_sizes,
-    "ssd": _by_anchors, "retinanet": _by_anchors,
+    "ssd": _by_anchors, "fcos": _by_squares, "retinanet": _by_anchors,
 }  # fmt: skip

@@ -56,12 +56,13 @@ class Head:
         levels: from the largest map to the smallest.
         image: the name of the input.
         size: (height, width) of pictures.
-        anchors: float32 [A, 4], x1, y1, x2, y2 in pixels of a picture, of ``ssd`` and ``retinanet``; [L, a, 2], width
-            and height, of ``yolo5``.
+        anchors: float32 [A, 4], x1, y1, x2, y2 in pixels of a picture, of ``ssd``, ``fcos`` and ``retinanet``;
+            [L, a, 2], width and height, of ``yolo5``.
         bins: of a distribution over distances.
         offset: the centre of a place, in places.
         one_to_one: each object has one prediction, and nothing is suppressed.
         background: the class of no object: 0 (first), -1 (last), or None.
+        others: last layers that no loss trains, of masks or key points.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Head:
     offset: float = 0.5
     one_to_one: bool = False
     background: int | None = None
+    others: tuple[str, ...] = ()
 
     @property
     def strides(self) -> list[float]:
@@ -92,9 +94,17 @@ class Head:
         """The head in words."""
         if self.kind == "detr":
             return f"a head of queries (DETR), {self.classes} classes"
-        names = {"dfl": "YOLOv8", "yolox": "YOLOX", "yolo5": "YOLOv5", "ssd": "SSD", "retinanet": "RetinaNet"}
+        names = {
+            "dfl": "YOLOv8",
+            "yolox": "YOLOX",
+            "yolo5": "YOLOv5",
+            "ssd": "SSD",
+            "fcos": "FCOS",
+            "retinanet": "RetinaNet",
+        }
         maps = ", ".join(f"{h}x{w}" for h, w in (level.shape for level in self.levels))
-        return f"a head like {names[self.kind]}'s on maps of {maps}, {self.classes} classes"
+        rest = "; its masks or key points are not trained" if self.others else ""
+        return f"a head like {names[self.kind]}'s on maps of {maps}, {self.classes} classes{rest}"
 
 
 class UnknownHead(Exception):

@@ -6,6 +6,7 @@ kind follows from how many there are for each size of a map, and from their chan
 - ``dfl``: classes, and distances of the four edges as distributions (YOLOv8, v9, v10, v11, NanoDet, PicoDet);
 - ``yolox``: classes, an objectness, and offsets with logarithms of sizes (YOLOX, YuNet);
 - ``yolo5``: one layer for several anchors, each with box, objectness and classes (YOLOv3, v5, v7);
+- ``fcos``: classes, a centre-ness, and distances of the four edges behind Relu, from square anchors (torchvision);
 - ``ssd``, ``retinanet``: classes and offsets for anchors, with a background or without;
 - ``detr``: queries.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,8 @@ def find_head(model: ir.Model, image_size: int | tuple[int, int] | None = None) 
         maps = ", ".join(repr(v.name) for v in ends) or "none"
         raise BadInput(
             f"the head of the detector is not known: {error}; its last layers are {maps}\n  hint: heads of YOLOv5, "
-            "YOLOv8 and later, YOLOX, NanoDet, SSD, RetinaNet and DETR are known; others train with a loss of your own"
+            "YOLOv8 and later, YOLOX, NanoDet, SSD, FCOS, RetinaNet and DETR are known; others train with a loss of "
+            "your own"
         ) from None
 
 
@@ -116,17 +118,41 @@ def _grid(model: ir.Model, image: ir.Value, size: tuple[int, int], ends: Sequenc
     """A head on maps."""
     shapes = run_values(model, [v.name or "" for v in ends], noise(model, 1, size))
     sized = [_End(v, s[1], s[2:]) for v in ends if len(s := shapes[v.name or ""].shape) == 4]
+    sized, others = _without_others(sized, bins)
     levels = [[e for e in sized if e.shape == shape] for shape in dict.fromkeys(e.shape for e in sized)]
     levels.sort(key=lambda ends: -ends[0].shape[0] * ends[0].shape[1])
     if not levels or len({len(ends) for ends in levels}) > 1:
         raise UnknownHead(f"its maps have {', '.join(str(len(ends)) for ends in levels) or 'no'} layers")
-    about = {"image": image.name or "", "size": size}
+    about = {"image": image.name or "", "size": size, "others": others}
     count = len(levels[0])
     if count == 1:
         return _combined(model, levels, bins, about)
     if count == 2:
         return _two(model, levels, bins, about)
-    return _with_objects(levels, about)
+    return _fcos(model, levels, about) or _with_objects(levels, about)
+
+
+def _without_others(ends: list[_End], bins: int) -> tuple[list[_End], tuple[str, ...]]:
+    """Layers of distributions and classes, and the names of those of masks or key points beside them (YOLOv8)."""
+    boxes = [e for e in ends if bins and e.channels == 4 * bins]
+    scores = [e for e in ends if e not in boxes and e.shape in [o.shape for o in boxes] and _ends_in_sigmoid(e.value)]
+    if not boxes or len(boxes) != len(scores):
+        return ends, ()
+    return [e for e in ends if e in boxes or e in scores], tuple(
+        e.value.name or "" for e in ends if e not in boxes and e not in scores
+    )
+
+
+def _ends_in_sigmoid(value: ir.Value) -> bool:
+    """True if all channels of a layer pass a Sigmoid, and nothing that computes is before it."""
+    way = [value]
+    for each in way:
+        for node in (use.node for use in each.uses()):
+            if is_op(node, "Sigmoid"):
+                return True
+            if is_op(node, ("Reshape", "Concat", "Transpose", "Split")):
+                way.extend(v for v in node.outputs if v not in way)
+    return False
 
 
 def _level(
@@ -236,6 +262,28 @@ def _with_objects(levels: list[list[_End]], about: dict[str, Any]) -> Head:
             raise UnknownHead(f"a map has layers of {', '.join(str(e.channels) for e in ends)} channels")
         made.append(_level(ends, _all(scores), _all(box), _all(objects)))
     return Head("yolox", made[0].scores.size, tuple(made), **about)
+
+
+def _fcos(model: ir.Model, levels: list[list[_End]], about: dict[str, Any]) -> Head | None:
+    """Classes, and distances behind Relu beside a centre-ness of the same features; None for other layers."""
+    made = []
+    for ends in levels:
+        box = next((e for e in ends if e.channels == 4 and any(is_op(u.node, "Relu") for u in e.value.uses())), None)
+        if box is None or len(ends) > 3:
+            return None
+        single = [e for e in ends if e.channels == 1 and _features(e) is _features(box)]
+        scores = [e for e in ends if e not in (box, *single)]
+        if len(single) != 1 or len(scores) != 1:
+            return None
+        made.append(_level(ends, _all(scores[0]), _all(box), _all(single[0])))
+    found = Head("fcos", made[0].scores.size, tuple(made), **about)
+    return replace(found, anchors=in_pixels(find_anchors(model, found), found))
+
+
+def _features(end: _End) -> ir.Value | None:
+    """The operand of a layer."""
+    node = end.value.producer()
+    return None if node is None else node.inputs[0]
 
 
 def _output_name(value: ir.Value) -> str:

@@ -8,6 +8,7 @@ result is the sum; the terms are further results. Each kind of head has the loss
 - ``yolo5``: CIoU, objectness by the overlap, classes (0.05, 1, 0.5 times 3 / levels, …);
 - ``ssd``: smooth L1 and softmax with three hard negatives for each positive;
 - ``retinanet``: L1 and focal loss;
+- ``fcos``: GIoU, focal loss, and cross entropy of the centre-ness;
 - ``detr``: classes, L1 and GIoU of the cheapest pairing (1, 5, 2).
 """
 
@@ -21,7 +22,15 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import named_values, prune
-from onnxgrad.training.detection.assigners import Assigned, Labels, match_anchors, number, sim_ota, task_aligned
+from onnxgrad.training.detection.assigners import (
+    Assigned,
+    Labels,
+    match_anchors,
+    number,
+    sample_centres,
+    sim_ota,
+    task_aligned,
+)
 from onnxgrad.training.detection.boxes import EPS, VARIANCES, Decoded, at, decode, hold_constant, overlap
 from onnxgrad.training.detection.head import Head
 from onnxgrad.training.detection.matching import query_loss
@@ -247,7 +256,26 @@ def _of_retinanet(b: Builder, head: Head, found: Decoded, labels: Labels, box_lo
     }
 
 
+def _of_fcos(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
+    assert head.anchors is not None
+    assert found.objects is not None
+    paired = sample_centres(b, head, labels)
+    rows = Positives(b, paired.positive)
+    count = b.Max(summed(b, paired.positive), 1.0)
+    boxes = rows(paired.boxes)
+    centre = rows.places(b.const(((head.anchors[:, :2] + head.anchors[:, 2:]) / 2).astype(np.float32)))
+    first, last = centre - at(b, boxes, 0, 2), at(b, boxes, 2, 4) - centre
+    shares = b.Min(first, last) / b.Max(first, last)
+    goal = b.Sqrt(at(b, shares, 0, 1) * at(b, shares, 1, 2))
+    overlaps = overlap(b, rows(found.boxes), boxes, box_loss or "giou")
+    return {
+        "box": summed(b, 1.0 - overlaps) / count,
+        "objects": summed(b, cross_entropies(b, rows(found.objects), goal)) / count,
+        "classes": summed(b, focal(b, found.scores, paired.classes)) / count,
+    }
+
+
 _LOSSES: dict[str, Callable[[Builder, Head, Decoded, Labels, str | None], Terms]] = {
     "dfl": _of_distances, "yolox": _of_offsets, "yolo5": _of_anchor_sizes,
-    "ssd": _of_ssd, "retinanet": _of_retinanet,
+    "ssd": _of_ssd, "fcos": _of_fcos, "retinanet": _of_retinanet,
 }  # fmt: skip

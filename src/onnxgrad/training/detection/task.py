@@ -26,6 +26,7 @@ from onnxgrad.training.detection.losses import detection_loss, labels_of
 from onnxgrad.training.detection.probe import picture_input
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.unfold import unfold
+from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.metadata import CLASSES, DETECTOR
 
@@ -65,6 +66,7 @@ class DetectionTask:
             BadInput: the head is not known, or a setting does not fit.
         """
         opened = open_model(model).model
+        own_tensors(opened)  # before layers get new rows, whose initializers would say that Constants are no weights
         head = find_head(opened, recipe.image_size)
         notes = [head.text]
         letterbox = letterbox_of(opened, head, preparation)
