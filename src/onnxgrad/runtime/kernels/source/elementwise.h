@@ -11,48 +11,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-
+#include "exponential.h"
 #include "lanes.h"
 
-typedef unsigned lanes_bits __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 INLINE lanes magnitude(lanes x) { return (lanes)((lanes_mask)x & 0x7fffffff); }
 /* x with the sign of s */
 INLINE lanes signed_as(lanes x, lanes s) { return (lanes)(((lanes_mask)x & 0x7fffffff) | ((lanes_mask)s & ~0x7fffffff)); }
-/* the smaller, and the larger one; NaN where x is */
-#if defined(__AVX512F__)
-INLINE lanes at_most(lanes x, float y) { return (lanes)_mm512_min_ps(_mm512_set1_ps(y), (__m512)x); }
-INLINE lanes at_least(lanes x, float y) { return (lanes)_mm512_max_ps(_mm512_set1_ps(y), (__m512)x); }
-#elif defined(__AVX__)
-INLINE lanes at_most(lanes x, float y) { return (lanes)_mm256_min_ps(_mm256_set1_ps(y), (__m256)x); }
-INLINE lanes at_least(lanes x, float y) { return (lanes)_mm256_max_ps(_mm256_set1_ps(y), (__m256)x); }
-#else
-INLINE lanes at_most(lanes x, float y) { return lanes_where(x > y, lanes_of(y), x); }
-INLINE lanes at_least(lanes x, float y) { return lanes_where(x < y, lanes_of(y), x); }
-#endif
-
-/* e^r for r = x - n log 2, |r| < 0.35, where n is a whole number */
-INLINE lanes exp_of_rest(lanes x, lanes n) {
-  const lanes r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  const lanes p = ((((r * 0.0013814602f + 0.0083687152f) * r + 0.0416683879f) * r + 0.166665206f) * r + 0.499999934f);
-  return (p * r) * r + r + 1.0f;
-}
-
-INLINE lanes exp_lanes(lanes x) {
-  x = at_least(at_most(x, 89.0f), -104.0f);
-#if defined(__AVX512F__)
-  const __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269502f), 8);
-  return (lanes)_mm512_scalef_ps((__m512)exp_of_rest(x, (lanes)n), n);
-#else
-  const float magic = 12582912.0f; /* 1.5 * 2^23: a sum with it is rounded to an integer, in its last bits */
-  const lanes shifted = x * 1.44269502f + magic, y = exp_of_rest(x, shifted - magic);
-  const lanes_mask n = (lanes_mask)((lanes_bits)shifted - (lanes_bits)lanes_of(magic)), half = n >> 1;
-  return y * (lanes)((lanes_bits)(half + 127) << 23) * (lanes)((lanes_bits)(n - half + 127) << 23);
-#endif
-}
-
 /* of numbers from 0 on that are neither infinite nor NaN; -103.3 or so for 0 */
 INLINE lanes log_of_finite(lanes x) {
   const lanes_mask small = x < 1.17549435e-38f;

@@ -5,25 +5,48 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #include "lanes.h"
 
-/* e^x within 2 units in the last place: 2^n * e^r, r by the polynomial of Cephes' expf. Below e^-87.3 it is 0 (a
- * denormal number takes as long as a hundred others), above e^88.3 infinity; NaN stays. */
-INLINE lanes lanes_exp(lanes x) {
-  const lanes shift = lanes_of(0x1.8p23f + 127); /* added to a number, leaves it rounded, plus 127, in the last bits */
-  const lanes rounded = x * lanes_of(0x1.715476p0f) + shift, n = rounded - shift;
-  const lanes r = (x - n * lanes_of(0x1.62e400p-1f)) - n * lanes_of(0x1.7f7d1cp-20f);
-  lanes p = lanes_of(1.9875691500e-4f);
-  p = p * r + lanes_of(1.3981999507e-3f);
-  p = p * r + lanes_of(8.3334519073e-3f);
-  p = p * r + lanes_of(4.1665795894e-2f);
-  p = p * r + lanes_of(1.6666665459e-1f);
-  p = p * r + lanes_of(5.0000001201e-1f);
-  p = p * (r * r) + r + lanes_of(1);
-  p *= (lanes)((lanes_mask)rounded << 23);
-  p = lanes_where(x < lanes_of(-87.3f), lanes_of(0), p);
-  return lanes_where(x > lanes_of(88.3f), lanes_of(INFINITY), p);
+typedef unsigned lanes_bits __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+/* the smaller, and the larger one; NaN where x is */
+#if defined(__AVX512F__)
+INLINE lanes at_most(lanes x, float y) { return (lanes)_mm512_min_ps(_mm512_set1_ps(y), (__m512)x); }
+INLINE lanes at_least(lanes x, float y) { return (lanes)_mm512_max_ps(_mm512_set1_ps(y), (__m512)x); }
+#elif defined(__AVX__)
+INLINE lanes at_most(lanes x, float y) { return (lanes)_mm256_min_ps(_mm256_set1_ps(y), (__m256)x); }
+INLINE lanes at_least(lanes x, float y) { return (lanes)_mm256_max_ps(_mm256_set1_ps(y), (__m256)x); }
+#else
+INLINE lanes at_most(lanes x, float y) { return lanes_where(x > y, lanes_of(y), x); }
+INLINE lanes at_least(lanes x, float y) { return lanes_where(x < y, lanes_of(y), x); }
+#endif
+
+/* e^r for r = x - n log 2, |r| < 0.35, where n is a whole number */
+INLINE lanes exp_of_rest(lanes x, lanes n) {
+  const lanes r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  const lanes p = ((((r * 0.0013814602f + 0.0083687152f) * r + 0.0416683879f) * r + 0.166665206f) * r + 0.499999934f);
+  return (p * r) * r + r + 1.0f;
 }
+
+INLINE lanes exp_lanes(lanes x) {
+  x = at_least(at_most(x, 89.0f), -104.0f);
+#if defined(__AVX512F__)
+  const __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269502f), 8);
+  return (lanes)_mm512_scalef_ps((__m512)exp_of_rest(x, (lanes)n), n);
+#else
+  const float magic = 12582912.0f; /* 1.5 * 2^23: a sum with it is rounded to an integer, in its last bits */
+  const lanes shifted = x * 1.44269502f + magic, y = exp_of_rest(x, shifted - magic);
+  const lanes_mask n = (lanes_mask)((lanes_bits)shifted - (lanes_bits)lanes_of(magic)), half = n >> 1;
+  return y * (lanes)((lanes_bits)(half + 127) << 23) * (lanes)((lanes_bits)(n - half + 127) << 23);
+#endif
+}
+
+/* The same, but 0 below e^-87.3: a denormal number takes as long as a hundred others. */
+INLINE lanes lanes_exp(lanes x) { return lanes_where(x < -87.3f, lanes_of(0), exp_lanes(at_least(x, -87.3f))); }
 
 /* The first `count` numbers at `from`, all of a vector at most, and `rest` in the place of others. */
 INLINE lanes lanes_read(const float *from, int64_t count, float rest) {
