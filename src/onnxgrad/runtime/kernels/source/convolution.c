@@ -118,13 +118,13 @@ static float *lay_y(const Job *j, float *to, const float *from, int64_t top) {
 
 /* Adds the products of some images, of channels of a group: of numbers from `first` on, as they lie there. */
 static void multiply_in_place(const Job *j, int64_t g, int64_t from_c, int64_t c, int64_t image, int64_t images,
-                              int64_t first, float *sums) {
+                              int64_t first, float *panels, float *sums) {
   const Correlation *at = j->at;
   const int64_t plane = at->h * at->w, x_image = at->groups * at->c * plane, y_image = at->groups * at->m * plane;
   const float *x = j->x + image * x_image + (g * at->c + from_c) * plane + first;
   const float *y = j->y + image * y_image + g * at->m * plane + first;
   const Span s = {y, x, plane, y_image, x_image, images, j->run};
-  multiply(&s, j->offset, at->kh * at->kw, at->m, c, plane, sums);
+  multiply(&s, j->offset, at->kh * at->kw, at->m, c, plane, panels, sums);
 }
 
 /* The same for rows of y from `top` on, which are laid out before. */
@@ -142,7 +142,7 @@ static void multiply_laid_out(const Job *j, int64_t g, int64_t from_c, int64_t c
     for (int64_t n = image; n < image + images; n++)
       to = lay_y(j, to, j->y + ((n * at->groups + g) * at->m + k) * at->oh * at->ow, top);
   const Span s = {y, x, images * j->run, j->run, planes, images, j->run};
-  multiply(&s, j->offset, at->kh * at->kw, at->m, c, images * planes, sums);
+  multiply(&s, j->offset, at->kh * at->kw, at->m, c, images * planes, to, sums);
 }
 
 static void part(void *state, int64_t index, float *space) {
@@ -161,7 +161,7 @@ static void part(void *state, int64_t index, float *space) {
       const int64_t band = u % j->bands, image = u / j->bands * j->per_unit;
       const int64_t images = least(j->per_unit, at->images - image);
       if (j->as_it_is)
-        multiply_in_place(j, g, from_c, c, image, images, band * j->run, sums);
+        multiply_in_place(j, g, from_c, c, image, images, band * j->run, space, sums);
       else
         multiply_laid_out(j, g, from_c, c, image, images, band * j->rows, space, sums);
     }
@@ -303,7 +303,8 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
     for (int64_t k = 0; k < at->kw; k++)
       offset[i * at->kw + k] =
           (i % j.row_phases * j.column_phases + k % j.column_phases) * j.plane + down[i] * j.pitch + across[k];
-  const int64_t space = j.as_it_is ? 0 : up((int64_t)size, LANES) * LANES;
+  const int64_t panels = at->m < FEW ? 0 : quotient(at->m, COLUMNS) * COLUMNS * j.run;
+  const int64_t space = j.as_it_is ? panels : up((int64_t)size + panels * j.per_unit, LANES) * LANES;
   j.partial = scratch(call, j.shares * j.outs, sizeof(float));
   parallel_spaces(call, (int64_t)count, space, part, &j);
   parallel_ranges(call, at->groups * up(at->m, BLOCK), up(FINISHED, BLOCK * at->c * taps), finish, &j);

@@ -1,4 +1,4 @@
-/* Vectors of as many floats as a register of this processor holds, and tiles that fit its registers. */
+/* Vectors of as many floats as a register of this processor holds. */
 #ifndef ONNXGRAD_LANES_H
 #define ONNXGRAD_LANES_H
 #if defined(__AVX512F__)
@@ -7,13 +7,6 @@
 #define LANES 8
 #else
 #define LANES 4
-#endif
-#if defined(__AVX512F__) || defined(__aarch64__)
-#define TILE_ROWS 4
-#define TILE_COLUMNS 6
-#else
-#define TILE_ROWS 3
-#define TILE_COLUMNS 4
 #endif
 typedef float lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int lanes_mask __attribute__((vector_size(LANES * 4), aligned(4), may_alias));

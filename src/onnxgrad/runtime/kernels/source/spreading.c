@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "gemm.h"
 #include "kernel.h"
 #include "lanes.h"
 #include "windows.h"
@@ -18,72 +19,18 @@ enum {
   ROOMY = 64,          /* or this for each one that is given; */
   PLANE = 4096,        /* numbers of a plane in any case, */
   SPARSE = 16,         /* and for each one of y */
-  CHANNELS = 6,        /* computed at once */
-#if defined(__AVX512F__) || defined(__aarch64__)
-  VECTORS = 4,
-#else
-  VECTORS = 2,
-#endif
+  CHANNELS = 24,       /* computed at once, at most */
 };
 
 typedef struct {
   const Correlation *at;
   const float *y, *w;
-  float *out, *packed, *memory;
+  float *out;
   Phases rows_in, columns_in; /* phases of rows and of columns, and: */
-  int64_t row_phases, column_phases, *row_phase, *column_phase, *taps, *offset; /* how many of a phase, and where */
-  int64_t pitch, rows, plane, front, line, slot, pieces; /* line: numbers that one channel of y takes */
-  unsigned char busy[PIECES];
+  int64_t row_phases, column_phases, *row_phase, *column_phase;
+  int64_t *down, *across, next_down, next_across; /* how far on in its phase a tap is, and the next of the same phase */
+  int64_t pitch, rows, plane, front, line; /* line: numbers that one channel of y takes */
 } Job;
-
-/* --- the sums ----------------------------------------------------------------------------------------------------- */
-
-INLINE void tile(const int vectors, const int channels, const float *y, int64_t line, int64_t m, const int64_t *offset,
-                 int64_t taps, const float *w, float *z, int64_t plane) {
-  lanes sum[VECTORS][CHANNELS];
-#pragma GCC unroll 16
-  for (int v = 0; v < vectors; v++)
-#pragma GCC unroll 16
-    for (int k = 0; k < channels; k++) sum[v][k] = lanes_of(0);
-  for (int64_t i = 0; i < m; i++, y += line)
-    for (int64_t t = 0; t < taps; t++, w += channels) {
-      const float *from = y - offset[t];
-      lanes here[VECTORS];
-#pragma GCC unroll 16
-      for (int v = 0; v < vectors; v++) {
-        here[v] = *(const lanes *)(from + v * LANES);
-        HELD(here[v]);
-      }
-#pragma GCC unroll 16
-      for (int k = 0; k < channels; k++) {
-        lanes factor = lanes_of(w[k]);
-        HELD(factor);
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++) sum[v][k] += here[v] * factor;
-      }
-    }
-#pragma GCC unroll 16
-  for (int k = 0; k < channels; k++)
-#pragma GCC unroll 16
-    for (int v = 0; v < vectors; v++) *(lanes *)(z + k * plane + v * LANES) = sum[v][k];
-}
-
-/* All of a phase, for some channels. */
-#define PLANES(K)                                                                                                  \
-  static void planes_##K(const Job *j, const float *y, const int64_t *offset, int64_t taps, const float *w, float *z, \
-                         int64_t channel) {                                                                        \
-    int64_t p = 0;                                                                                                 \
-    for (; p + VECTORS * LANES <= j->plane; p += VECTORS * LANES)                                                  \
-      tile(VECTORS, K, y + p, j->line, j->at->m, offset, taps, w, z + p, channel);                                 \
-    for (; p < j->plane; p += LANES) tile(1, K, y + p, j->line, j->at->m, offset, taps, w, z + p, channel);        \
-  }
-PLANES(1)
-PLANES(2)
-PLANES(4)
-PLANES(6)
-
-/* How many of `c` channels are computed at once: as many as there is a tile for. */
-static int64_t block_of(int64_t c) { return c >= 6 ? 6 : c >= 4 ? 4 : c >= 2 ? 2 : 1; }
 
 /* --- the layout --------------------------------------------------------------------------------------------------- */
 
@@ -165,35 +112,33 @@ static void interleave(const Job *j, const float *z, float *out) {
 
 /* --- the work ----------------------------------------------------------------------------------------------------- */
 
-static void some(void *data, size_t index) {
-  Job *j = data;
+/* A phase of some channels: of each place the sum over m and the taps, which are read where they are. */
+static void add_taps(const Job *j, int64_t phase, int64_t channels, const float *w, const float *y, float *z) {
   const Correlation *at = j->at;
-  const int64_t phases = j->row_phases * j->column_phases, all_taps = at->kh * at->kw, channel = phases * j->plane;
-  const int64_t cells = at->images * at->groups;
-  int slot = 0;
-  while (__atomic_exchange_n(&j->busy[slot], 1, __ATOMIC_ACQUIRE)) slot = (slot + 1) % PIECES;
-  float *y = j->memory + slot * j->slot, *z = y + at->m * j->line;
-  for (int64_t cell = cells * (int64_t)index / j->pieces; cell < cells * ((int64_t)index + 1) / j->pieces; cell++) {
-    const int64_t g = cell % at->groups;
-    lay(j, j->y + cell * at->m * at->oh * at->ow, y);
-    for (int64_t c = 0, block; c < at->c; c += block) {
-      block = block_of(at->c - c);
-      const float *w = j->packed + (g * at->c + c) * at->m * all_taps;
-      const int64_t *offset = j->offset;
-      for (int64_t f = 0; f < phases; w += j->taps[f] * at->m * block, offset += j->taps[f], f++) {
-        float *to = z + f * j->plane;
-        switch (block) {
-          case 1: planes_1(j, y + j->front, offset, j->taps[f], w, to, channel); break;
-          case 2: planes_2(j, y + j->front, offset, j->taps[f], w, to, channel); break;
-          case 4: planes_4(j, y + j->front, offset, j->taps[f], w, to, channel); break;
-          case 6: planes_6(j, y + j->front, offset, j->taps[f], w, to, channel); break;
-        }
-      }
-      for (int64_t k = 0; k < block; k++)
-        interleave(j, z + k * channel, j->out + (cell * at->c + c + k) * at->h * at->w);
-    }
+  const int64_t row = phase / j->column_phases, column = phase % j->column_phases, taps = at->kh * at->kw;
+  const int64_t channel = j->row_phases * j->column_phases * j->plane;
+  gemm(&(Product){.a = w + row * at->kw + column, .b = y - j->down[row] * j->pitch - j->across[column], .c = z,
+                  .rows = channels, .columns = j->plane,
+                  .count = {at->m, up(at->kh - row, j->row_phases), up(at->kw - column, j->column_phases)},
+                  .a_step = {at->c * taps, j->row_phases * at->kw, j->column_phases},
+                  .b_step = {j->line, -j->next_down * j->pitch, -j->next_across}, .down = taps, .panel = COLUMNS,
+                  .c_pitch = channel});
+}
+
+/* A picture of one group. */
+static void cell(void *data, int64_t index, float *y) {
+  const Job *j = data;
+  const Correlation *at = j->at;
+  const int64_t phases = j->row_phases * j->column_phases, g = index % at->groups;
+  float *z = y + at->m * j->line;
+  lay(j, j->y + index * at->m * at->oh * at->ow, y);
+  for (int64_t c = 0; c < at->c; c += CHANNELS) {
+    const int64_t some = least(CHANNELS, at->c - c);
+    for (int64_t f = 0; f < phases; f++)
+      add_taps(j, f, some, j->w + (g * at->m * at->c + c) * at->kh * at->kw, y + j->front, z + f * j->plane);
+    for (int64_t k = 0; k < some; k++)
+      interleave(j, z + k * phases * j->plane, j->out + (index * at->c + c + k) * at->h * at->w);
   }
-  __atomic_store_n(&j->busy[slot], 0, __ATOMIC_RELEASE);
 }
 
 /* Number by number: where w holds an infinity, zeros that were laid beside y are not harmless; and where windows reach
@@ -221,24 +166,11 @@ static void plainly(void *data, int64_t from, int64_t to) {
   }
 }
 
-/* w in the order in which it is read: by group, channels of one tile, phase, m, tap, channel. */
-static int pack(const Job *j) {
-  const Correlation *at = j->at;
-  const int64_t all_taps = at->kh * at->kw;
-  float *to = j->packed, doubt = 0;
-  for (int64_t g = 0; g < at->groups; g++)
-    for (int64_t c = 0, block; c < at->c; c += block) {
-      block = block_of(at->c - c);
-      for (int64_t f = 0; f < j->row_phases * j->column_phases; f++)
-        for (int64_t m = 0; m < at->m; m++)
-          for (int64_t i = f / j->column_phases; i < at->kh; i += j->row_phases)
-            for (int64_t k = f % j->column_phases; k < at->kw; k += j->column_phases)
-              for (int64_t q = 0; q < block; q++) {
-                *to = j->w[((g * at->m + m) * at->c + c + q) * all_taps + i * at->kw + k];
-                doubt += *to++ * 0;
-              }
-    }
-  return doubt != 0 || isnan(doubt);
+/* Whether all of w is finite. */
+static int is_finite(const float *w, int64_t count) {
+  float doubt = 0;
+  for (int64_t k = 0; k < count; k++) doubt += w[k] * 0;
+  return doubt == 0;
 }
 
 static void spread(Call *call, const Correlation *at, const float *y, const float *w, float *out) {
@@ -249,47 +181,39 @@ static void spread(Call *call, const Correlation *at, const float *y, const floa
     clear(out, numbers);
     return;
   }
-  int64_t *memory = scratch(call, 2 * all_taps + 2 * (at->kh + at->kw), sizeof *memory);
-  j.packed = scratch(call, at->groups * at->m * at->c * all_taps, sizeof(float));
+  int64_t *memory = scratch(call, 2 * (at->kh + at->kw), sizeof *memory);
   if (call->failed) return;
   j.row_phase = memory;
   j.column_phase = memory + at->kh;
-  j.taps = j.column_phase + at->kw;
-  j.offset = j.taps + all_taps;
-  int64_t *down = j.offset + all_taps, *across = down + at->kh, *offset = j.offset;
-  j.rows_in = phases_of(at->kh, at->sh, at->dh, j.row_phase, down);
-  j.columns_in = phases_of(at->kw, at->sw, at->dw, j.column_phase, across);
+  j.down = j.column_phase + at->kw;
+  j.across = j.down + at->kh;
+  j.rows_in = phases_of(at->kh, at->sh, at->dh, j.row_phase, j.down);
+  j.columns_in = phases_of(at->kw, at->sw, at->dw, j.column_phase, j.across);
   j.row_phases = j.rows_in.count;
   j.column_phases = j.columns_in.count;
+  j.next_down = j.row_phases * at->dh / at->sh;
+  j.next_across = j.column_phases * at->dw / at->sw;
   const int64_t most_down = j.rows_in.furthest, most_across = j.columns_in.furthest;
   j.pitch = pitch_of(at, j.column_phase, j.column_phases, at->ow + most_across);
   j.rows = at->oh + most_down;
   const double channel = (double)j.rows * j.pitch + LANES, front = (double)most_down * j.pitch + most_across;
-  const double size = at->m * (channel + front) + CHANNELS * (double)j.row_phases * j.column_phases * channel;
+  const double size = at->m * (channel + front) + (double)least(CHANNELS, at->c) * j.row_phases * j.column_phases * channel;
   const int64_t cells = at->images * at->groups;
-  j.pieces = most(least(cells, least(PIECES, (int64_t)(MEMORY / size))), least(cells, 2));
+  const int64_t pieces = most(least(cells, least(PIECES, (int64_t)(MEMORY / size))), least(cells, 2));
   const double given = (double)cells * ((double)at->m * at->oh * at->ow + (double)at->c * at->h * at->w);
   const double weights = (double)at->groups * at->m * at->c * all_taps;
-  if (size * (double)j.pieces > ROOMY * (given + weights) + MEMORY || channel > SPARSE * (double)at->oh * at->ow + PLANE) {
+  if (size * (double)pieces > ROOMY * (given + weights) + MEMORY || channel > SPARSE * (double)at->oh * at->ow + PLANE) {
     parallel_ranges(call, cells * at->c, 1, plainly, &j);
     return;
   }
   j.plane = up(j.rows * j.pitch, LANES) * LANES;
   j.front = (int64_t)front;
   j.line = j.front + j.plane;
-  j.slot = at->m * j.line + CHANNELS * j.row_phases * j.column_phases * j.plane;
-  for (int64_t f = 0; f < j.row_phases * j.column_phases; f++) {
-    j.taps[f] = 0;
-    for (int64_t i = f / j.column_phases; i < at->kh; i += j.row_phases)
-      for (int64_t k = f % j.column_phases; k < at->kw; k += j.column_phases, j.taps[f]++)
-        *offset++ = down[i] * j.pitch + across[k];
-  }
-  if (pack(&j)) {
+  const int64_t space = at->m * j.line + least(CHANNELS, at->c) * j.row_phases * j.column_phases * j.plane;
+  if (is_finite(w, (int64_t)weights))
+    parallel_spaces(call, cells, space, cell, &j);
+  else
     parallel_ranges(call, cells * at->c, 1, plainly, &j);
-    return;
-  }
-  j.memory = scratch(call, j.pieces * j.slot, sizeof(float));
-  parallel(call, (size_t)j.pieces, some, &j);
 }
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */

@@ -16,7 +16,7 @@ enum {
   TILES_LEAST = 16,      /* of a band, */
   BAND = 36 * 18 * 1024, /* whose transformed numbers are about as many: each reads and writes all sums */
   SHARES = 16,
-  SUMS = 1 << 21,        /* numbers in the sums of all shares, if there is more than one, */
+  SUMS_SHARED = 1 << 21, /* numbers in the sums of all shares, if there is more than one, */
   SUMS_MOST = 1 << 22,   /* or of one, which is cut into panels of channels of x */
   PANELS = 8,            /* so that there is work for some threads */
 };
@@ -151,7 +151,7 @@ static int winograd_fits(const Correlation *at) {
 static void winograd(Call *call, const Correlation *at, const float *x, const float *y, float *out) {
   Winograd j = {.at = at, .x = x, .y = y, .out = out, .down = up(at->oh, INNER)};
   j.wide_m = up(at->m, LANES) * LANES;
-  const int64_t sums = PLACES * at->c * j.wide_m, most_shares = least(SHARES, most(SUMS / sums, 1));
+  const int64_t sums = PLACES * at->c * j.wide_m, most_shares = least(SHARES, most(SUMS_SHARED / sums, 1));
   j.panel = up(at->c, least(up(PANELS, most_shares), at->c / CHANNELS_LEAST));
   j.panels = up(at->c, j.panel);
   j.wide_c = up(j.panel, LANES) * LANES;
