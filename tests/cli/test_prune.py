@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import onnx
 import pytest
 from typer.testing import CliRunner
 
+import onnxgrad
 from onnxgrad.cli.app import build
 from onnxgrad.training.pruning.costs import milliseconds
 from tests.training.models import blobs, classifier
@@ -37,7 +39,7 @@ def shapes(path) -> dict[str, list[int]]:
         (("--channels", "0.25", "--score", "wanda", "--data", "d.npz"), 24),
         (("--channels", "0.5", "--score", "movement", "--data", "d.npz", "--loss", "cross_entropy"), 16),
         (("--flops", "0.5", "--data", "d.npz"), 16),
-        (("--bytes", "700B"), 16),
+        (("--bytes", "700B"), 17),
         (("--bytes", "0.8", "--multiple", "8"), 24),
     ],
 )
@@ -47,6 +49,22 @@ def test_widths(place, words, width):
     assert shapes("small.onnx") == {"w1": [6, width], "b1": [width], "w2": [width, 3]}
     assert f"w1: 32 → {width} channels" in found.output
     assert "differs from the masked model by" in found.output
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_no_channel_more_fits_the_budget(share):
+    sizes, rng = (9, 33, 17, 4), np.random.default_rng(0)
+    nodes = "h = MatMul (x, w0)  r = Relu (h)  g = MatMul (r, w1)  t = Tanh (g)  y = MatMul (t, w2)"
+    head = '<ir_version: 10, opset_import: ["": 21]> net (float[N, 9] x) => (float[N, 4] y)'
+    model = onnx.parser.parse_model(f"{head} {{ {nodes} }}")
+    for k, shape in enumerate(pairwise(sizes)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape).astype("f"), f"w{k}"))
+    small = onnxgrad.prune(model, {"x": rng.standard_normal((40, 9)).astype(np.float32)}, flops=share)
+    a, b = (t.dims[1] for t in small.graph.initializer if t.name != "w2")
+    budget = share * (9 * 33 + 33 * 17 + 17 * 4)
+    assert 9 * a + a * b + 4 * b <= budget
+    assert a == 33 or 9 * (a + 1) + (a + 1) * b + 4 * b > budget
+    assert b == 17 or 9 * a + a * (b + 1) + 4 * (b + 1) > budget
 
 
 def test_zeros_by_a_pattern(place):

@@ -115,6 +115,19 @@ GRAPHS = {
         {"wq": (8, 8), "wk": (8, 8), "wv": (8, 8), "wo": (8, 8), "minus": [-1], "two": [2]},
         1,
     ),
+    "heads whose size scales products": (
+        "(float[N, S, 8] x) => (float[N, S, 8] y)",
+        """q0 = MatMul (x, wq)  v0 = MatMul (x, wk)
+           b = Shape <start = 0, end = 2> (x)  s = Concat <axis = 0> (b, minus, two)  o = Concat <axis = 0> (b, minus)
+           q1 = Reshape (q0, s)  v1 = Reshape (v0, s)
+           q = Transpose <perm = [0, 2, 1, 3]> (q1)  k = Transpose <perm = [0, 2, 3, 1]> (q1)
+           v = Transpose <perm = [0, 2, 1, 3]> (v1)  z = MatMul (q, k)
+           n = Shape (q)  d = Slice (n, minus, end)  e = Cast <to = 1> (d)  m = Sqrt (e)  c = Div (z, m)
+           p = Softmax (c)  a = MatMul (p, v)
+           t = Transpose <perm = [0, 2, 1, 3]> (a)  f = Reshape (t, o)  y = MatMul (f, wo)""",
+        {"wq": (8, 8), "wk": (8, 8), "wo": (8, 8), "minus": [-1], "two": [2], "end": [1 << 62]},
+        1,
+    ),
     "heads of one matrix": (
         "(float[N, 7, 8] x) => (float[N, 7, 8] y)",
         """a = MatMul (x, w)  r = Reshape (a, s)  t = Transpose <perm = [2, 0, 3, 1, 4]> (r)
@@ -130,7 +143,22 @@ GRAPHS = {
 def build(header: str, nodes: str, shapes: dict) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {header} {{ {nodes} }}')
-    sizes = {"divided", "joined", "s", "o", "axis", "shape", "minus", "two", "order", "zero", "five", "twelve", "one"}
+    sizes = {
+        "divided",
+        "joined",
+        "s",
+        "o",
+        "axis",
+        "shape",
+        "minus",
+        "two",
+        "order",
+        "zero",
+        "five",
+        "twelve",
+        "one",
+        "end",
+    }
     for name, shape in shapes.items():
         if name in sizes or name in ("i0", "i1", "i2"):
             array = np.array(shape, np.int64)

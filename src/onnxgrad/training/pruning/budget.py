@@ -102,3 +102,19 @@ def first_within(steps: Sequence[list[int]], amount: Callable[[list[int]], float
         else:
             low = middle + 1
     return [one for step in steps[:high] for one in step]
+
+
+def give_back(removed: list[int], layers: Sequence[Sensitivity], amount: Callable[[list[int]], float], most: float
+              ) -> list[int]:  # fmt: skip
+    """`removed` without the sets that the budget has room for, the last first: steps of small layers overshoot."""
+    layer_of = {int(one): k for k, layer in enumerate(layers) for one in layer.order}
+    kept, full = list(removed), set[int]()
+    for one in reversed(removed):
+        if layer_of[one] in full:
+            continue
+        less = [other for other in kept if other != one]
+        if amount(less) <= most:
+            kept = less
+        else:
+            full.add(layer_of[one])
+    return kept

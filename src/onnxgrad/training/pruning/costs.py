@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.training.pruning.channels import Axis, Channels, rank_of
-from onnxgrad.training.pruning.known_sizes import numbers_of
+from onnxgrad.training.pruning.known_sizes import SIZES, numbers_of
 
 
 class Cost:
@@ -49,7 +49,8 @@ def flops(model: ir.Model, channels: Channels) -> Cost:
     )
     terms: list[tuple[float, list[Axis]]] = []
     for axes in (axes for node in model.graph for axes in _factors(node) if axes):
-        count = math.prod((numbers_of(v.shape[a]) or (1, 1))[0] for v, a in axes if v.shape is not None)
+        shapes = [(v.meta.get(SIZES) or v.shape, a) for v, a in axes]
+        count = math.prod((numbers_of(shape[a]) or (1, 1))[0] for shape, a in shapes if shape is not None)
         terms.append((2.0 * count / (2 if open_rows else 1), axes))
     return Cost(channels, terms)
 

@@ -15,6 +15,9 @@ from onnxgrad.model_io.local_functions import infer_types
 #: Numbers for the first axis of inputs, for axes of pictures, and for others.
 _NUMBERS = {"rows": (2, 3), "pictures": (64, 96), "others": (8, 16)}
 
+#: Where an output of the model has its shape in numbers.
+SIZES = "settled_sizes"
+
 
 def settle_sizes(model: ir.Model) -> None:
     """Set the shape of every value that a node of `model` computes, in place, to what two inferences agree on."""
@@ -33,9 +36,13 @@ def settle_sizes(model: ir.Model) -> None:
     for node in model.graph:
         for value in node.outputs:
             one, two = first.get(value.name or ""), second.get(value.name or "")
-            if value.is_graph_output() or one is None or two is None or len(one) != len(two):
+            if one is None or two is None or len(one) != len(two):
                 continue
-            value.shape = ir.Shape([_dim(a, b) for a, b in zip(one, two)])
+            found = ir.Shape([_dim(a, b) for a, b in zip(one, two)])
+            if value.is_graph_output():  # whose names of dimensions stay
+                value.meta[SIZES] = found
+            else:
+                value.shape = found
 
 
 def numbers_of(dim: int | ir.SymbolicDim) -> tuple[int, int] | None:

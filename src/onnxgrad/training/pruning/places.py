@@ -224,12 +224,25 @@ def _shape(j: Coupling, node: ir.Node) -> None:
     for reader, at in out.uses():
         if _makes_shapes(reader, at):
             continue
-        indices = constant(reader.inputs[1]) if is_op(reader, "Gather") and reader.inputs[1] is not None else None
+        indices = _sizes_read(reader, rank - start)
         if indices is None:
             j.lock_all(x, f"its shape is read by {reader.name or out.name!r}")
             return
         for index in indices.ravel().tolist():
             j.lock(x, (int(index) + start) % rank, f"its size is read by {reader.name or out.name!r}")
+
+
+def _sizes_read(reader: ir.Node, count: int) -> np.ndarray | None:
+    """The places of the sizes that `reader` takes of `count` of them; None if they are unknown."""
+    known = [array for v in reader.inputs[1:] if v is not None and (array := constant(v)) is not None]
+    if not known or len(known) < len(reader.inputs) - 1:
+        return None
+    if is_op(reader, "Gather"):
+        return known[0]
+    if not is_op(reader, "Slice"):
+        return None
+    first, last, _, step = [int(array.ravel()[0]) for array in known] + [0, 1][len(known) - 2 :]
+    return np.arange(count)[first:last:step]
 
 
 #: Operators that only choose and compute sizes.

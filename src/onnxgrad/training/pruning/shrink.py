@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Names
-from onnxgrad.ir.graph import add_initializer
+from onnxgrad.ir.graph import add_initializer, prune
 from onnxgrad.ir.match import constant, is_op
 from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.training.pruning.channels import Axis, Channels, rank_of, size_of
@@ -58,10 +58,8 @@ def shrink(model: ir.Model, channels: Channels, removed: Iterable[int]) -> None:
         for value in node.outputs:
             if not value.is_graph_output():
                 value.shape = None
+    prune(graph)
     infer_types(model)
-    for value in list(graph.initializers.values()):
-        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-            del graph.initializers[value.name or ""]
 
 
 def _lifted(graph: ir.Graph, value: ir.Value) -> ir.Value:
