@@ -66,7 +66,7 @@ _rule("GRU", "LSTM", "RNN")(recurrent)
 # --- operators that their kind does not describe ----------------------------------------------------
 
 
-@_rule("Bernoulli", "CastLike", "Clip", "Det", "Dropout", "RandomNormalLike", "RandomUniformLike")
+@_rule("Bernoulli", "CastLike", "Clip", "Det", "Dropout", "RandomNormalLike", "RandomUniformLike", "Trilu")
 def _alike(s: BatchedNode) -> Any:
     return s.emit_again(s.only(0), *s.x[1:])
 
@@ -131,11 +131,6 @@ def _cumulate(s: BatchedNode) -> Var:
 @_rule("Tile")
 def _tile(s: BatchedNode) -> Var:
     return s.b.Tile(s.only(0), s.b.join([1], s.x[1]))
-
-
-@_rule("Trilu")
-def _trilu(s: BatchedNode) -> Any:
-    return s.emit_again(s.only(0), *s.x[1:])
 
 
 @_rule("Concat")

@@ -192,7 +192,8 @@ def scan(
             attrs.append(ir.AttrInt64s(f"scan_{kind}_directions", [int(s.backwards) for s in slots]))
     operands = [v.value for v in initial] + [v.value for v, _ in scanned]
     node = ir.Node("", "Scan", operands, attrs, num_outputs=len(body.outputs))
-    _same(node.outputs, [v.value for v in initial])
+    for state, first in zip(node.outputs, initial):
+        state.type, state.shape = first.value.type, first.value.shape
     results = list(builder.append(node))
     for i, (axis, rank) in enumerate(zip(moved, ranks), start=len(initial)):
         if axis:
@@ -225,12 +226,7 @@ def stack_outputs(op: Op, value: ir.Value) -> ir.Value:
     copy = op.builder.nested(it.body).append(ir.Node("", "Identity", [value]))[0].value
     copy.type, copy.shape = value.type, value.shape
     it.body.outputs.append(copy)
-    for name in ("scan_output_axes", "scan_output_directions"):
-        if name in op.node.attributes:
-            numbers = op.node.attributes[name].as_ints()
-            op.node.attributes[name] = ir.AttrInt64s(name, [*numbers, 0])
-    op.node.resize_outputs(len(op.node.outputs) + 1)
-    out = op.node.outputs[-1]
+    (out,) = add_outputs(op.node, 1)
     out.name = op.builder.names.fresh(f"{value.name}_tape")
     out.type = value.type
     if value.shape is not None:
@@ -238,6 +234,10 @@ def stack_outputs(op: Op, value: ir.Value) -> ir.Value:
     return out
 
 
-def _same(values: Iterable[ir.Value], like: Iterable[ir.Value]) -> None:
-    for value, model in zip(values, like):
-        value.type, value.shape = model.type, model.shape
+def add_outputs(node: ir.Node, count: int) -> Sequence[ir.Value]:
+    """Add `count` outputs to a Scan or Loop, stacked along the first axis; the new values."""
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if name in node.attributes:
+            node.attributes[name] = ir.AttrInt64s(name, [*node.attributes[name].as_ints(), *[0] * count])
+    node.resize_outputs(len(node.outputs) + count)
+    return node.outputs[len(node.outputs) - count :]

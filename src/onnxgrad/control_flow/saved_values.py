@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.iteration import Iteration, ScanAxis
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis, add_outputs
 from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.engine.partial_eval import residuals
 from onnxgrad.ir import Builder
-from onnxgrad.ir.graph import ancestors, captured, dependents, reads, stand_in
+from onnxgrad.ir.graph import ancestors, dependents, reads, stand_in
 from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.ir.subgraphs import copy_of, give
 from onnxgrad.rules.op import Op
@@ -65,12 +65,8 @@ def stack_saved(
     for out, like in zip(body.outputs, [*ends, *new]):
         out.type, out.shape = out.type or like.type, like.shape if out.shape is None else out.shape
     op.node.attributes["body"] = ir.AttrGraph("body", body)
-    for name in ("scan_output_axes", "scan_output_directions"):
-        if name in op.node.attributes:
-            op.node.attributes[name] = ir.AttrInt64s(name, [*op.node.attributes[name].as_ints(), *[0] * len(new)])
     first = len(op.node.outputs)
-    op.node.resize_outputs(first + len(new))
-    for i, (v, out) in enumerate(zip(new, op.node.outputs[first:]), start=first):
+    for i, (v, out) in enumerate(zip(new, add_outputs(op.node, len(new))), start=first):
         out.name, out.type = op.builder.names.fresh(f"{v.name}_kept"), v.type
         places[v] = i
     op.builder.infer(op.node)
@@ -92,13 +88,14 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
     states = set(body.inputs[it.lead : it.lead + it.count])
     varies = dependents(primal, body.inputs)
     moved = _selections(primal, states, varies)
-    sizes = _names([*op.node.inputs, *captured(op.node)])
+    sizes = {d.value for v in reads(op.node) for d in v.shape or () if not isinstance(d, int) and d.value}
 
     def is_known(v: ir.Value) -> bool:
         """True if a backward step has `v`: stacked, or the same in all steps."""
         if v not in makers or v not in varies:
             return True
-        return v not in moved and not _is_shaped(makers[v]) and _keeps_its_shape(v, sizes)
+        is_shaped = traits_of(makers[v]).moves_at_most(Moves.PERMUTATION)
+        return v not in moved and not is_shaped and _keeps_its_shape(v, sizes)
 
     read = set(residuals((v for v in makers if v in live), is_known))
     return [v for v in makers if v in read and v in varies]
@@ -113,15 +110,6 @@ def _selections(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.
         if picks and all(v in selected or (v not in own and v not in states) or v not in varies for v in reads(node)):
             selected.update(node.outputs)
     return selected
-
-
-def _is_shaped(node: ir.Node) -> bool:
-    return traits_of(node).moves_at_most(Moves.PERMUTATION)
-
-
-def _names(values: Iterable[ir.Value | None]) -> set[str]:
-    """The names of dimensions of `values`."""
-    return {d.value for v in values if v is not None for d in v.shape or () if not isinstance(d, int) and d.value}
 
 
 def _keeps_its_shape(v: ir.Value, sizes: set[str]) -> bool:

@@ -26,6 +26,8 @@ from onnxgrad.ir.names import Names, unknown_rank
 
 #: Tensor element types that can carry a derivative.
 FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
+#: Floats of 16 bits.
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 #: The result of `full_like` and `zeros_like` for a value that is no tensor, by its type; see `containers`.
 FULL_LIKE: dict[type, Callable[[Builder, Var, float], Var]] = {}

@@ -43,14 +43,14 @@ def captured(node: ir.Node) -> list[ir.Value]:
 
 def free(graph: ir.Graph) -> list[ir.Value]:
     """Values of outer scopes that `graph` reads, as often as it does."""
-    own = {*graph.inputs.data, *graph.initializers.data.values()}
+    own = {*graph.inputs.data, *graph.initializers.data.values()}  # type: ignore[attr-defined]  # plain lists are faster
     outer: list[ir.Value] = []
     for node in graph:
         outer += [v for v in node.inputs if v is not None and v not in own]
         if node.attributes.data:
             outer += [v for v in captured(node) if v not in own]
         own.update(node.outputs)
-    return outer + [v for v in graph.outputs.data if v not in own]
+    return outer + [v for v in graph.outputs.data if v not in own]  # type: ignore[attr-defined]
 
 
 def reads(node: ir.Node) -> list[ir.Value]:

@@ -2,7 +2,8 @@
 
 A pass does not change results, only their computation. So a pass that raises, or that leaves an invalid graph, is
 skipped with a warning. The passes run on a copy, which is checked once, after all of them. If that check fails, they
-run again with a check after each, and then without the one that failed.
+run again with a check after each, and then without the one that failed. (`onnx_ir.passes` has sequences of passes, but
+no pass that may decline or fail, and no reasons to report.)
 """
 
 from __future__ import annotations
@@ -121,9 +122,8 @@ def run_passes(
     declined: dict[str, str] = {}
     each = False
     while True:
-        attempt = _Attempt(
-            model, setting(), {**_failure_reasons(failed), **declined, **dict.fromkeys(without, LEFT_OUT)}, counted
-        )
+        reasons = {name: f"failed: {reason}" for name, reason in failed.items()}
+        attempt = _Attempt(model, setting(), {**reasons, **declined, **dict.fromkeys(without, LEFT_OUT)}, counted)
         try:
             attempt.run(passes, each)
         except _Failure as failure:
@@ -136,10 +136,6 @@ def run_passes(
             declined[declination.name] = declination.reason
         else:
             return Passed(attempt.model, attempt.setting, attempt.reports, failed)
-
-
-def _failure_reasons(failed: Mapping[str, str]) -> dict[str, str]:
-    return {name: f"failed: {reason}" for name, reason in failed.items()}
 
 
 def warn_of(failed: Mapping[str, str]) -> None:

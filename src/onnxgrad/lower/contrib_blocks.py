@@ -13,10 +13,9 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.builder import HALF
 from onnxgrad.ir.schemas import attribute
 from onnxgrad.lower.contrib import contrib, require_operand
-
-_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def gelu_of(b: Builder, x: Var) -> Var:
@@ -58,7 +57,7 @@ def bias_split_gelu(b: Builder, node: ir.Node, X: Var, bias: Var) -> Sequence[Va
 
 def _wide(b: Builder, x: Var) -> Var:
     """`x` in the type for statistics: float32 for narrower types."""
-    return b.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in _NARROW else x
+    return b.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in HALF else x
 
 
 def _root_mean_square(b: Builder, x: Var, scale: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:

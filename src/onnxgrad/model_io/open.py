@@ -15,6 +15,7 @@ from onnxgrad.ir import Builder
 from onnxgrad.ir.cleanup import end_derivation
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.ir.fold import infer_and_fold
+from onnxgrad.ir.match import is_standard
 from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT, check_calls
 from onnxgrad.model_io.checks.nodes import check_nodes
 from onnxgrad.model_io.inline import inline_functions

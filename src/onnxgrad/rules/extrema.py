@@ -10,10 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.builder import HALF
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise
 from onnxgrad.rules.rule import Result, add
-from onnxgrad.rules.step_functions import HALF, STEEP, comparable, heaviside
+from onnxgrad.rules.step_functions import STEEP, comparable, heaviside
 
 
 @elementwise("Abs", total=True, piecewise_linear=True, interval=(0, math.inf))

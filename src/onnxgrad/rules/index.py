@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var, reshape_to
+from onnxgrad.ir.builder import HALF
 from onnxgrad.ir.constants import slice_indices
 from onnxgrad.ir.operators import Kind
 from onnxgrad.ir.shapes import same_dim
@@ -21,7 +22,6 @@ from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Symbolic, Tangents
 
-HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _ENDLESS = 2**31 - 1
 
 

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxgrad.ir import Builder, Var, sum_to
 from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.ir.operators import Kind
+from onnxgrad.rules.conv.convolution import over_channels
 from onnxgrad.rules.conv.geometry import dim, size, spatial, view
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
@@ -58,11 +59,6 @@ def centre(op: Op, gx: Var, xh: Var, inv: Var, axes: Sequence[int]) -> Var:
 def along_channels(op: Op | Builder, p: Var, rank: int) -> Var:
     """A vector with one element per channel, shaped to broadcast with [N, C, …]."""
     return op.Unsqueeze(p, list(range(1, rank - 1))) if rank > 2 else p
-
-
-def over_channels(op: Op, x: Var) -> Var:
-    """The sum over all axes but that of the channels."""
-    return op.ReduceSum(x, [0, *range(2, x.rank)], keepdims=0)
 
 
 @rule("LayerNormalization", wrt=(0, 1, 2), kind=Kind.ALONG_AXIS)

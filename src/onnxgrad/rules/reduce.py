@@ -14,12 +14,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, expand_to, product, reshape_to
+from onnxgrad.ir.builder import HALF
 from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
-from onnxgrad.rules.step_functions import HALF, comparable, lowest
+from onnxgrad.rules.step_functions import comparable, lowest
 
 
 def restored(op: Op, z: Var, x: Var, axes: Any) -> Var:

@@ -13,7 +13,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, reshape_to
-from onnxgrad.rules.index import HALF, numbered
+from onnxgrad.ir.builder import HALF
+from onnxgrad.rules.index import numbered
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents

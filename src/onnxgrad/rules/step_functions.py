@@ -13,6 +13,7 @@ import math
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.builder import HALF
 from onnxgrad.ir.lowerings import lowering
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.rules.op import Op
@@ -27,9 +28,6 @@ _TINY = 2.0**-126
 def is_step(alpha: float) -> bool:
     """True if HardSigmoid with this slope is piecewise constant on normal numbers."""
     return abs(alpha) * _TINY >= 1
-
-
-HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def comparable(op: Op, x: Var) -> Var:

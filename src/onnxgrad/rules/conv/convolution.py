@@ -23,9 +23,9 @@ from onnxgrad.rules.registry import linear
 from onnxgrad.rules.rule import Result
 
 
-def _bias(op: Op, g: Var) -> Var:
-    """Σ g over all axes but that of the channels."""
-    return op.ReduceSum(g, [0, *range(2, g.rank)], keepdims=0)
+def over_channels(op: Op, x: Var) -> Var:
+    """The sum over all axes but that of the channels."""
+    return op.ReduceSum(x, [0, *range(2, x.rank)], keepdims=0)
 
 
 @linear("Conv", wrt=(0, 1), bias=2)
@@ -44,7 +44,7 @@ def conv(op: Op, g: Var, x: Var, w: Var) -> Result:
         settings = {"strides": where.strides, "dilations": where.dilations, "pads": where.head, "group": where.group}
         op.named("ConvInputGrad", [dx], of=[g, w], size=sizes, **settings)
     dw = correlate(op, padded, g, w, where) if op.needs[1] else None
-    return dx, dw, _bias(op, g) if op.needs[2] else None
+    return dx, dw, over_channels(op, g) if op.needs[2] else None
 
 
 @linear("ConvTranspose", wrt=(0, 1), bias=2)
@@ -65,7 +65,7 @@ def conv_transpose(op: Op, g: Var, x: Var, w: Var) -> Result:
             dx = crop(op, dx, spatial(op, x))
     if op.needs[1]:
         dw = correlate(op, g_padded, x, w, where)
-    return dx, dw, _bias(op, g) if op.needs[2] else None
+    return dx, dw, over_channels(op, g) if op.needs[2] else None
 
 
 def _outward(op: Op, g: Var, x: Var, w: Var) -> tuple[Windows, Var]:

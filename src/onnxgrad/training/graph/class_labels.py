@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import ancestors
+from onnxgrad.ir.match import is_standard
 from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.training.metadata import CLASSES
 
@@ -91,7 +92,7 @@ def _sites(graph: ir.Graph, scores: Collection[str], count: int | None) -> list[
 
 def _find_labels(node: ir.Node) -> _Site | None:
     """The labels to which `node` maps its operand's classes."""
-    if node.domain not in ("", "ai.onnx", _ML) or not node.inputs or node.inputs[0] is None:
+    if not (is_standard(node) or node.domain == _ML) or not node.inputs or node.inputs[0] is None:
         return None
     labels: Any = None
     if node.domain == _ML and node.op_type == "LabelEncoder":

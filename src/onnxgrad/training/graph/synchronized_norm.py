@@ -21,6 +21,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import named_values, scopes
 from onnxgrad.ir.names import described
+from onnxgrad.rules.norm import along_channels
 from onnxgrad.training.graph.batchnorm import trains, update_statistic
 from onnxgrad.transforms.gradient_node import is_gradient
 from onnxgrad.wording import type_text
@@ -110,12 +111,8 @@ def _written(b: Builder, node: ir.Node) -> list[Var]:
     variance = b.Max(second / count - mean * mean, 0.0)
     mean, variance = (b.cast_like(statistic, x) for statistic in (mean, variance))
     gain = b.cast_like(scale, x) / b.Sqrt(variance + (1e-5 if epsilon is None else epsilon.as_float()))
-    centre, slope, level = (_along_channels(b, p, x.rank) for p in (mean, gain, b.cast_like(bias, x)))
+    centre, slope, level = (along_channels(b, p, x.rank) for p in (mean, gain, b.cast_like(bias, x)))
     following = [
         update_statistic(b, old, b.cast_like(new, old), momentum) for old, new in zip(running, (mean, variance))
     ]
     return [(x - centre) * slope + level, *following]
-
-
-def _along_channels(b: Builder, p: Var, rank: int) -> Var:
-    return b.Unsqueeze(p, list(range(1, rank - 1))) if rank > 2 else p

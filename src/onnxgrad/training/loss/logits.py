@@ -67,7 +67,7 @@ def scores(value: ir.Value, axis: int) -> Ending | None:
     if (inner := neutral_operand(node)) is not None:
         return scores(inner, axis)
     first = node.inputs[0] if node.inputs else None
-    if first is None or node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+    if first is None or not (is_standard(node) or node.domain == "ai.onnx.ml"):
         return None
     of = node.op_type
     if of in ("Softmax", "LogSoftmax"):
@@ -141,7 +141,7 @@ def logit(value: ir.Value) -> Ending | None:
     value = skip_guards(value)
     node = value.producer()
     first = node.inputs[0] if node is not None and node.inputs else None
-    if node is None or first is None or node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+    if node is None or first is None or not (is_standard(node) or node.domain == "ai.onnx.ml"):
         return None
     if node.op_type == "Sigmoid":
         return _leaf(first)

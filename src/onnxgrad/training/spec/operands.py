@@ -20,7 +20,7 @@ from onnxgrad.wording import shape_text, type_text
 
 def misuses(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     """Errors in `nodes`, and those inside them, by the schemas of the opsets that `proto` imports."""
-    imports = {o.domain if o.domain != "ai.onnx" else "": o.version for o in proto.opset_import}
+    imports = {normal_domain(o.domain): o.version for o in proto.opset_import}
     local = {(f.domain, f.name) for f in proto.functions}
     context = onnx.checker.C.CheckerContext()
     context.ir_version = proto.ir_version

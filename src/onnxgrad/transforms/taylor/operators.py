@@ -137,13 +137,15 @@ def _tanh(op: Op, xs: list[Series | None]) -> Series:
     return series.along_slope(_only(xs), y, slope)
 
 
+def _logistic_slope(known: Series) -> Term:
+    """y - y²"""
+    k = len(known) - 1
+    return minus(known[k], leibniz(known, known, k))
+
+
 @_equation("Sigmoid")
 def _sigmoid(op: Op, xs: list[Series | None]) -> Series:
-    def slope(known: Series) -> Term:  # y - y²
-        k = len(known) - 1
-        return minus(known[k], leibniz(known, known, k))
-
-    return series.along_slope(_only(xs), _result(op), slope)
+    return series.along_slope(_only(xs), _result(op), _logistic_slope)
 
 
 def _given_slope(write: Callable[[Op, Series], Series]) -> Write:
@@ -176,13 +178,7 @@ def _inverse_square(op: Op, x: Series) -> Series:
 
 def _logistic(op: Op, x: Series) -> Series:
     """1/(1 + exp(-x))."""
-    first = op.Sigmoid(x[0])
-
-    def slope(known: Series) -> Term:
-        k = len(known) - 1
-        return minus(known[k], leibniz(known, known, k))
-
-    return series.along_slope(x, first, slope)
+    return series.along_slope(x, op.Sigmoid(x[0]), _logistic_slope)
 
 
 @_equation("Pow")
