@@ -188,7 +188,8 @@ def _combined(model: ir.Model, levels: list[list[_End]], bins: int, about: dict[
     for ends in levels:
         name = ends[0].value.name or ""
         made.append(_level(ends, MapPart(name, starts[1 - at], pair[1 - at]), MapPart(name, starts[at], pair[at])))
-    # NanoDet joins all maps in one output, and counts places from their corners
+    # NanoDet-Plus joins all maps in one output, with priors at i · stride (get_single_level_center_priors of its head);
+    # PicoDet has an output for each map, with centres at (i + 0.5) · stride (PPPostProcess of rapid-layout)
     offset = 0.0 if len(model.graph.outputs) == 1 and not bins else 0.5
     return Head("dfl", pair[1 - at], tuple(made), bins=pair[at] // 4, offset=offset, **about)
 
