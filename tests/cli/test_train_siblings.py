@@ -44,6 +44,27 @@ def test_measured(place):
         assert accuracy > 0.8
 
 
+def test_raw_columns_of_a_table(place):
+    """The saved model takes raw columns, and so does its quantized form."""
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.2f};{c};{2 * a:.2f}" for a, c in zip(rng.uniform(1, 5, 60), rng.choice(["red", "", "blue"], 60))]
+    (place / "t.csv").write_text("\n".join(["age;colour;goal", ";red;4", *rows]).replace(".", ","))
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 1] z) { z = MatMul (x, w) }'
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([[1], [-2], [0.5]]), "w"))
+    onnx.save(model, place / "raw.onnx")
+    found = command(
+        "train", "raw.onnx", "--data", "t.csv", "--input", "x=age,colour", "--labels", "goal", "--missing", "mean",
+        "--standardize", "--loss", "mse", "-o", "t.onnx", "--also", "int8", cwd=place,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    feeds = {"age": np.array([1.5, np.nan, 4.0]), "colour": np.array(["red", "", "green"], object)}
+    wide, narrow = (onnxruntime.InferenceSession(place / f"t{s}.onnx").run(None, feeds)[0] for s in ("", ".int8"))
+    assert np.ptp(wide) > 1
+    np.testing.assert_allclose(narrow, wide, atol=0.05)
+
+
 @pytest.mark.parametrize(("also", "words"), [("int3", "int3"), ("int8,bits", "bits")])
 def test_unknown(place, also, words):
     """An unknown form is refused before training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from onnxgrad.errors import BadInput
@@ -37,10 +38,13 @@ def write_siblings(paths: dict[str, Path], trained: Path, data: Columns | Path, 
     Raises:
         BadInput: nothing in the model can be quantized so.
     """
+    preparation = recipe.data
+    if preparation.tables is not None:  # the file takes the columns that fed its input
+        preparation = replace(preparation, inputs=None, missing=None, categories=None, standardize=False)
     for name, path in paths.items():
         try:
             made = quantized(
-                load_model(trained), data, SCHEMES[name], rows=ROWS, preparation=recipe.data, task=recipe.task
+                load_model(trained), data, SCHEMES[name], rows=ROWS, preparation=preparation, task=recipe.task
             )
         except BadInput as error:
             raise BadInput(f"{trained} was written, but not as {name} (--also): {error}") from error
