@@ -148,3 +148,12 @@ def test_what_a_user_can_mend(host, exported, tmp_path, spoil, arguments, says):
     assert done.stderr.startswith("error: ")
     assert says in done.stderr
     assert len(done.stderr.splitlines()) <= 2
+
+
+def test_memory_before_speed(host, exported, tmp_path):
+    np.savez(tmp_path / "data.npz", **blobs(ROWS))
+    small, plain = (
+        run(host, tmp_path / "data.npz", "--folder", exported, *a) for a in (("--small", 1), ("--threads", 1))
+    )
+    assert (small.returncode, small.stdout) == (0, plain.stdout), small.stderr
+    assert "loss" in small.stdout

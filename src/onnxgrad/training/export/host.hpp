@@ -10,6 +10,7 @@
 //
 //     g++ -std=c++17 -O2 -DONNXGRAD_HOST_MAIN -x c++ device/host.hpp -lonnxruntime -o host
 //     ./host train.npz --epochs 2 --batch-size 32 [--parts 4] [--threads 1] [--save trained.npz] [--folder device]
+//                [--small 1]
 //
 // It reads contract.json, state.npz and the models in a folder. Arrays of .npz files are read where they are stored and
 // not compressed, as numpy.savez writes them. Calls of one Host must not overlap. Needs a little-endian machine.
@@ -277,9 +278,11 @@ class Host {
   Batch state;                          // by name
   std::map<std::string, double> rates;  // fed where a call names no other
 
-  // The host of the export in `folder`. `threads`: 0 leaves the number to the runtime.
+  // The host of the export in `folder`. `threads`: 0 leaves the number to the runtime. `small`: memory before speed, with
+  // one thread, no arena, no memory patterns, and weights that are not packed a second time.
   // Throws HostError for a contract of another version, or a state that does not match it.
-  explicit Host(std::filesystem::path folder, int threads = 0) : folder_(std::move(folder)), threads_(threads) {
+  explicit Host(std::filesystem::path folder, int threads = 0, bool small = false)
+      : folder_(std::move(folder)), threads_(small ? 1 : threads), small_(small) {
     const std::vector<char> text = files::read(folder_ / "contract.json");
     contract = nlohmann::json::parse(text.begin(), text.end(), nullptr, false);
     if (!contract.is_object()) throw HostError("cannot read " + (folder_ / "contract.json").string());
@@ -408,6 +411,10 @@ class Host {
     try {
       Ort::SessionOptions options;
       if (threads_) options.SetIntraOpNumThreads(threads_);
+      if (small_) {
+        options.DisableCpuMemArena().DisableMemPattern();
+        options.AddConfigEntry("session.disable_prepacking", "1");
+      }
       session = std::make_unique<Ort::Session>(environment_, (folder_ / file).c_str(), options);
     } catch (const Ort::Exception& error) {
       throw HostError("cannot load " + file + ": " + first_line(error.what()));
@@ -421,6 +428,7 @@ class Host {
 
   std::filesystem::path folder_;
   int threads_;
+  bool small_;
   Ort::Env environment_{ORT_LOGGING_LEVEL_ERROR, "onnxgrad"};
   Ort::MemoryInfo memory_ = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
   std::map<std::string, std::unique_ptr<Ort::Session>> sessions_;
@@ -430,7 +438,8 @@ class Host {
 // Train on the arrays of an .npz file; the exit status.
 inline int train(int count, char** given) {
   std::map<std::string, std::string> options = {{"--epochs", "1"},  {"--batch-size", "32"}, {"--parts", "1"},
-                                                {"--threads", "0"}, {"--save", ""},         {"--folder", ""}};
+                                                {"--threads", "0"}, {"--save", ""},         {"--folder", ""},
+                                                {"--small", "0"}};
   try {
     std::string data;
     for (int i = 1; i < count; i++) {
@@ -452,7 +461,7 @@ inline int train(int count, char** given) {
     const long epochs = whole("--epochs", 1), size = whole("--batch-size", 1), parts = whole("--parts", 1);
     const std::filesystem::path own = std::filesystem::path(given[0]).parent_path();
     Host host(options["--folder"].empty() ? own : std::filesystem::path(options["--folder"]),
-              static_cast<int>(whole("--threads", 0)));
+              static_cast<int>(whole("--threads", 0)), whole("--small", 0) != 0);
     const Batch arrays = files::read_npz(data);
     const int64_t rows = Host::rows_of(arrays);
     for (long epoch = 1; epoch <= epochs; epoch++) {
