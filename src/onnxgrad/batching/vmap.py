@@ -106,7 +106,7 @@ class Stacking:
             is_waiting = any(v in waiting.given for v in operands)
             if not is_waiting and not any(v in self.stacks for v in operands):
                 self._copy_node(node)
-            elif is_waiting and not _has_rule(node):
+            elif is_waiting and node.op_type not in (*SIZES, "If", "Scan", "Loop") and batching_rule(node) is None:
                 waiting.add(node)
             else:
                 if is_waiting:
@@ -357,7 +357,3 @@ class _Waiting:
 def _names(values: Iterable[ir.Value]) -> set[str | None]:
     """The names of the dimensions of `values`; None stands for those that have none."""
     return {d.value for v in values for d in v.shape or () if not isinstance(d, int)}
-
-
-def _has_rule(node: ir.Node) -> bool:
-    return node.op_type in SIZES or node.op_type in ("If", "Scan", "Loop") or batching_rule(node) is not None

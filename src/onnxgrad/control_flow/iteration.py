@@ -182,7 +182,8 @@ def scan(
     ins = [slot for _, slot in scanned]
     pieces = body.outputs[len(initial) :]
     ranks = [len(v.shape or ()) + 1 for v in pieces]
-    moved = [slot.axis % rank if _may_be_empty(v) else 0 for v, slot, rank in zip(pieces, outs, ranks)]
+    filled = [all(isinstance(d, int) and d > 0 for d in v.shape or ()) for v in pieces]
+    moved = [0 if full else slot.axis % rank for full, slot, rank in zip(filled, outs, ranks)]
     outs = [ScanAxis(0, slot.backwards) if axis else slot for slot, axis in zip(outs, moved)]
     attrs: list[ir.Attr] = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(ins))]
     for kind, slots in (("input", ins), ("output", outs)):
@@ -200,11 +201,6 @@ def scan(
             perm = list(range(1, rank))
             results[i] = builder.Transpose(results[i], perm=[*perm[:axis], 0, *perm[axis:]])
     return results
-
-
-def _may_be_empty(x: ir.Value) -> bool:
-    """True unless `x` is known to have elements."""
-    return x.shape is None or not all(isinstance(d, int) and d > 0 for d in x.shape)
 
 
 def loop(

@@ -37,8 +37,6 @@ def primal_values(graph: ir.Graph, emitted: Collection[ir.Node], seeds: Collecti
     """Build a predicate of known values: those of `graph` that do not depend on derivative nodes.
 
     Seeds are unknown. So are constants: both parts get a copy of these.
-
-    `seeds` are not known; nor are constants, of which both parts get one.
     """
     linear = {n for n in emitted if n.graph is graph}
     primal: set[ir.Value] = set(graph.outputs)

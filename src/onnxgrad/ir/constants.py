@@ -66,8 +66,6 @@ def _size(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray]) -> float:
     """The number of elements that `node` produces; 0 for operators whose results cannot outgrow their operands.
 
     The size is checked before the node runs: one number of a file could request a tensor of any size.
-
-    A size that a model requests by one number must be checked before memory is allocated for it.
     """
     shape = node.outputs[0].shape
     if shape is not None and all(isinstance(d, int) for d in shape):

@@ -126,14 +126,14 @@ def run_passes(
         attempt = _Attempt(model, setting(), {**reasons, **declined, **dict.fromkeys(without, LEFT_OUT)}, counted)
         try:
             attempt.run(passes, each)
+        except _Declination as declination:
+            declined[declination.name] = declination.reason
         except _Failure as failure:
             if fault := fault_of(model.graph, None):  # the model is invalid already: the runtime decides about it
                 declined = dict.fromkeys((p.name for p in passes), f"the model itself is out of order: {fault}")
             elif failure.name:
                 failed[failure.name] = failure.reason
             each = not failure.name
-        except _Declination as declination:
-            declined[declination.name] = declination.reason
         else:
             return Passed(attempt.model, attempt.setting, attempt.reports, failed)
 
@@ -150,9 +150,8 @@ def warn_of(failed: Mapping[str, str]) -> None:
         )
 
 
-class _Declination(Exception):
-    def __init__(self, name: str, reason: str) -> None:
-        self.name, self.reason = name, reason
+class _Declination(_Failure):
+    """A pass that found while running that it does not apply."""
 
 
 class _Attempt(Generic[S]):
