@@ -9,12 +9,11 @@ import onnx_ir as ir
 
 from onnxgrad.ir.downgrade import is_too_new, settle_opset
 from onnxgrad.ir.execution_order import run_as
-from onnxgrad.ir.graph import prune, scopes
-from onnxgrad.ir.infer.inference import forget_values, infer_model
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.ir.known_branches import known_branches, take_known_branches
 from onnxgrad.ir.passes import Pass
-from onnxgrad.lower.batch_norm import batch_normalization, uses_batch
-from onnxgrad.lower.registry import replace
+from onnxgrad.runtime.batch_norm import has_batch_norms, write_batch_norms
 from onnxgrad.runtime.constant_transposes import CONSTANT_TRANSPOSES
 from onnxgrad.runtime.double_erf import has_double_erf, write_double_erf
 from onnxgrad.runtime.kernels import (
@@ -88,15 +87,6 @@ def _prepare(model: ir.Model, setting: Setting) -> int:
     return count
 
 
-def _write_batch_norms(model: ir.Model, setting: Setting) -> int:
-    infer_model(model)
-    found = [node for graph in scopes(model.graph) for node in graph if uses_batch(node)]
-    for node in found:
-        assert isinstance(node.graph, ir.Graph)
-        replace(setting.builder(node.graph, "batch_norm"), node, batch_normalization)
-    return len(found)
-
-
 def _order_rewritten(model: ir.Model, setting: Setting) -> int:
     compute_soon(setting.builder(model.graph, "soon"))
     forget_values(model.graph)
@@ -166,8 +156,8 @@ PREPARATION: Sequence[Pass[Setting]] = (
         "preparation",
         "reductions",
         "BatchNormalization over the batch, which only the CPU provider has",
-        lambda model, _: any(uses_batch(node) for graph in scopes(model.graph) for node in graph),
-        _write_batch_norms,
+        lambda model, _: has_batch_norms(model),
+        lambda model, _: write_batch_norms(model),
         Setting.is_here,
     ),
 )

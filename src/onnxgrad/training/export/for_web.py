@@ -28,9 +28,9 @@ from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.names import described
 from onnxgrad.ir.schemas import schema_of
-from onnxgrad.lower.batch_norm import batch_normalization, uses_batch
 from onnxgrad.lower.function_bodies import body_of, expand
 from onnxgrad.lower.registry import Lowering, attribute, replace
+from onnxgrad.runtime.batch_norm import batch_normalization, uses_batch
 from onnxgrad.training.export.web_report import OPSET, has_kernel, report_on, splits_widely
 
 DOUBLE, FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT

@@ -21,11 +21,11 @@ from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.match import is_op, normal_domain
 from onnxgrad.ir.schemas import schema_of
-from onnxgrad.lower.batch_norm import uses_batch
 from onnxgrad.model_io import AnyModel, load_model
 from onnxgrad.model_io.inline import inline_functions
 from onnxgrad.model_io.read import check_scopes, read_proto
 from onnxgrad.model_io.validity import blamed
+from onnxgrad.runtime.batch_norm import uses_batch
 
 #: The opset that ``target="web"`` writes: the newest at which every operator of the table matches.
 OPSET = 18

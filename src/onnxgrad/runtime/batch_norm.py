@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.graph import prune, scopes
+from onnxgrad.ir.infer.inference import Inference, infer_model
 from onnxgrad.ir.match import is_op
-from onnxgrad.lower.registry import attribute
+from onnxgrad.ir.names import Names
+from onnxgrad.runtime.rewrites.rewrite import replace_value
 
 
 def uses_batch(node: ir.Node) -> bool:
@@ -15,10 +18,32 @@ def uses_batch(node: ir.Node) -> bool:
     return is_op(node, "BatchNormalization") and node.attributes.get_int("training_mode", 0) == 1
 
 
+def has_batch_norms(model: ir.Model) -> bool:
+    """True if a node of the model is a BatchNormalization in training mode."""
+    return any(uses_batch(node) for graph in scopes(model.graph) for node in graph)
+
+
+def write_batch_norms(model: ir.Model) -> int:
+    """Replace each BatchNormalization in training mode. Returns their number."""
+    infer_model(model)
+    names, infer = Names.of(model), Inference.of(model.graph, elements=False)
+    count = 0
+    for graph in scopes(model.graph):
+        b = Builder(graph, names, infer, noting=False, prefix="batch_norm")
+        for node in [n for n in graph if uses_batch(n)]:
+            b.before = node
+            for new, old in zip(batch_normalization(b, node), node.outputs):
+                replace_value(new, old)
+            count += 1
+        prune(graph)
+    return count
+
+
 def batch_normalization(b: Builder, node: ir.Node) -> list[Var]:
     """Y = (X - mean)/√(var + ε)·scale + B over all axes but 1, and the running statistics that a step keeps."""
     x, scale, shift, *running = [b.var(v) for v in node.inputs if v is not None]
-    epsilon, momentum = attribute(b, node, "epsilon"), attribute(b, node, "momentum")
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    momentum = node.attributes.get_float("momentum", 0.9)
     axes = [k for k in range(x.rank) if k != 1]
     mean = b.ReduceMean(x, axes, keepdims=1)
     away = x - mean
