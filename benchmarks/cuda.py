@@ -157,9 +157,9 @@ def measure(name: str, rounds: int, steps: int, only: list[str]) -> None:
     module.WORKLOADS = workloads()
     with tempfile.TemporaryDirectory() as folder:
         module.export(name, Path(folder), batches=4)
-        found = {v: _turns(name, folder, v, rounds, steps) for v in only}
         base = None
-        for variant, turns in found.items():
+        for variant in only:
+            turns = _turns(name, folder, variant, rounds, steps)
             if "failed" in turns[-1]:
                 print(f"{name:10s} {variant:24s} – {turns[-1]['failed']}", flush=True)
                 continue

@@ -4,7 +4,7 @@ The equivalent of `Resident` for providers with memory of their own. The next st
 tensor of state crosses the bus in a step, only the batch, the rates, and the requested results. A batch may be on the
 device already: tensors of other libraries are passed by DLPack without a copy.
 
-Experimental: no GPU has run this module. The tests run it on the CPU provider, with the host as the device.
+The tests run it with the host as the device, and with a GPU where there is one.
 """
 
 from __future__ import annotations

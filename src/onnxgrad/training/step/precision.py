@@ -1,6 +1,6 @@
 """Precisions by name (fp32, fp16, bf16), for the execution provider that runs the step.
 
-Experimental: no GPU has run steps of fp16 or bf16. The tests run their graphs on the CPU provider, which casts.
+Experimental: a GPU has run steps of small networks alone. The tests run such graphs on the CPU provider, which casts.
 """
 
 from __future__ import annotations
