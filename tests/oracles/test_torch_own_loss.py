@@ -94,3 +94,31 @@ def test_random_formulas(seed):
 )
 def test_losses_of_pytorch(loss, labels):
     _compare(loss, loss, labels)
+
+
+ONE_SCORE = (
+    '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 1] z)'
+    " <float[4, 1] w = {1, 2, 3, 4}> { z = MatMul (x, w) }"
+)
+
+
+@pytest.mark.parametrize(
+    ("loss", "of_rows"),
+    [
+        (lambda scores, goal, weight: (weight * F.mse_loss(scores, goal, reduction="none")).mean(), np.square),
+        (lambda scores, goal, weight: (weight * F.l1_loss(scores[:, 0], goal, reduction="none")).mean(), np.abs),
+        (lambda scores, goal, weight: (weight * F.l1_loss(scores, goal, reduction="none")).mean(), np.abs),
+        (lambda scores, goal, weight: torch.mean(weight * (scores.squeeze(-1) - goal) ** 2), np.square),
+    ],
+)
+def test_numbers_of_rows_meet_the_score_of_their_row(loss, of_rows):
+    """PyTorch spreads goals [N] beside scores [N, 1] over all pairs of rows, with a warning."""
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((9, 4)).astype(np.float32)
+    goal, weight = rng.standard_normal(9).astype(np.float32), rng.uniform(0, 2, 9).astype(np.float32)
+    trainer = train(
+        onnx.parser.parse_model(ONE_SCORE), {"x": x, "goal": goal, "weight": weight}, loss=loss, optimizer="sgd",
+        learning_rate=1e-9, epochs=1, batch_size=9,
+    )  # fmt: skip
+    expected = np.mean(weight * of_rows((x @ [1.0, 2.0, 3.0, 4.0]) - goal))
+    np.testing.assert_allclose(trainer.history.epochs[0]["loss"], expected, rtol=1e-5)

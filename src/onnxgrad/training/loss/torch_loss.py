@@ -72,6 +72,7 @@ def export_torch(
 
     Raises:
         BadInput: the exporter needs another package.
+        UserWarning: PyTorch's own, of labels that one of its losses broadcasts, which makes pairs of all rows.
     """
     import torch
 
@@ -92,6 +93,9 @@ def export_torch(
             warnings.simplefilter("ignore")
             shapes = (tuple({a: dims[d] for a, d in axes.items()} for axes in dynamic),)
             given = tuple(torch.from_numpy(x) for x in examples)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="Using a target size")
+                loss(*given)
             program = torch.export.export(Wrapped().eval(), given, dynamic_shapes=shapes)
             # the exporter's own cross entropy leaves label smoothing out
             program = program.run_decompositions()
