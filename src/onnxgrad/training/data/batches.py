@@ -20,13 +20,14 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import check_label_rows, check_spread, fed_whole, fixed_batch
-from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, single_array
+from onnxgrad.training.data.columns import Column, single_array
 from onnxgrad.training.data.fields import Field, check_counted, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import EncodedPictures, Images, Pictures
 from onnxgrad.training.data.items import named_source
-from onnxgrad.training.data.labels import ClassColumn, NamedClasses, check_count, class_column, listed, numbered
-from onnxgrad.training.data.masks import ObjectMasks, check_sizes, shared_sizes
+from onnxgrad.training.data.label_columns import label_column
+from onnxgrad.training.data.labels import NamedClasses, check_count
+from onnxgrad.training.data.masks import check_sizes, shared_sizes
 from onnxgrad.training.data.padding import check_padding, padded
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -108,7 +109,7 @@ class Data:
             if columns[called].problem:
                 raise BadInput(f"array {called!r} of {name}: {columns[called].problem}")
         for f in [f for f in fed if f.label]:
-            columns[chosen[f.name]] = _labels(columns[chosen[f.name]], f, classes, name, chosen[f.name])
+            columns[chosen[f.name]] = label_column(columns[chosen[f.name]], f, classes, name, chosen[f.name])
         self.columns: dict[str, Column] = {f.name: columns[chosen[f.name]] for f in fed}
         self.called = chosen
         shown = {n: c.how for n, c in self.columns.items() if isinstance(c, (Pictures, EncodedPictures))}
@@ -209,7 +210,7 @@ class Data:
         for field in [f for f in self.fields if f.label and f.name in self.columns]:
             column, called = self.columns[field.name], self.called[field.name]
             if isinstance(column, NamedClasses) and column.names != tuple(classes):
-                column = self.columns[field.name] = _labels(column, field, classes, self.name, called)
+                column = self.columns[field.name] = label_column(column, field, classes, self.name, called)
                 if column.array is not None:
                     self.arrays[field.name] = fitted(called, column.array, field, self.name)
                 self.__dict__.pop("fingerprint", None)
@@ -357,37 +358,6 @@ class Data:
                 lengths = np.arange(batch[of].shape[1]) < lengths[:, None]
             batch[name] = lengths.astype(field.dtype)
         return batch
-
-
-def _labels(column: Column, field: Field, classes: Sequence[str] | None, source: str, called: str) -> Column:
-    """`column` for the labels `field` as class indices; text is mapped by `classes` if given.
-
-    Raises:
-        BadInput: a label is no class of the model, or there are more classes than the model tells apart.
-    """
-    where = f"array {called!r} of {source}"
-    if isinstance(column, Items) and isinstance(getattr(column.fetch, "items", None), list):
-        found = column.take(np.arange(1), field)
-        if isinstance(found, np.ndarray) and found.dtype.kind == "U":  # text is numbered when all of it is known
-            column = Dense(np.array(column.take(np.arange(len(column)), field)))
-    if isinstance(column, Mapped) and column.rows.ndim == 1:  # small, and checked before the first step
-        column = Dense(np.asarray(column.rows))
-    is_number = field.dtype.kind == "f"  # of a single score: one of two classes
-    if is_number and isinstance(column, ObjectMasks):
-        column = column.merged()
-    if is_number and (not field.binary or len(classes or ("", "")) != 2):
-        return column
-    column = class_column(column, where)
-    if is_number and isinstance(column, ClassColumn) and len(column.names) != 2 and classes is None:
-        raise BadInput(
-            f"{where} has {len(column.names)} names of classes, {listed(column.names)}; one score tells 2 apart"
-        )
-    is_named = isinstance(column, NamedClasses) or (column.array is not None and column.array.dtype.kind in "iub")
-    if classes and (is_named or not is_number):
-        column = numbered(column, classes, source, where, field.ignored)
-    if isinstance(column, NamedClasses) and field.classes is not None and len(column.names) > field.classes:
-        check_count(column.names, field.classes, source, own=classes is not None)
-    return column
 
 
 def _ends(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, tuple[str, Field]]:
