@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,16 @@ def case(kind: str, sigmoid: bool = False) -> Case:
     ]
     graph = ir.Graph(values, values, nodes=[], opset_imports={"": 21}, name="raw")
     return Case(head, ir.Model(graph, ir_version=10), maps, _labels(random))
+
+
+def projections(gradients: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The slopes of a loss along one random direction of each kind of map: of boxes, scores, objects."""
+    found: dict[str, float] = {}
+    for seed, (name, gradient) in enumerate(sorted(gradients.items())):
+        direction = np.random.RandomState(seed).standard_normal(gradient.shape)
+        kind = name.rstrip("0123456789")
+        found[kind] = found.get(kind, 0.0) + float((gradient * direction).sum())
+    return found
 
 
 def _labels(random: np.random.RandomState) -> np.ndarray:

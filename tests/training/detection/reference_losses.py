@@ -1,5 +1,7 @@
 """Losses of the original implementations on the cases of `raw_maps`; their results are the literals of `test_losses`.
 
+The second line is of the gradient of their sum, see `projections`.
+
 ``python -m tests.training.detection.reference_losses KIND [FILE]``, in an environment with PyTorch and
 
 - dfl: ultralytics 8.4.190;
@@ -23,12 +25,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.training.detection.raw_maps import ANCHORS, CLASSES, COUNTS, SIZE, STRIDES, Case, case
+from tests.training.detection.raw_maps import ANCHORS, CLASSES, COUNTS, SIZE, STRIDES, Case, case, projections
+
+#: The raw maps of the case that is compared, whose gradients are compared as well.
+LEAVES: dict[str, torch.Tensor] = {}
 
 
 def tensors(c: Case) -> dict[str, torch.Tensor]:
     """The raw maps as tensors."""
-    return {name: torch.tensor(array) for name, array in c.maps.items()}
+    LEAVES.update({name: torch.tensor(array, requires_grad=True) for name, array in c.maps.items()})
+    return dict(LEAVES)
+
+
+#: Terms of a loss by name.
+Terms = dict[str, torch.Tensor]
 
 
 def rows(c: Case) -> list[list[float]]:
@@ -42,7 +52,7 @@ def rows(c: Case) -> list[list[float]]:
     ]
 
 
-def dfl() -> dict[str, float]:
+def dfl() -> Terms:
     """Ultralytics' loss of YOLOv8."""
     from ultralytics.utils.loss import v8DetectionLoss
 
@@ -62,10 +72,10 @@ def dfl() -> dict[str, float]:
         "feats": maps,
     }
     loss, _ = v8DetectionLoss(Model())(given, {"batch_idx": r[:, 0], "cls": r[:, 1], "bboxes": r[:, 2:]})
-    return dict(zip(("box", "classes", "distances"), (loss / len(COUNTS)).tolist()))
+    return dict(zip(("box", "classes", "distances"), loss / len(COUNTS)))
 
 
-def yolox() -> dict[str, float]:
+def yolox() -> Terms:
     """YOLOX's loss."""
     from yolox.models.yolo_head import YOLOXHead
 
@@ -82,15 +92,16 @@ def yolox() -> dict[str, float]:
             low, high = torch.tensor(box[:2]), torch.tensor(box[2:])
             labels[picture, row] = torch.cat([torch.tensor([number]), (low + high) / 2, high - low])
     found = head.get_losses(None, x, y, strides, labels, torch.cat(outputs, 1), [], torch.float32)
-    return {"box": float(found[1]), "objects": float(found[2]), "classes": float(found[3])}
+    return {"box": found[1], "objects": found[2], "classes": found[3]}
 
 
-def yolo5(folder: str) -> dict[str, float]:
+def yolo5(folder: str) -> Terms:
     """YOLOv5's loss, whose file is read without its package."""
     metrics, names = (Path(folder) / "metrics.py").read_text(), {"torch": torch, "math": math}
     start = metrics.index("def bbox_iou(")
     exec(metrics[start : metrics.index("\ndef ", start + 5)], names)
     source = re.sub(r"^from yolov5.*$", "", (Path(folder) / "loss.py").read_text(), flags=re.M)
+    source = source.replace("lcls)).detach()", "lcls))")  # the terms, with their derivatives
     space: dict[str, Any] = {"bbox_iou": names["bbox_iou"], "de_parallel": lambda m: m}
     exec(source, space)
     gains = {"box": 0.05, "obj": SIZE[0] * SIZE[1] / 640**2, "cls": 0.5 * CLASSES / 80}
@@ -110,10 +121,10 @@ def yolo5(folder: str) -> dict[str, float]:
         for m in tensors(c).values()
     ]
     _, parts = space["ComputeLoss"](Model())(maps, torch.tensor(np.float32(rows(c))))
-    return dict(zip(("box", "objects", "classes"), parts.tolist()))
+    return dict(zip(("box", "objects", "classes"), parts))
 
 
-def anchored(kind: str) -> dict[str, float]:
+def anchored(kind: str) -> Terms:
     """torchvision's losses of SSD and RetinaNet."""
     from torchvision.models.detection import _utils, retinanet, ssd
     from torchvision.ops import boxes as box_ops
@@ -139,13 +150,13 @@ def anchored(kind: str) -> dict[str, float]:
         torch.nn.Module.__init__(model)
         model.box_coder, model.neg_to_pos_ratio = _utils.BoxCoder((10.0, 10.0, 5.0, 5.0)), 3
         found = model.compute_loss(targets, outputs, whole, matched)
-        return {"box": float(found["bbox_regression"]), "classes": float(found["classification"])}
+        return {"box": found["bbox_regression"], "classes": found["classification"]}
     classes = retinanet.RetinaNetClassificationHead(8, 3, CLASSES).compute_loss(targets, outputs, matched)
     boxes = retinanet.RetinaNetRegressionHead(8, 3).compute_loss(targets, outputs, whole, matched)
-    return {"box": float(boxes), "classes": float(classes)}
+    return {"box": boxes, "classes": classes}
 
 
-def fcos() -> dict[str, float]:
+def fcos() -> Terms:
     """torchvision's loss of FCOS."""
     from torchvision.models.detection import fcos as original
 
@@ -165,10 +176,10 @@ def fcos() -> dict[str, float]:
         [level.shape[0] * level.shape[1] for level in c.head.levels],
     )
     names = {"box": "bbox_regression", "objects": "bbox_ctrness", "classes": "classification"}
-    return {ours: float(found[theirs]) for ours, theirs in names.items()}
+    return {ours: found[theirs] for ours, theirs in names.items()}
 
 
-def queries(sigmoid: bool) -> dict[str, float]:
+def queries(sigmoid: bool) -> Terms:
     """The losses of DETR and Deformable DETR in transformers."""
     from transformers.loss import loss_deformable_detr as deformable
     from transformers.loss import loss_for_object_detection as detr
@@ -188,9 +199,9 @@ def queries(sigmoid: bool) -> dict[str, float]:
         criterion = detr.ImageLoss(matcher=detr.HungarianMatcher(**costs), eos_coef=0.1, **about)
     found = criterion(tensors(c), targets)
     return {
-        "classes": float(found["loss_ce"]),
-        "box": 5 * float(found["loss_bbox"]),
-        "overlap": 2 * float(found["loss_giou"]),
+        "classes": found["loss_ce"],
+        "box": 5 * found["loss_bbox"],
+        "overlap": 2 * found["loss_giou"],
     }
 
 
@@ -201,4 +212,8 @@ if __name__ == "__main__":
         "retinanet": lambda: anchored("retinanet"),
         "detr": lambda: queries(False), "deformable": lambda: queries(True), "yolo5": lambda: yolo5(sys.argv[2]),
     }  # fmt: skip
-    print({name: round(value, 6) for name, value in runs[which]().items()})
+    terms = runs[which]()
+    torch.stack(list(terms.values())).sum().backward()
+    print({name: round(float(value), 6) for name, value in terms.items()})
+    grads = {name: leaf.grad.numpy() for name, leaf in LEAVES.items() if leaf.grad is not None}
+    print({name: float(f"{value:.6g}") for name, value in projections(grads).items()})
