@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         occlusion,
         smooth_grad,
     )
+    from onnxgrad.transforms.deep_lift import deep_lift
     from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
     from onnxgrad.transforms.jacobians import hessian, jacobian
     from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose
@@ -112,6 +113,7 @@ __all__ = [
     "custom_jvp",
     "custom_rules",
     "custom_vjp",
+    "deep_lift",
     "evaluate",
     "expected_gradients",
     "export_step",
@@ -182,6 +184,7 @@ _LATER = {
             *("attention_rollout", "expected_gradients", "grad_cam", "integrated_gradients", "occlusion"),
             "smooth_grad",
         ),
+        "transforms.deep_lift": ("deep_lift",),
         "transplants.transplant": ("transplant",),
         "transforms.first_order": ("grad", "jvp", "value_and_grad", "vjp"),
     }.items()

@@ -80,7 +80,7 @@ def test_other_methods(place):
     rows[3] = 0
     rows[3, 0, 2, 5] = 1
     np.savez(place / "d.npz", x=rows)
-    for method, flags in (("expected_gradients", "--background 8"), ("occlusion", "--window 2")):
+    for method, flags in (("expected_gradients", "--background 8"), ("deep_lift", ""), ("occlusion", "--window 2")):
         said(place, f"explain PLACE/m.onnx PLACE/d.npz --row 3 --class 0 -o PLACE/e.npz --method {method} {flags}")
         found = np.load(place / "e.npz")["attribution"]
         assert found.shape == (1, 8, 8)

@@ -1,4 +1,4 @@
-"""Expected gradients, occlusion and attention rollout: against their definitions, Captum and SHAP."""
+"""Expected gradients, DeepLIFT, occlusion and attention rollout: against their definitions, Captum and SHAP."""
 
 import numpy as np
 import onnx
@@ -92,6 +92,79 @@ def test_captum_takes_the_model_and_agrees():
         assert figure.axes
 
 
+LIFTED = {
+    "a network": """(float[N, 5] x) => (float[N, 3] y) {
+        h = Gemm (x, w1, b1)
+        r = Relu (h)
+        t = PRelu (r, slope)
+        y = Gemm (t, w2)
+    }""",
+    "gates and products": """(float[N, 5] x) => (float[N, 3] y) {
+        h = Gemm (x, w1, b1)
+        s = Sigmoid (h)
+        swish = Mul (h, s)
+        e = Erf (h)
+        g = Mul (swish, e)
+        square = Pow (g, two)
+        y = Gemm (square, w2)
+    }""",
+    "maxima": """(float[N, 5] x) => (float[N, 3] y) {
+        h = Gemm (x, w1, b1)
+        c = Unsqueeze (h, axis)
+        p = MaxPool <kernel_shape = [3], strides = [1], pads = [1, 1]> (c)
+        low = ReduceMin <keepdims = 0> (p, axis)
+        t = Tanh (low)
+        y = Gemm (t, w2)
+    }""",
+}
+
+
+@pytest.mark.parametrize("text", LIFTED.values(), ids=LIFTED)
+def test_deep_lift_adds_up_to_the_gain(text):
+    """Also for one row, and where nothing changes."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    draw = np.random.default_rng(1)
+    arrays = {n: draw.standard_normal(s) for n, s in {"w1": (5, 8), "b1": 8, "slope": 8, "w2": (8, 3)}.items()}
+    for name, array in {**arrays, "two": np.float32(2)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(array), name))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))
+    explained, f = onnxgrad.deep_lift(model, wrt="x", of="y[:, 1]"), onnxgrad.Function(model)
+    assert_sound(explained)
+    for rows in (1, 6):
+        x, base = draw.standard_normal((2, rows, 5)).astype(np.float32)
+        base[0, 2] = x[0, 2]
+        found = onnxgrad.Function(explained)(x=x, x_baseline=base)
+        np.testing.assert_allclose(found.sum(1), (f(x) - f(base))[:, 1], rtol=1e-4, atol=1e-5)
+        assert found[0, 2] == 0
+        np.testing.assert_array_equal(onnxgrad.Function(explained)(x=x, x_baseline=x), 0 * x)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("net", ["dense", "convolutions", "pooled"])
+def test_deep_lift_is_that_of_captum_and_shap(net, tmp_path):
+    """With max pooling that of SHAP: the sums of Captum's do not reach the gain there."""
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    torch.manual_seed(0)
+    pool = nn.MaxPool2d(2) if net == "pooled" else nn.AvgPool2d(2)
+    layers = [nn.Conv2d(2, 4, 3), nn.ReLU(), pool, nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.LeakyReLU(), nn.Flatten()]
+    if net == "dense":
+        layers = [nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 12), nn.ELU(), nn.Linear(12, 24), nn.Softplus()]
+    module = nn.Sequential(*layers, nn.Linear(24, 3)).eval()
+    x, base = torch.randn(2, 3, *((5,) if net == "dense" else (2, 10, 10)))
+    torch.onnx.export(module, (x,), tmp_path / "m.onnx", dynamo=False, input_names=["x"], output_names=["y"])
+    explained = onnxgrad.deep_lift(onnx.load(tmp_path / "m.onnx"), wrt="x", of="y[:, 1]")
+    if net == "pooled":
+        shap = pytest.importorskip("shap", reason="no shap")
+        base = base[:1].repeat(3, 1, 1, 1)
+        theirs = shap.DeepExplainer(module, base[:1]).shap_values(x)[..., 1]
+    else:
+        attr = pytest.importorskip("captum.attr", reason="no captum")
+        theirs = attr.DeepLift(module).attribute(x, base, target=1).detach().numpy()
+    ours = onnxgrad.Function(explained)(x=x.numpy(), x_baseline=base.numpy())
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_attention_rollout_is_the_product_of_layers():
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 21]>
@@ -122,6 +195,7 @@ def test_attention_rollout_is_the_product_of_layers():
         (lambda: onnxgrad.occlusion(net(), wrt="x", of="y[:, 0]", window=7), "larger than the input"),
         (lambda: onnxgrad.occlusion(net(), wrt="x", of="y[:, 0]", window=0), "at least 1"),
         (lambda: onnxgrad.occlusion(net(), wrt="h", of="y[:, 0]"), "is no input"),
+        (lambda: onnxgrad.deep_lift(net(), wrt="h", of="y[:, 0]"), "is no input"),
         (lambda: onnxgrad.attention_rollout(net()), "no attention written as Softmax"),
     ],
 )

@@ -38,6 +38,7 @@ from onnxgrad.transforms.attribution import (
     occlusion,
     smooth_grad,
 )
+from onnxgrad.transforms.deep_lift import deep_lift
 from onnxgrad.transforms.first_order import grad
 
 
@@ -49,6 +50,7 @@ class Method(enum.StrEnum):
     smooth_grad = "smooth_grad"
     grad_cam = "grad_cam"
     expected_gradients = "expected_gradients"
+    deep_lift = "deep_lift"
     occlusion = "occlusion"
     attention_rollout = "attention_rollout"
 
@@ -77,7 +79,8 @@ def explain(
         typer.Option(
             help="saliency: |gradient|. integrated_gradients: what each element adds over a baseline of zeros. "
             "smooth_grad: the mean gradient near by. grad_cam: the cells of a layer. expected_gradients: what each "
-            "element adds over other rows (gradient SHAP). occlusion: what is lost where a window is covered. "
+            "element adds over other rows (gradient SHAP). deep_lift: what each element adds over a baseline of zeros, "
+            "by differences. occlusion: what is lost where a window is covered. "
             "attention_rollout: how much each token draws from each token."
         ),
     ] = Method.integrated_gradients,
@@ -204,6 +207,8 @@ def _derive_explanation(
         return smooth_grad(model, wrt=wrt, of=of, steps=sampling.steps, noise=sampling.noise)
     if method is Method.expected_gradients:
         return expected_gradients(model, wrt=wrt, of=of)
+    if method is Method.deep_lift:
+        return deep_lift(model, wrt=wrt, of=of)
     if method is Method.occlusion:
         return occlusion(model, wrt=wrt, of=of, window=sampling.window)
     if method is Method.attention_rollout:
