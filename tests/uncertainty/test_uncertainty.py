@@ -314,3 +314,30 @@ def test_what_the_command_refuses(tmp_path, flags, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert not (tmp_path / "u.onnx").exists()
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("method", ["conformal", "dropout", "ensemble"])
+def test_intervals_of_a_table_by_the_command_have_their_coverage(tmp_path, method):
+    """Intervals of the prediction alone, and of one with a spread; the noise grows with a column."""
+    draw, columns = np.random.default_rng(5), ["--input", "x=a,b,c", "--labels", "price"]
+    a, b, c = draw.uniform(-2, 2, (3, 1500))
+    price = np.sin(a) + 0.3 * b * c + 0.2 * draw.standard_normal(1500) * (1 + np.abs(a))
+    for name, part in {"train": slice(500), "held": slice(500, 900), "test": slice(900, None)}.items():
+        rows = np.c_[a, b, c, price][part]
+        np.savetxt(tmp_path / f"{name}.csv", rows, delimiter=",", header="a,b,c,price", comments="")
+    onnx.save(perceptron(3, 1), tmp_path / "m.onnx")
+    lines = [
+        ("train", "m.onnx", "--data", "train.csv", *columns, "--loss", "mse", "--epochs", "5", "-o", "plain.onnx"),
+        ("uncertain", "plain.onnx", "--data", "held.csv", *columns, "--method", "conformal", "-o", "sets.onnx"),
+    ]
+    if method != "conformal":
+        own = ["--data", "train.csv", *columns, "--loss", "mse", "--epochs", "3", "--redraw", "--samples", "3"]
+        own = ["--dropout", "Relu=0.1", "--samples", "8"] if method == "dropout" else own
+        lines.insert(1, ("uncertain", "plain.onnx", "--method", method, *own, "-o", "spread.onnx"))
+        lines[2] = (lines[2][0], "spread.onnx", *lines[2][2:])
+    for line in (*lines, ("evaluate", "sets.onnx", "--data", "test.csv", *columns, "--metrics", "coverage")):
+        done = command(*line, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    slack = 3 * np.sqrt(0.09 * (1 / 400 + 1 / 600))  # three standard deviations, of both data sets
+    assert float(done.stdout.split()[1]) == pytest.approx(0.9, abs=slack)
