@@ -106,11 +106,21 @@ def pytest_collection_finish() -> None:
     set_aside()
 
 
+_files = 0  # that are done
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """After each test, so that a session pays for the objects of its own test; fixtures of a module are freed later."""
+    global _files
     yield
-    if nextitem is not None and nextitem.path != item.path:
-        set_aside()
+    if nextitem is None:
+        return
+    if nextitem.path != item.path:
+        _files += 1
+        if _files % 32 == 0:
+            gc.unfreeze()
+    set_aside()
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:

@@ -69,17 +69,19 @@ def test_what_trains(trained):
     assert not any(n.startswith("vera_") for n in trained.step.state), "what all share never changes"
 
 
-def test_merged_is_unmerged(trained, base):
+def test_merged_is_unmerged(trained, base, plain):
     adapted, whole = trained.adapted_model(), trained.inference_ir()
     np.testing.assert_allclose(scores(whole), scores(adapted), rtol=0, atol=1e-5)
     assert np.abs(scores(whole) - scores(base)).max() > 0.1
     assert set(whole.graph.initializers) == {t.name for t in base.graph.initializer}
-    assert [n.op_type for n in whole.graph] == [n.op_type for n in load_plain(base).graph]
+    assert [n.op_type for n in whole.graph] == [n.op_type for n in plain.graph]
     for graph in whole.graphs():
         assert not any("lora" in (v.name or "") for n in graph for v in n.outputs)
 
 
-def load_plain(base):
+@pytest.fixture(scope="module")
+def plain(base):
+    """The model as a run without an adapter writes it."""
     return Trainer(base, loss="cross_entropy").inference_ir()
 
 
@@ -237,7 +239,7 @@ def test_outputs_without_a_direction_stay_as_they_are(optimizer):
     assert np.abs(scores(new, feeds) - scores(model, feeds)).max() > 0.01
 
 
-def test_refusals(base, folder, tmp_path):
+def test_refusals(base):
     def asked(adapter, model=base):
         return lambda: attach(model, adapter=adapter)
 
@@ -258,10 +260,6 @@ def test_refusals(base, folder, tmp_path):
     assert "from 1 on" in refusal(lambda: VeRA(rank=0))
     assert "other than 0" in refusal(lambda: VeRA(d_initial=0.0))
     assert "32 bits" in refusal(lambda: VeRA(seed=-1))
-    assert "that of another model" in refusal(lambda: load_adapter(every_kind(seed=1), folder))
-    form = json.loads((folder / "adapter_config.json").read_text())["peft_type"]
-    other = trainer(base, FORMS["dora" if form == "VERA" else "vera"])
-    assert "that of the model is" in refusal(lambda: load_adapter(other.adapted_model(), folder))
     tied = with_weights(
         """<ir_version: 10, opset_import: ["": 21]>
         tied (int64[N, T] ids) => (float[N, T, 9] scores) {
@@ -272,6 +270,19 @@ def test_refusals(base, folder, tmp_path):
         {"table": (9, 6)},
     )
     assert "'table' is read from both sides" in refusal(asked(LoRA(rank=1, targets="all", dora=True), tied))
+
+
+@pytest.fixture(scope="module")
+def others(base):
+    """A model with a VeRA, and one with a DoRA."""
+    return {name: trainer(base, FORMS[name]).adapted_model() for name in ("dora", "vera")}
+
+
+def test_adapters_of_other_models_are_refused(others, folder):
+    assert "that of another model" in refusal(lambda: load_adapter(every_kind(seed=1), folder))
+    form = json.loads((folder / "adapter_config.json").read_text())["peft_type"]
+    other = others["dora" if form == "VERA" else "vera"]
+    assert "that of the model is" in refusal(lambda: load_adapter(other, folder))
 
 
 def test_a_rank_of_vera_may_be_larger_than_that_of_a_weight(base):

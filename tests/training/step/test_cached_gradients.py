@@ -60,20 +60,21 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("parts", [2, 5])
 @pytest.mark.parametrize("case", CASES)
-def test_parts_give_the_gradient_of_the_batch(case, parts):
+def test_parts_give_the_gradient_of_the_batch(case):
     """SGD of step size 1 moves the weights by the gradient; five parts do not divide 12 rows evenly."""
     settings, batch = CASES[case]
     found = []
-    for accumulate in (1, parts):
+    for accumulate in (1, 2, 5):
         trainer = Trainer(deep(), **settings, optimizer="sgd", learning_rate=1.0, accumulate=accumulate, options=ONE)
         history = trainer.fit(batch, epochs=2, batch_size=12, shuffle=False)
+        assert isinstance(trainer.machine, CachedGradients) == (accumulate > 1)
         found.append(([e["loss"] for e in history.epochs], trainer.state()))
-    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
-    assert isinstance(trainer.machine, CachedGradients)
-    for name, array in found[0][1].items():
-        np.testing.assert_allclose(found[1][1][name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+    whole, *cached = found
+    for losses, state in cached:
+        np.testing.assert_allclose(losses, whole[0], rtol=1e-5)
+        for name, array in whole[1].items():
+            np.testing.assert_allclose(state[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def cut_of(model, parts, **settings):
@@ -153,7 +154,7 @@ def test_the_state_of_an_optimizer_follows_and_resumes(tmp_path):
     [
         *((case, 2, {}) for case in CASES),
         ("hard negatives", 2, {"accumulate": 2}),
-        ("hard negatives", 5, {}),  # of the last batch, two rows, some ranks have none
+        ("hard negatives", 3, {}),  # of the last batch, two rows, one rank has none
         ("groups", 3, {"shard_optimizer": True}),
     ],
 )
