@@ -19,6 +19,7 @@ from onnxgrad.runtime import Options
 from onnxgrad.settings import settings_of
 from onnxgrad.training.build.recipe import LossRecipe
 from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.measure import evaluate as measured
 from onnxgrad.training.measure.misses import confusion_picture, misses_picture
@@ -32,7 +33,13 @@ MOST = 40
 _MEASURING = settings_of(PreparationRecipe, TaskRecipe)
 
 
-@takes_flags(PreparationRecipe, TaskRecipe, LossRecipe, only=("labels", "prediction", *_MEASURING))
+@takes_flags(
+    PreparationRecipe,
+    TaskRecipe,
+    DetectionRecipe,
+    LossRecipe,
+    only=("labels", "prediction", "classes", "image_size", *_MEASURING),
+)
 def evaluate(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     data: data_options.DataPath,

@@ -181,6 +181,34 @@ def test_other_calls_refuse_the_task(boxes):
             call(detector("yolov8", ["ant"]), task="detection")
 
 
+def test_other_tasks_refuse_its_settings(boxes, tmp_path):
+    model = detector("yolov8", ["ant"])
+    with pytest.raises(BadInput, match="image_size is a setting of the task detection"):
+        onnxgrad.train(model, boxes, loss="mse", image_size=64)
+    with pytest.raises(BadInput, match="classes is a setting of the task detection"):
+        onnxgrad.evaluate(model, boxes, classes="cat")
+
+
+def test_parts_of_a_batch_are_refused(boxes):
+    with pytest.raises(BadInput, match="the loss 'detection' does not"):
+        onnxgrad.train(detector("yolov8", ["ant"]), boxes, task="detection", accumulate=2, batch_size=4)
+
+
+def test_notes_of_a_call(boxes, capsys):
+    onnxgrad.train(detector("yolov8", ["ant"]), boxes, task="detection", epochs=1, progress=True)
+    assert "a head like YOLOv8's on maps of 8x8" in capsys.readouterr().err
+
+
+def test_classes_and_size_of_an_evaluation(boxes):
+    model = detector("yolov8", ["ant", "bee"])
+    model.metadata_props.clear()
+    found = onnxgrad.evaluate(model, boxes, task="detection", classes="fox,cat", image_size=SIDE)
+    assert found.names[:2] == ["fox", "cat"]
+    named = detector("yolov8", ["ant", "bee"])
+    with pytest.raises(BadInput, match="the model names its classes"):
+        onnxgrad.evaluate(named, boxes, task="detection", classes="fox,cat")
+
+
 def test_check_names_the_command(tmp_path):
     model = detector("yolov8", ["ant", "bee"])
     found = [f.text for f in readiness(model)]

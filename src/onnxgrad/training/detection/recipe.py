@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_kind, check_whole
-from onnxgrad.settings import setting
+from onnxgrad.settings import changed_settings, setting
 
 #: Overlaps that the term of boxes can be made of.
 BOX_LOSSES = ("iou", "giou", "diou", "ciou")
@@ -47,6 +47,14 @@ class DetectionRecipe:
             raise BadInput(f"classes are different names, as cat,dog, not {self.classes!r}")
         if self.box_loss is not None and self.box_loss not in BOX_LOSSES:
             raise BadInput(f"box_loss is {', '.join(BOX_LOSSES)}, not {self.box_loss!r}")
+
+    def check_task(self, detects: bool) -> None:
+        """Raise BadInput if a setting is given for another task."""
+        own = [name for name in changed_settings(self) if name != "classes"]  # which streams of rows have as well
+        if own and not detects:
+            raise BadInput(
+                f"{own[0]} is a setting of the task detection, which this run has not"
+            )
 
     @property
     def names(self) -> list[str]:

@@ -50,10 +50,15 @@ def loggers(asked: LogRecipe) -> list[Callback]:
     return found
 
 
+def shows_progress(asked: LogRecipe) -> bool:
+    """True if the run is shown on standard error."""
+    return interactive() if asked.progress is None else asked.progress
+
+
 def writers(asked: LogRecipe) -> list[Callback]:
     """Callbacks that show progress, and write files at the end."""
     found: list[Callback] = [] if asked.history is None else [Metrics(Path(asked.history))]
-    if interactive() if asked.progress is None else asked.progress:
+    if shows_progress(asked):
         found.append(reporter())
     if asked.plot is not None or asked.report is not None:
         import_matplotlib()

@@ -27,7 +27,7 @@ from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.table import CATEGORIES, MISSING, TableSettings
 from onnxgrad.training.detection.recipe import DetectionRecipe
-from onnxgrad.training.language.recipe import TaskRecipe
+from onnxgrad.training.language.recipe import DETECTION, TaskRecipe
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File, LoopRecipe
 from onnxgrad.training.loop.run import Callback
@@ -358,7 +358,9 @@ class Recipe:
             raise UnknownKeyword(f"{function} has no argument {name!r}; its method fit has")
         made = read_recipes(function, recipes, own, [*also, *further])
         places = {type(f.default): f.name for f in fields(cls)}
-        return cls(**{places[type(recipe)]: recipe for recipe in made}, settings=rest)
+        recipe = cls(**{places[type(r)]: r for r in made}, settings=rest)
+        recipe.detection.check_task(recipe.task.name == DETECTION)
+        return recipe
 
     def algorithm(self) -> dict[str, Any]:
         """The settings of `attach` that differ from their defaults."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,9 +17,11 @@ from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column, Columns
 from onnxgrad.training.data.items import is_stream
+from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import open_task
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.language.recipe import DETECTION, TaskRecipe
+from onnxgrad.training.loop.listeners import shows_progress
 from onnxgrad.training.loop.own_losses import has_own, with_examples
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.sparse_update import sparse_update
@@ -65,9 +68,13 @@ def train(
         recipe = Recipe.of("train", settings, (*TRAINER, *FIT), ["model", "data", "y", "output"])
     elif settings:
         raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
+    notes: list[str] = []
     if recipe.task.name == DETECTION:
-        model, data, recipe, _ = with_detector(model, data, recipe)
+        model, data, recipe, notes = with_detector(model, data, recipe)
     trainer = trainer_for(model, data, recipe)
+    if trainer.strategy.ranks.is_first and shows_progress(recipe.log):
+        for note in notes:
+            print(note, file=sys.stderr)
     trainer.fit(data, recipe=recipe)
     if output is not None:
         trainer.save(output)
@@ -89,7 +96,13 @@ def with_detector(model: Any, data: Any, recipe: Recipe) -> tuple[ir.Model, Colu
         raise BadInput("the task detection chooses the loss by the head of the model; drop loss")
     task, columns, held_out = open_task(model, data, recipe.data.validation, recipe.detection, recipe.data)
     loss = replace(recipe.loss, loss=[task.loss])
-    changed = replace(recipe, loss=loss, task=TaskRecipe(), data=replace(recipe.data, validation=held_out))
+    changed = replace(
+        recipe,
+        loss=loss,
+        task=TaskRecipe(),
+        detection=DetectionRecipe(),
+        data=replace(recipe.data, validation=held_out),
+    )
     return task.model, Columns(columns, str(data)), changed, task.notes
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import identifier
@@ -93,6 +94,8 @@ class Loss:
             return self.loss
         if isinstance(self.loss, (str, os.PathLike)):
             return identifier(os.path.splitext(os.path.basename(self.loss))[0])
+        if isinstance(self.loss, ir.Model) and self.loss.graph.name:
+            return identifier(self.loss.graph.name)
         return identifier(getattr(self.loss, "name", None) or "custom")
 
     def with_names(self, output: str | None, labels: str | None) -> Loss:

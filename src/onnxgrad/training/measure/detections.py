@@ -22,17 +22,20 @@ from onnxgrad.training.metrics.boxes import BACKGROUND, DEFINED, SHOWN, AverageP
 from onnxgrad.training.metrics.registry import DEFAULTS
 
 
-def held_out_boxes(detector: Detector, data: Any) -> DetectionData:
+def held_out_boxes(detector: Detector, data: Any, classes: Sequence[str] = ()) -> DetectionData:
     """The pictures of `data`, with the classes of `detector`.
 
     Args:
         detector: names its classes, or has as many as the data.
         data: a path, or opened data; of parts, that for validation is read.
+        classes: of a detector that does not name its own, in their order.
 
     Raises:
         BadInput: it cannot be read, or has other classes.
     """
-    opened = read_detection(data, None, "val")
+    if detector.names is not None and classes and list(classes) != list(detector.names):
+        raise BadInput(f"the model names its classes, {listed(detector.names)}; drop classes")
+    opened = read_detection(data, classes or None, "val")
     if detector.names is not None and set(detector.names) & set(opened.names):
         return opened.with_classes(detector.names, declared=False)
     count = detector.head.classes

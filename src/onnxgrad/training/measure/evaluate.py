@@ -23,6 +23,7 @@ from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.detection.predict import Detector
+from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.graph.class_labels import class_names, label_output
 from onnxgrad.training.language.limits import scores_of
 from onnxgrad.training.language.recipe import DETECTION, METRICS_OF_TASKS, TaskRecipe
@@ -68,6 +69,8 @@ def evaluate(
     batch_size: int = 256,
     options: Options | None = None,
     worst: int = 0,
+    classes: Sequence[str] | str | None = None,
+    image_size: int | None = None,
     **settings: Unpack[MeasuringKeywords],
 ) -> Evaluated:
     """Compare the predictions of `model` for the rows of `data` with their labels.
@@ -91,6 +94,8 @@ def evaluate(
         batch_size: rows that run at once.
         options: how ONNX Runtime runs the model.
         worst: the number of rows with the largest losses to return.
+        classes: names of the classes of a detector that does not name them, in their order.
+        image_size: width and height of pictures, where a detector leaves them open.
         settings:
 
     Raises:
@@ -101,7 +106,10 @@ def evaluate(
     opened = as_given(model)
     preparation, task = read_recipes("evaluate", (PreparationRecipe, TaskRecipe), settings)
     if task.name == DETECTION or (not task.name and DETECTOR in opened.metadata_props):
-        return evaluate_detector(opened, data, asked, preparation, batch_size, options, worst)
+        boxes = DetectionRecipe(classes=classes, image_size=image_size)
+        return evaluate_detector(opened, data, asked, preparation, batch_size, options, worst, boxes)
+    if classes is not None or image_size is not None:
+        raise BadInput(f"{'classes' if image_size is None else 'image_size'} is a setting of the task detection")
     output = prediction_of(opened, prediction)
     trained = Preprocessing.of(opened)
     source, given = source_name(data), data
@@ -136,10 +144,11 @@ def evaluate_detector(
     batch_size: int = 16,
     options: Options | None = None,
     worst: int = 0,
+    boxes: DetectionRecipe = DetectionRecipe(),
 ) -> Evaluated:
     """Compare the boxes that a detector finds in pictures with labels (see `evaluate`)."""
-    detector = Detector(model, preparation, options=options)
-    held_out = held_out_boxes(detector, data)
+    detector = Detector(model, preparation, boxes.image_size, options)
+    held_out = held_out_boxes(detector, data, boxes.names)
     found = compare_boxes(detector, held_out, asked, min(batch_size, 16), worst)
     found.prediction = ", ".join(detector.head.values)
     return found
