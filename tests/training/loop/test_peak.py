@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnxgrad
 from onnxgrad import BadInput, subprocesses
 from onnxgrad.training import Trainer
+from onnxgrad.training.build.attach import attached
+from onnxgrad.training.graph.exported_constants import sort_out
 from onnxgrad.training.loop import sparse_update
 from tests.training.models import blobs, classifier
 
@@ -41,6 +45,8 @@ import ctypes, gc, json, sys
 from pathlib import Path
 import numpy as np
 from onnxgrad.training import Trainer
+from onnxgrad.training.build.attach import attached
+from onnxgrad.training.graph.exported_constants import sort_out
 from onnxgrad.training.loop.peak_probe import resident
 settings = json.loads(sys.argv[2])
 rng = np.random.default_rng(0)
@@ -53,6 +59,7 @@ Path("/proc/self/clear_refs").write_text("5")
 before = resident("VmRSS")
 trainer = Trainer(sys.argv[1], loss="cross_entropy", optimizer="adam", threads=1, batch_size=32, **settings)
 trainer.fit(rows, epochs=2, batch_size=32)
+trainer.save(sys.argv[1][:-9] + "out.onnx")
 print(json.dumps([trainer.peak, resident("VmHWM") - before, trainer.accumulate]))
 """
 
@@ -72,6 +79,22 @@ def test_the_promise_holds_in_another_process(tmp_path):
     note, bounded, _ = run(peak="60MB")
     assert bounded < 60e6 < plain
     assert "measured within 60.0 MB" in note
+
+
+def test_choosing_weights_does_not_widen_them():
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 900] x) => (float[N, 700] y) { y = MatMul (x, w) }""")
+    array = np.random.default_rng(0).standard_normal((900, 700)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(array, "w"))
+    source = ir.from_proto(model)
+    attached(model, loss="mse")  # what is computed once
+    tracemalloc.start()
+    try:
+        found = sort_out(dict(source.graph.initializers), list(source.graph))
+        assert list(found.weights) == ["w"]
+        assert tracemalloc.get_traced_memory()[1] < 2 * array.nbytes
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.complete  # eight plans, each in a process of its own

@@ -138,7 +138,9 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
     assert value.const_value is not None
     array = value.const_value.numpy()
     limit = min(1e8, 0.99 * float(ml_dtypes.finfo(array.dtype).max))
-    if not np.abs(array.astype(np.float64)).max(initial=0) < limit:  # nan, too
+    with np.errstate(invalid="ignore"):
+        low, high = float(array.min(initial=0)), float(array.max(initial=0))
+    if not -limit < low <= high < limit:  # nan, too
         return INFINITE
     if re.split(r"[./]", name)[-1] in _BUFFERS:
         return "a buffer by its name"

@@ -8,6 +8,7 @@ anew, batches in parts, and at last fewer layers that train.
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
 import tempfile
@@ -18,7 +19,8 @@ from typing import Any
 
 from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
-from onnxgrad.model_io import load_model, save_model, training_info
+from onnxgrad.model_io import save_model, training_info
+from onnxgrad.model_io.hub import HubFile
 from onnxgrad.remat import amount
 from onnxgrad.remat.budget import megabytes
 from onnxgrad.training.loop.recipe import LogRecipe, Recipe, WatchRecipe
@@ -27,6 +29,7 @@ from onnxgrad.training.measure.predict import as_given
 #: Layers that train where everything else is too large, from the last.
 _LAYERS = (8, 4, 2, 1)
 _STEPS = 3
+CARRIES = "peak chooses how a model is trained; this one carries training information"
 _CODE = "from onnxgrad.training.loop.peak_probe import main; main()"
 
 
@@ -40,11 +43,12 @@ def within_peak(model: Any, recipe: Recipe, batch_size: int) -> tuple[Recipe, st
     most = amount(recipe.step.peak)
     plain = replace(recipe, step=replace(recipe.step, peak=None), watch=WatchRecipe(), log=LogRecipe())
     with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder, "model.onnx")
-        source = load_model(model) if isinstance(model, (str, Path)) else as_given(model)
-        if training_info(source):
-            raise BadInput("peak chooses how a model is trained; this one carries training information")
-        save_model(source, path)
+        path = os.path.abspath(model) if _is_file(model) else os.path.join(folder, "model.onnx")
+        if not _is_file(model):
+            source = as_given(model)
+            if training_info(source):
+                raise BadInput(CARRIES)
+            save_model(source, path)
         least, reasons = float("inf"), ""
         for changes in _plans(plain, batch_size):
             found = _fit_plan(path, plain, changes, batch_size, most)
@@ -59,6 +63,10 @@ def within_peak(model: Any, recipe: Recipe, batch_size: int) -> tuple[Recipe, st
             least = min(least, measured)
     said = f"the smallest limit that can be met is {megabytes(least)}" if least < float("inf") else reasons
     raise BadInput(f"training with batches of {batch_size} rows cannot be done within {megabytes(most)}: {said}")
+
+
+def _is_file(model: Any) -> bool:
+    return isinstance(model, (str, os.PathLike)) and HubFile.of(model) is None
 
 
 def _text(value: Any) -> str:
@@ -83,7 +91,7 @@ def _changed(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
 
 
 def _fit_plan(
-    path: Path, recipe: Recipe, changes: dict[str, Any], rows: int, most: int
+    path: str, recipe: Recipe, changes: dict[str, Any], rows: int, most: int
 ) -> tuple[dict[str, Any], float] | str:
     """Settings of a plan, and the measured memory; the reason why the plan is none, as text."""
     settings = {key: value for key, value in changes.items() if key != "memory"}
@@ -113,7 +121,7 @@ def _fit_plan(
     return best
 
 
-def _measured(path: Path, recipe: Recipe, rows: int) -> dict[str, float]:
+def _measured(path: str | Path, recipe: Recipe, rows: int) -> dict[str, float]:
     """Measure how much a process grows in a few steps."""
     task = pickle.dumps((str(path), recipe, rows, _STEPS))
     done = subprocesses.run([*subprocesses.PYTHON, "-c", _CODE], input=task)

@@ -10,15 +10,20 @@ import gc
 import json
 import pickle
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.model_io import load_model, training_info
+from onnxgrad.training.loop.checkpoint import Checkpoint
+from onnxgrad.training.loop.peak import CARRIES
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.sparse_update import example_batch
-from onnxgrad.training.loop.trainer_setup import set_up
+from onnxgrad.training.loop.trainer import Trainer
 
 _TINY = """<ir_version: 10, opset_import: ["": 21]>
     tiny (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }"""
@@ -35,21 +40,31 @@ def main() -> None:
             ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         before = resident("VmRSS")
-        plain = _train(path, recipe, rows, steps)
+        source = load_model(path, aside=True)  # the caller holds it, as the command does
+        if training_info(source):
+            raise BadInput(CARRIES)
+        plain = _train(source, recipe, rows, steps)
     except BadInput as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from error
     print(json.dumps({"grown": resident("VmHWM") - before, "plain": plain}))
 
 
-def _train(model: str | onnx.ModelProto, recipe: Recipe, rows: int, steps: int) -> int:
-    """Take a few steps. Returns the bytes of results of a step that were predicted, 0 without a plan."""
-    setup = set_up(model, recipe, rows)
-    machine = setup.machine(setup.strategy, setup.options)
-    batch = example_batch(setup.step, rows, recipe.step.dims)
+def _train(model: ir.Model | onnx.ModelProto, recipe: Recipe, rows: int, steps: int) -> int:
+    """Take a few steps, and write the files of a run.
+
+    Returns:
+        The bytes of results of a step that were predicted, 0 without a plan.
+    """
+    trainer = Trainer(model, recipe=recipe, batch_size=rows)
+    batch = example_batch(trainer.step, rows, recipe.step.dims)
     for _ in range(steps):
-        machine.step(batch)
-    return 0 if setup.plan is None else setup.plan.plain
+        trainer.machine.step(batch)
+    with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
+        if recipe.loop.checkpoint is not None:
+            Checkpoint(dict(trainer.machine.held)).save(Path(folder, "checkpoint"))
+        trainer.save(Path(folder, "trained.onnx"))
+    return 0 if trainer.plan is None else trainer.plan.plain
 
 
 def resident(field: str) -> int:

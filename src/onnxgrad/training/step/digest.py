@@ -49,7 +49,9 @@ def step_digest(model: ir.Model, ends: Mapping[str, str], settings: Sequence[obj
     lines += [f"{what} {names.get(name, name)}" for what, name in ends.items()]
     del proto.metadata_props[:], proto.opset_import[:]
     text = "\n".join([*sorted(lines), *map(repr, settings)])
-    return hashlib.sha256(proto.SerializeToString(deterministic=True) + text.encode()).hexdigest()
+    found = hashlib.sha256(proto.SerializeToString(deterministic=True))
+    found.update(text.encode())
+    return found.hexdigest()
 
 
 def _without_constants(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -75,9 +77,11 @@ def _keep_read(graph: onnx.GraphProto, needed: set[str]) -> None:
         if needed.intersection(node.output):
             nodes.append(node)
             needed |= _names_read(node)
+    for i in reversed(range(len(graph.initializer))):  # in place: they may be large
+        if graph.initializer[i].name not in needed:
+            del graph.initializer[i]
     kept = [*reversed(nodes)], [v for v in graph.input if v.name in needed]
-    tensors = [t for t in graph.initializer if t.name in needed]
-    for field, items in zip((graph.node, graph.input, graph.initializer), (*kept, tensors)):
+    for field, items in zip((graph.node, graph.input), kept):
         copies = [type(item).FromString(item.SerializeToString()) for item in items]
         del field[:]
         field.extend(copies)
@@ -114,6 +118,4 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
         node.output[:] = [numbered(name) for name in node.output]
     for held in [*graph.output, *graph.initializer]:
         held.name = numbered(held.name)
-    initializers = sorted(graph.initializer, key=lambda tensor: tensor.name)
-    del graph.initializer[:]
-    graph.initializer.extend(initializers)
+    graph.initializer.sort(key=lambda tensor: tensor.name)
