@@ -369,7 +369,7 @@ def test_many_keys_are_taken_by_blocks_and_few_are_not():
 
 @needs_kernels
 def test_attention_is_left_to_a_kernel_where_there_is_one(monkeypatch):
-    """Up to so many keys, by a trainer; a step that is compiled for anybody has blocks, and either continues the other."""
+    """Up to so many keys, by a trainer; other compiled steps have blocks, and either continues the other."""
     monkeypatch.setattr(attention_blocks, "MANY", 8)
     monkeypatch.setattr(attention_blocks, "MANY_FOR_KERNEL", 20)
 

@@ -147,7 +147,10 @@ def least_of(step, rows: int) -> int:
     "name", [pytest.param(n, marks=pytest.mark.complete) if n == "transformer" else n for n in MODELS]
 )
 def test_the_same_training_in_less_memory(name):
-    """Five steps of both; the peak that ONNX Runtime tells is the one that was predicted."""
+    """Five steps of both; the peak that ONNX Runtime tells is the one that was predicted.
+
+    Both run standard operators, as plans do: Adam magnifies the rounding of kernels, 1e-8 in a step, to 7e-5 in five.
+    """
     step, planned, rows = planned_of(name)
     plan = planned.plan
     assert plan.nodes
@@ -156,7 +159,8 @@ def test_the_same_training_in_less_memory(name):
     assert plan.recomputed
     onnx.checker.check_model(ir.to_proto(planned.model))
     batches = [batch_of(step, rows, seed) for seed in range(5)]
-    one, other = StepRunner(step, options=ONE), StepRunner(planned, options=ONE)
+    standard = Options(threads=1, target="portable")
+    one, other = StepRunner(step, options=standard), StepRunner(planned, options=ONE)
     for batch in batches:
         want, got = one.step(batch), other.step(batch)
         np.testing.assert_allclose(got["loss"], want["loss"], rtol=1e-5)

@@ -52,9 +52,7 @@ class DetectionRecipe:
         """Raise BadInput if a setting is given for another task."""
         own = [name for name in changed_settings(self) if name != "classes"]  # which streams of rows have as well
         if own and not detects:
-            raise BadInput(
-                f"{own[0]} is a setting of the task detection, which this run has not"
-            )
+            raise BadInput(f"{own[0]} is a setting of the task detection, which this run has not")
 
     @property
     def names(self) -> list[str]:

@@ -118,7 +118,9 @@ class RuntimeRecipe:
 
 
 def providers_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Execution providers by their short or full names, with settings behind a colon; the CPU's runs operators that others lack.
+    """Execution providers by their short or full names, with settings behind a colon.
+
+    The CPU's comes last: it runs operators that others lack.
 
     Raises:
         BadInput: this ONNX Runtime does not have one of them.
