@@ -55,6 +55,25 @@ def _without_weights(model):
     return model
 
 
+def test_moved_points_of_reference_have_sigmoid_scores():
+    """Conditional DETR: boxes are sigmoid(layers + log(p / (1 - p))) of points p, and no class is that of no object."""
+    proto = ir.to_proto(detector("detr", NAMES))
+    last = next(n for n in proto.graph.node if "pred_boxes" in n.output)
+    assert last.op_type == "Sigmoid"
+    moved = [
+        onnx.helper.make_node("Sigmoid", [last.input[0]], ["point"]),
+        onnx.helper.make_node("Log", ["point"], ["logits_of_points"]),
+        onnx.helper.make_node("Add", [last.input[0], "logits_of_points"], ["moved"]),
+    ]
+    at = list(proto.graph.node).index(last)
+    last.input[0] = "moved"
+    nodes = [*proto.graph.node[:at], *moved, *proto.graph.node[at:]]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    head = find_head(open_model(proto).model)
+    assert (head.kind, head.background, head.classes) == ("detr", None, len(NAMES) + 1)
+
+
 @pytest.mark.parametrize("kind", ["yolov8_seg", "yolov8_pose"])
 def test_masks_and_key_points_are_left_out(kind):
     plain, head = (find_head(open_model(detector(k, NAMES)).model) for k in ("yolov8", kind))

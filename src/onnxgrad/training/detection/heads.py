@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import reach, reads
+from onnxgrad.ir.graph import ancestors, reach, reads
 from onnxgrad.ir.match import constant, constant_tensor, is_op, producer
 from onnxgrad.training.detection.anchors import find_anchors, in_pixels, sizes_of_anchors
 from onnxgrad.training.detection.head import Head, Level, MapPart, UnknownHead, nodes_behind
@@ -354,8 +354,10 @@ def _queries(model: ir.Model, image: ir.Value, size: tuple[int, int]) -> Head:
     value = scores[0]
     if (ended := producer(value, ("Sigmoid", "Softmax"))) is not None and ended.inputs[0] is not None:
         value = ended.inputs[0]
-    # a decoder that samples features (deformable) has sigmoid scores; the others have a class of no object
-    sigmoid = is_op(ended, "Sigmoid") or any(is_op(n, "GridSample") for n in model.graph.all_nodes())
+    # decoders that sample features (deformable), or that move points of reference, whose logits are computed
+    # (conditional, DAB), have sigmoid scores; the others have a class of no object
+    moved = any(is_op(n, "Log") for n in ancestors(model.graph, boxes))
+    sigmoid = is_op(ended, "Sigmoid") or moved or any(is_op(n, "GridSample") for n in model.graph.all_nodes())
     level = Level((0, 0), MapPart(value.name or "", 0, number), MapPart(boxes[0].name or "", 0, 4))
     return Head(
         "detr", number - (not sigmoid), (level,), image.name or "", size, one_to_one=True,
