@@ -169,6 +169,9 @@ def test_settings_of_a_provider_stand_behind_its_name(step):
     assert ON_GPU.provider_names == (CUDA, "CPUExecutionProvider")
     with pytest.raises(BadInput, match="setting 'device_id' without a value; write CUDAExecutionProvider:device_id=…"):
         runner(step, Options(providers=(f"{CUDA}:device_id",)))
+    with pytest.raises(BadInput, match="device_id is the number of a device, not 'first'"):
+        runner(step, Options(providers=(f"{CUDA}:device_id=first",)))
+    assert isinstance(runner(step, Options(providers=())), StepRunner)
 
 
 def close(found, expected, tolerance=2e-4):

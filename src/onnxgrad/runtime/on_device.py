@@ -52,8 +52,10 @@ class OnDevice:
         self, step: StepGraph, *, options: Options | None = None, device: tuple[str, int] | None = None
     ) -> None:
         options = (options or Options()).resolve_target()
-        number = int(options.provider_settings[0].get("device_id", 0))
-        self.device = device or (DEVICES.get(options.provider, "cpu"), number)
+        number = options.provider_settings[0].get("device_id", "0")
+        if not number.isdecimal():
+            raise BadInput(f"device_id is the number of a device, not {number!r}")
+        self.device = device or (DEVICES.get(options.provider, "cpu"), int(number))
         self.slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
         check_slots(step.model, self.slots, step.results)
         self.results = list(step.results)

@@ -98,13 +98,13 @@ class Options:
 
     @property
     def provider_names(self) -> tuple[str, ...]:
-        """The names of the execution providers, without their settings."""
-        return tuple(text.partition(":")[0] for text in self.providers)
+        """The names of the execution providers, without their settings; the CPU's if there are none."""
+        return tuple(text.partition(":")[0] for text in self.providers or ("CPUExecutionProvider",))
 
     @property
     def provider_settings(self) -> list[dict[str, str]]:
         """The settings of each provider, as ONNX Runtime takes them. Raises BadInput for one that has no value."""
-        return [_settings_of(text) for text in self.providers]
+        return [_settings_of(text) for text in self.providers or self.provider_names]
 
     @property
     def is_free(self) -> bool:

@@ -239,18 +239,16 @@ class AveragePrecision:
         return Precisions(means, classes, curves, self.confusion)
 
 
-class MeanPrecision:
-    """One of the metrics that are `DEFINED`, over batches of `Detections` and of samples."""
+class OnePrecision:
+    """One of the metrics of an `AveragePrecision`.
 
-    def __init__(self, name: str) -> None:
-        self.name, self.all = name, AveragePrecision(())
+    Args:
+        name: of the metric.
+        classes: the names of the classes.
+    """
 
-    def add(self, scores: Sequence[Detections], labels: Sequence[Any]) -> None:
-        """Add a batch."""
-        for found, sample in zip(scores, labels):
-            count = 1 + max((int(n) for a in (found.labels, sample["labels"]) for n in a), default=-1)
-            self.all.reserve([str(k) for k in range(count)])
-            self.all.add(found, sample)
+    def __init__(self, name: str, classes: Sequence[str] = ()) -> None:
+        self.name, self.all = name, AveragePrecision(classes)
 
     def result(self) -> float:
         """The metric of all batches so far."""
@@ -263,6 +261,17 @@ class MeanPrecision:
     def join(self, sums: Mapping[str, Any]) -> None:
         """Add the `sums` of another one."""
         self.all.join(sums)
+
+
+class MeanPrecision(OnePrecision):
+    """One of the metrics that are `DEFINED`, over batches of `Detections` and of samples."""
+
+    def add(self, scores: Sequence[Detections], labels: Sequence[Any]) -> None:
+        """Add a batch."""
+        for found, sample in zip(scores, labels):
+            count = 1 + max((int(n) for a in (found.labels, sample["labels"]) for n in a), default=-1)
+            self.all.reserve([str(k) for k in range(count)])
+            self.all.add(found, sample)
 
 
 def _sums(matched: np.ndarray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.metrics.boxes import AREAS, AveragePrecision
+from onnxgrad.training.metrics.boxes import AREAS, OnePrecision
 
 #: Deviations of the key points of a person in COCO (nose, eyes, ears, shoulders, …, ankles), times 10.
 PERSON = (0.26, 0.25, 0.25, 0.35, 0.35, 0.79, 0.79, 0.72, 0.72, 0.62, 0.62, 1.07, 1.07, 0.87, 0.87, 0.89, 0.89)
@@ -61,7 +60,7 @@ def peaks(maps: np.ndarray) -> np.ndarray:
     return np.stack([best % maps.shape[3], best // maps.shape[3], value], axis=2).astype(np.float64)
 
 
-class PointPrecision:
+class PointPrecision(OnePrecision):
     """The average precision of objects by the similarity of their key points, as COCO defines it.
 
     Each row is an object, whose prediction has a score: the mean value of the peaks of its heat maps, or 1. Rows
@@ -72,7 +71,7 @@ class PointPrecision:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.all = name, AveragePrecision(("object",))
+        super().__init__(name, ["object"])
 
     def add(self, y: np.ndarray, t: np.ndarray) -> None:
         """Add points [rows, K, 2 or 3], and labels [rows, K, 3]."""
@@ -82,18 +81,6 @@ class PointPrecision:
             if known.any():
                 score = np.array([points[:, 2].mean() if points.shape[1] > 2 else 1.0])
                 self.all.add_matches(0, np.array([[s[known].mean()]]), score, no, no[0], no)
-
-    def result(self) -> float:
-        """The metric of all batches so far."""
-        return self.all.result().metrics[self.name]
-
-    def sums(self) -> dict[str, Any]:
-        """The numbers that were added so far."""
-        return self.all.sums()
-
-    def join(self, sums: Mapping[str, Any]) -> None:
-        """Add the `sums` of another one."""
-        self.all.join(sums)
 
 
 def region_overlap(scores: np.ndarray, labels: np.ndarray, limit: float = 0.3) -> float:
