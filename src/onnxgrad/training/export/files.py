@@ -92,7 +92,11 @@ def export_step(
     """
     if target not in TARGETS:
         raise BadInput(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}")
-    step = compile_step(model, entry=entry, outputs=outputs)
+    try:
+        halves = split_step(model, outputs=outputs) if entry is None else None
+    except BadInput:
+        halves = None
+    step = compile_step(model, entry=entry, outputs=outputs) if halves is None else halves.whole
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,10 +104,6 @@ def export_step(
         raise BadInput(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
     state = {name: t.initial.numpy() for name, t in step.state.items()}
     models: dict[str, tuple[ir.Model, dict[str, Any]]] = {"train": (step.model, _ends(step))}
-    try:
-        halves = split_step(model, outputs=outputs) if entry is None else None
-    except BadInput:
-        halves = None
     if halves is not None:
         for name, half in (("gradient", halves.gradient), ("update", halves.update)):
             models[name] = (half.model, _ends(half))

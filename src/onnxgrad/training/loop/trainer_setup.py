@@ -67,21 +67,16 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     settled = asked_of_runtime.resolve_target()
     kernel = attention_rows is None and settled.target == "native" and ATTENTION.name not in options.without
     rows: int | str | None = "kernel" if kernel else attention_rows
-    if not isinstance(training, Step):
-        step = compile_step(
-            training, entry=entry, outputs=terms, precision=narrow, attention_rows=rows,
-            without=options.without,
-        )  # fmt: skip
-    else:
-        step = training
-    if not step.loss:
-        raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
+    asked: dict[str, Any] = {
+        "entry": entry, "outputs": terms, "precision": narrow, "attention_rows": rows, "without": options.without
+    }  # fmt: skip
     machine: Callable[[Strategy, Options], AnyMachine]
     if parts == 1:
+        step = training if isinstance(training, Step) else compile_step(training, **asked)
+        _check_loss(step)
         if memory is not None:
             step = within_memory(step, memory, batch_size, dims)
-        plan, planned_step = step.plan, step
-        machine = partial(_single_machine, step)
+        planned_step, machine = step, partial(_single_machine, step)
     elif isinstance(training, Step):
         raise BadInput("a compiled step cannot be cut into parts; pass the model that it was compiled from")
     else:
@@ -89,21 +84,24 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
         for what, given in (("memory", memory), ("precision", narrow)):
             if synchronized and given is not None:
                 raise BadInput(f"sync_batch_norm does not go with {what}")
-        split = split_step(
-            training, outputs=terms, attention_rows=rows, precision=narrow, arrange=strategy.arrangement(),
-            synchronized=synchronized, without=options.without,
-        )  # fmt: skip
+        split = split_step(training, arrange=strategy.arrangement(), synchronized=synchronized, **asked)
+        step = split.whole
+        _check_loss(step)
         if isinstance(training, Source) and training.compared:
             split = cut_at_predictions(split)
         if memory is not None:
             each = None if batch_size is None else -(-batch_size // parts)
             split.gradient = within_memory(split.gradient, memory, each, dims)
-        plan, planned_step = split.gradient.plan, split.gradient
-        machine = partial(_split_machine, split, accumulate)
+        planned_step, machine = split.gradient, partial(_split_machine, split, accumulate)
     if planned_step.recomputes:
         settled = asked_of_runtime.for_a_plan().resolve_target()
     planned = batch_size if memory is not None else None
-    return Setup(step, plan, planned, strategy, accumulate, settled, asked_of_runtime.is_free, machine)
+    return Setup(step, planned_step.plan, planned, strategy, accumulate, settled, asked_of_runtime.is_free, machine)
+
+
+def _check_loss(step: Step) -> None:
+    if not step.loss:
+        raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
 
 
 def _single_machine(step: Step, strategy: Strategy, options: Options) -> AnyMachine:

@@ -21,7 +21,7 @@ from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import dependents, named_values, values_read
 from onnxgrad.runtime import Options, StepRunner, share
 from onnxgrad.training.graph.mixed_precision import SCALE, Precision
-from onnxgrad.training.spec.training_info import AnyTrainingModel, Source, own_names
+from onnxgrad.training.spec.training_info import AnyTrainingModel, Source, chosen_entries, own_names
 from onnxgrad.training.spec.validation import read_valid
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import in_good_order
@@ -37,6 +37,7 @@ class SplitStep:
     """The two halves of a step.
 
     Attributes:
+        whole: the step that was cut.
         gradient: batch → the bucket (state), results of the loss; reads the parameters. Its rate ``gradient_keep`` is
             0 for the first part of a batch and 1 for the others.
         update: the bucket → the next parameters and state of the optimizer; the learning rates are its rates.
@@ -45,6 +46,7 @@ class SplitStep:
         weighted: gradients are those of the loss times its weight.
     """
 
+    whole: Step
     gradient: Step
     update: Step
     summed: bool = False
@@ -55,6 +57,7 @@ class SplitStep:
 def split_step(
     model: AnyTrainingModel | Source,
     *,
+    entry: int | None = None,
     outputs: Sequence[str] = (),
     attention_rows: int | str | None = None,
     precision: Precision | None = None,
@@ -62,10 +65,11 @@ def split_step(
     arrange: Callable[[SplitStep], Sequence[str]] | None = None,
     without: Collection[str] = (),
 ) -> SplitStep:
-    """The step of `model`, which has one training entry, in two halves.
+    """The step of one training entry of `model` in two halves.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, from ``attach(…, accumulate=True)``.
+        entry: which of its entries; default: the only one.
         outputs: names of further values to return as results, of the half that computes them.
         attention_rows, precision: as in `compile_step`; where the sum over all parts is not finite, none counts.
         synchronized: have BatchNormalization take the statistics of all ranks; `DataParallel` runs such a step.
@@ -76,7 +80,7 @@ def split_step(
         BadInput: it does not say over how much a batch is averaged, or its update reads the batch.
     """
     source = read_valid(model)
-    infos = [i for i in source.infos if i.update_binding]
+    infos = [source.infos[i] for i in chosen_entries(source, entry) if source.infos[i].update_binding]
     found = [n for i in infos for n in i.algorithm.node if n.op_type == "Gradient"]
     if len(infos) != 1 or len(found) != 1:
         raise BadInput(f"a step in two halves has one entry with one Gradient; there are {len(infos)} and {len(found)}")
@@ -91,14 +95,25 @@ def split_step(
     asked_of_step = [*gradients, weight, *outputs]
     summed = weight == SUM
     step = compile_step(
-        source, outputs=asked_of_step, attention_rows=attention_rows, precision=precision,
+        source, entry=entry, outputs=asked_of_step, attention_rows=attention_rows, precision=precision,
         synchronized=("" if summed else weight) if synchronized else None, gathered=source.compared, without=without,
     )  # fmt: skip
     asked = dict(zip([step.loss, *dict.fromkeys(asked_of_step)], step.results, strict=True))
     names = [asked[name] for name in gradients]
     split = _Cut(step, names, asked[weight], summed, synchronized).halves()
     order = names if arrange is None else list(arrange(split))
-    return split if order == names else _Cut(step, order, asked[weight], summed, synchronized).halves()
+    if order != names:
+        split = _Cut(step, order, asked[weight], summed, synchronized).halves()
+    _keep_results(step, list(dict.fromkeys([step.loss, *(asked[name] for name in outputs)])))
+    return split
+
+
+def _keep_results(step: Step, kept: list[str]) -> None:
+    """Have `step` return its state and the results `kept`, in this order."""
+    graph, step.results = step.model.graph, kept
+    ends = {v.name: v for v in graph.outputs}
+    graph.outputs[:] = [ends[name] for name in dict.fromkeys([*(t.output for t in step.state.values()), *kept])]
+    finish(graph)
 
 
 class _Cut:
@@ -122,6 +137,7 @@ class _Cut:
         late = {n: t for n, t in step.state.items() if n not in early}
         results = [n for n in step.results if n not in self.gradients]
         return SplitStep(
+            step,
             self._gradient(early, [n for n in results if n not in self.behind]),
             self._update(late, [n for n in results if n in self.behind]),
             self.summed,

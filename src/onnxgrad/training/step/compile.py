@@ -182,6 +182,7 @@ def _compile_entry(
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
     keep_packed(opened.graph, bound)
+    fingerprint = step_digest(opened, {"": loss, **bound}, _settings_of_numbers(setting))
     if setting.synchronized is not None:
         synchronized_norm.synchronize(opened.graph, setting.synchronized)
     opened = passed(opened, POOL_FIRST, [*bound.values(), loss, *outputs])
@@ -192,8 +193,6 @@ def _compile_entry(
         scaling = setting.precision.apply(opened.graph, bound, {*data, *merged.hosted, *merged.fed})
     if setting.gathered:
         whole_batch.gather_rows(opened.graph, setting.gathered)
-    rows = [setting.rows] if isinstance(setting.rows, int) else []
-    fingerprint = step_digest(opened, {"": loss, **bound}, rows)
     lowered = Lowered(passed(opened, ATTENTION_BLOCKS))
     read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())
     state = {
@@ -221,6 +220,13 @@ def _compile_entry(
     found = Step(step, state, batch, results, results[0] if loss else "", merged.fed, only_read)
     found.passes, found.fingerprint = reports, fingerprint
     return found
+
+
+def _settings_of_numbers(setting: StepSetting) -> list[object]:
+    """The settings that change the numbers of a step by more than its rounding; 16 bits belong to them."""
+    narrow = setting.precision
+    blocks = [setting.rows] if isinstance(setting.rows, int) else []
+    return [*blocks, *([] if narrow is None else [narrow.dtype.name, narrow.scale, narrow.growth])]
 
 
 def _gradient_names(model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]) -> tuple[set[str], str]:
