@@ -11,6 +11,7 @@ from onnx import helper
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import Loss, Trainer, attach, compile_step
+from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.step.accumulate import Accumulating, split_step
 from tests.training.graph.test_training_mode import norm_net
 from tests.training.nets import mlp, model_of
@@ -153,6 +154,19 @@ def test_a_model_with_a_fixed_batch_takes_several():
         trainer = Trainer(attach(model, loss="mse", accumulate=True), accumulate=parts)
         found.append([e["loss"] for e in trainer.fit(data, epochs=2, batch_size=8).epochs])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", [None, "bf16", "fp16"])
+def test_the_whole_of_a_cut_step_is_the_step(precision):
+    """Its results in the order asked for, and the digest by which checkpoints know it, however a batch is cut."""
+    model = attach(mlp(), loss="mse", accumulate=True, metrics=["gradient_norm"])
+    narrow = precision and Precision.named(precision, lambda node: True)
+    step = compile_step(model, outputs=["gradient_norm", "y"], precision=narrow)
+    whole = split_step(model, outputs=["gradient_norm", "y"], precision=narrow).whole
+    assert whole.results == step.results
+    assert whole.fingerprint == step.fingerprint
+    assert [v.name for v in whole.model.graph.outputs] == [v.name for v in step.model.graph.outputs]
+    assert precision == "fp16" or len(whole.model.graph) == len(step.model.graph)
 
 
 @pytest.mark.parametrize(
