@@ -5,49 +5,65 @@
 
 enum { AHEAD = 6 /* rows that are asked for before they are copied: they are short and far from each other */ };
 
-INLINE void tile(const int rows, const int vectors, const Product *p, const float *const *row, const float *b,
-                 const float *add, int64_t add_pitch, float *c, int64_t c_pitch) {
-  lanes sum[ROWS][VECTORS];
+/* Of few sums, each is made of two, so that one need not wait for the other. */
+/* Sums of one column of a and one row of b. Compilers would keep more than these two places, and run out of registers. */
+#define ADD(set)                                                                                                       \
+  do {                                                                                                                 \
+    lanes here[VECTORS];                                                                                               \
+    _Pragma("GCC unroll 16") for (int v = 0; v < vectors; v++) {                                                       \
+      here[v] = *(const lanes *)(from + v * LANES);                                                                    \
+      HELD(here[v]);                                                                                                   \
+    }                                                                                                                  \
+    _Pragma("GCC unroll 16") for (int i = 0; i < rows; i++) {                                                          \
+      const lanes factor = lanes_of(a[i][at]);                                                                         \
+      _Pragma("GCC unroll 16") for (int v = 0; v < vectors; v++) sum[i][(set) * vectors + v] += factor * here[v];      \
+    }                                                                                                                  \
+    at += along, from += down;                                                                                         \
+    __asm__("" : "+r"(at), "+r"(from));                                                                                \
+  } while (0)
+
+/* Few sums are made in two sets, so that one need not wait for the other. */
+INLINE void tile(const int rows, const int vectors, const Product *p, const float *from_a, const int64_t *row_at,
+                 const float *b, const float *add, float *c) {
+  const int sets = rows * vectors <= ROWS ? 2 : 1;
+  lanes sum[ROWS][2 * VECTORS];
   const float *a[ROWS];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++) {
-    a[i] = row[i];
+    a[i] = from_a + (row_at ? row_at[i] : i * p->down);
 #pragma GCC unroll 16
-    for (int v = 0; v < vectors; v++) sum[i][v] = lanes_of(0);
+    for (int v = 0; v < sets * vectors; v++) sum[i][v] = lanes_of(0);
   }
-  const int64_t along = p->a_step[2], down = p->b_step[2], count = p->count[2];
-  for (int64_t x = 0; x < p->count[0]; x++)
-    for (int64_t y = 0; y < p->count[1]; y++) {
-      const float *from = b + x * p->b_step[0] + y * p->b_step[1];
-      int64_t at = x * p->a_step[0] + y * p->a_step[1];
-      for (int64_t z = 0; z < count; z++, at += along, from += down) {
-        lanes here[VECTORS];
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++) {
-          here[v] = *(const lanes *)(from + v * LANES);
-          HELD(here[v]);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-          const lanes factor = lanes_of(a[i][at]);
-#pragma GCC unroll 16
-          for (int v = 0; v < vectors; v++) sum[i][v] += factor * here[v];
-        }
-      }
+  const int64_t along = p->a_step[2], down = p->b_step[2];
+  int64_t start = 0, y = p->count[1];
+  for (int64_t left = p->count[0] * y; left > 0; left--) {
+    const float *from = b;
+    int64_t at = start, z = p->count[2];
+    for (; sets == 2 && z > 1; z -= 2) {
+      ADD(0);
+      ADD(1);
     }
+    for (; z > 0; z--) ADD(0);
+    if (left == 1) break;
+    start += p->a_step[1], b += p->b_step[1];
+    if (--y) continue;
+    y = p->count[1];
+    start += p->a_step[0] - y * p->a_step[1], b += p->b_step[0] - y * p->b_step[1];
+  }
 #define EACH                                \
   _Pragma("GCC unroll 16") for (int i = 0; i < rows; i++) \
   _Pragma("GCC unroll 16") for (int v = 0; v < vectors; v++)
-  if (add) EACH sum[i][v] += *(const lanes *)(add + i * add_pitch + v * LANES);
+  if (sets == 2) EACH sum[i][v] += sum[i][vectors + v];
+  if (add) EACH sum[i][v] += *(const lanes *)(add + i * p->add_pitch + v * LANES);
   if (p->relu) EACH sum[i][v] = lanes_where(sum[i][v] < 0, lanes_of(0), sum[i][v]);
-  EACH *(lanes *)(c + i * c_pitch + v * LANES) = sum[i][v];
+  EACH *(lanes *)(c + i * p->c_pitch + v * LANES) = sum[i][v];
 }
 
-typedef void Tile(const Product *, const float *const *, const float *, const float *, int64_t, float *, int64_t);
+typedef void Tile(const Product *, const float *, const int64_t *, const float *, const float *, float *);
 #define TILE(V, R)                                                                                                     \
-  static void tile_##V##_##R(const Product *p, const float *const *row, const float *b, const float *add,              \
-                             int64_t add_pitch, float *c, int64_t c_pitch) {                                           \
-    tile(R, V, p, row, b, add, add_pitch, c, c_pitch);                                                                 \
+  static void tile_##V##_##R(const Product *p, const float *a, const int64_t *row_at, const float *b,                  \
+                             const float *add, float *c) {                                                             \
+    tile(R, V, p, a, row_at, b, add, c);                                                                               \
   }
 #define TILES(V) TILE(V, 1) TILE(V, 2) TILE(V, 3) TILE(V, 4) TILE(V, 5) TILE(V, 6)
 #define NAMES(V) {tile_##V##_1, tile_##V##_2, tile_##V##_3, tile_##V##_4, tile_##V##_5, tile_##V##_6},
@@ -65,26 +81,29 @@ static Tile *const tiles[VECTORS][ROWS] = {
 };
 
 void gemm(const Product *p) {
-  const int64_t band = p->band ? p->band : ROWS * p->down;
+  const int64_t band = p->row_at ? 0 : p->band ? p->band : ROWS * p->down;
   for (int64_t q = 0; q < p->columns; q += COLUMNS) {
     const int64_t columns = least(COLUMNS, p->columns - q), vectors = quotient(columns, LANES);
-    const float *b = p->b + q / COLUMNS * p->panel;
+    const float *a = p->a, *b = p->b + q / COLUMNS * p->panel, *add = p->add ? p->add + q : NULL;
+    const int64_t *row_at = p->row_at;
+    float *c = p->c + q;
     for (int64_t r = 0; r < p->rows; r += ROWS) {
       const int64_t rows = least(ROWS, p->rows - r);
-      const float *row[ROWS], *add = p->add ? p->add + r * p->add_pitch + q : NULL;
-      float *c = p->c + r * p->c_pitch + q;
-      for (int i = 0; i < rows; i++)
-        row[i] = p->a + (p->row_at ? p->row_at[r + i] : r / ROWS * band + i * p->down);
+      Tile *const tile = tiles[vectors - 1][rows - 1];
       if (columns == vectors * LANES) {
-        tiles[vectors - 1][rows - 1](p, row, b, add, p->add_pitch, c, p->c_pitch);
-        continue;
+        tile(p, a, row_at, b, add, c);
+      } else { /* columns are cut off */
+        float part[ROWS * COLUMNS] = {0};
+        Product all = *p;
+        all.add_pitch = all.c_pitch = COLUMNS;
+        for (int i = 0; add && i < rows; i++)
+          memcpy(part + i * COLUMNS, add + i * p->add_pitch, (size_t)columns * sizeof(float));
+        tile(&all, a, row_at, b, add ? part : NULL, part);
+        for (int i = 0; i < rows; i++) memcpy(c + i * p->c_pitch, part + i * COLUMNS, (size_t)columns * sizeof(float));
       }
-      float part[ROWS * COLUMNS] = {0}; /* of columns that are cut off */
-      for (int i = 0; add && i < rows; i++)
-        memcpy(part + i * COLUMNS, add + i * p->add_pitch, (size_t)columns * sizeof(float));
-      tiles[vectors - 1][rows - 1](p, row, b, add ? part : NULL, COLUMNS, part, COLUMNS);
-      for (int i = 0; i < rows; i++)
-        memcpy(c + i * p->c_pitch, part + i * COLUMNS, (size_t)columns * sizeof(float));
+      a += band, c += ROWS * p->c_pitch;
+      if (add) add += ROWS * p->add_pitch;
+      if (row_at) row_at += ROWS;
     }
   }
 }
