@@ -60,56 +60,38 @@ def check_grads(
     def flat(*xs: Array) -> list[Array]:
         return [as_array(y) for _, y in trees.leaves(f(*trees.rebuilt(args, xs)))]
 
-    primals = [x for i, a in enumerate(args) for x in trees.float_leaves(a, f"argument {i}")]
-    _check(flat, primals, order, order, tuple(modes), eps, rtol, atol, rng)
+    def check(f: Callable[..., list[Array]], primals: list[Array], this: int) -> None:
+        """Check the derivatives of `f`, which are those of order `this` of the given function."""
+        at, count = [x._data for x in primals], len(primals)
+        tangents = [Array(_direction(rng, x)) for x in at]
 
+        def shift(by: float) -> list[np.ndarray]:
+            points = [np.asarray(x + by * t._data, x.dtype) for x, t in zip(at, tangents)]
+            return [y._data for y in f(*map(Array, points))]
 
-def _check(
-    f: Callable[..., list[Array]],
-    primals: list[Array],
-    order: int,
-    whole: int,
-    modes: tuple[str, ...],
-    eps: float,
-    rtol: float,
-    atol: float,
-    rng: np.random.Generator,
-) -> None:
-    at = [x._data for x in primals]
-    tangents = [Array(_direction(rng, x)) for x in at]
+        def push(*xs: Array) -> list[Array]:
+            return list(jvp(f, xs[:count], xs[count:])[1])
 
-    def shift(by: float) -> list[np.ndarray]:
-        points = [np.asarray(x + by * t._data, x.dtype) for x, t in zip(at, tangents)]
-        return [y._data for y in f(*map(Array, points))]
+        def back(*xs: Array) -> list[Array]:
+            pulled = vjp(f, *xs[:count])[1](list(xs[count:]))
+            return [pulled] if count == 1 else list(pulled)
 
-    differences = [np.asarray(hi - lo) / (2 * eps) for hi, lo in zip(shift(eps), shift(-eps))]
-    cotangents = [Array(_direction(rng, d)) for d in differences]
-    products = [np.real(c._data * d) for c, d in zip(cotangents, differences)]
-    expected, size = (sum(float(np.sum(p)) for p in ps) for ps in (products, map(np.abs, products)))
+        differences = [np.asarray(hi - lo) / (2 * eps) for hi, lo in zip(shift(eps), shift(-eps))]
+        cotangents = [Array(_direction(rng, d)) for d in differences]
+        terms = [np.real(c._data * d) for c, d in zip(cotangents, differences)]
+        expected, size = (sum(float(np.sum(p)) for p in ps) for ps in (terms, map(np.abs, terms)))
+        products = [("fwd", push, tangents, cotangents), ("rev", back, cotangents, tangents)]
+        products = [p for p in products if p[0] in modes]
+        for mode, derivative, seeds, others in products:
+            pairs = zip(others, derivative(*primals, *seeds))
+            found = sum(float(np.sum(np.real(x._data * as_array(y)._data))) for x, y in pairs)
+            if not abs(found - expected) <= atol + rtol * max(size, abs(expected)):
+                raise GradientMismatch(mode, this, found, expected)
+        if this < order:  # the derivatives are functions of the point and of the direction, in which they are linear
+            for _, derivative, seeds, _ in products:
+                check(derivative, [*primals, *seeds], this + 1)
 
-    def compare(mode: str, found: float) -> None:
-        if not abs(found - expected) <= atol + rtol * max(size, abs(expected)):
-            raise GradientMismatch(mode, whole - order + 1, found, expected)
-
-    def paired(xs: Sequence[Array], ys: Sequence[Any]) -> float:
-        return sum(float(np.sum(np.real(x._data * as_array(y)._data))) for x, y in zip(xs, ys))
-
-    count = len(primals)
-
-    def push(*xs: Array) -> list[Array]:
-        return list(jvp(f, xs[:count], xs[count:])[1])
-
-    def back(*xs: Array) -> list[Array]:
-        pulled = vjp(f, *xs[:count])[1](list(xs[count:]))
-        return [pulled] if count == 1 else list(pulled)
-
-    for mode, derivative, seeds in (("fwd", push, tangents), ("rev", back, cotangents)):
-        if mode in modes:
-            compare(mode, paired(cotangents if mode == "fwd" else tangents, derivative(*primals, *seeds)))
-    if order > 1:  # the derivatives are functions of the point and of the direction, in which they are linear
-        for mode, derivative, seeds in (("fwd", push, tangents), ("rev", back, cotangents)):
-            if mode in modes:
-                _check(derivative, [*primals, *seeds], order - 1, whole, modes, eps, rtol, atol, rng)
+    check(flat, [x for i, a in enumerate(args) for x in trees.float_leaves(a, f"argument {i}")], 1)
 
 
 def _direction(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from onnxgrad.eager.models import EagerModel
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import end_derivation
+from onnxgrad.ir.subgraphs import give
 from onnxgrad.transforms.vmap import vmap as vmap_model
 
 #: How many shapes of arguments a compiled function is kept for.
@@ -37,11 +38,7 @@ def graph_model(
         write: a function of a builder and the inputs.
     """
     b = new_builder(operators)
-    results = write(b, [formal(b, x, "in") for x in operands])
-    for result in results:
-        end = b.append(ir.Node("", "Identity", [result.value]))[0].value
-        end.type, end.shape = result.value.type, result.value.shape
-        b.graph.outputs.append(end)
+    give(b, write(b, [formal(b, x, "in") for x in operands]))
     end_derivation(b)
     return model_of(b.graph)
 

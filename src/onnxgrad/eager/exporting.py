@@ -19,10 +19,11 @@ import onnx_ir as ir
 
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.bodies import call_on_variables
 from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.plans import formal, new_builder
 from onnxgrad.eager.core.primitives import Macro, StandardOp
-from onnxgrad.eager.core.tape import Node, exporting, history, leaf
+from onnxgrad.eager.core.tape import Node, leaf
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.cleanup import end_derivation
@@ -83,22 +84,11 @@ class _Recording:
             if x.dtype.kind == "c":
                 hint = "hand over the real and the imaginary part"
                 raise BadInput(f"{name} is {x.dtype}; ONNX has no complex numbers\n  hint: {hint}")
-        self.inputs = [Array(x._data, leaf(x._data)) for _, x in leaves]
-        self.leaves = [x._node for x in self.inputs if x._node is not None]
-        token = exporting.set(True)
-        try:
-            result = f(*trees.rebuilt(tuple(args), self.inputs))
-        finally:
-            exporting.reset(token)
-        self.results = [as_array(y) for _, y in trees.leaves(result, f"the result of {self.name}")]
-        if not self.results:
-            raise BadInput(f"{self.name} returned no array")
+        self.leaves = [leaf(x._data) for _, x in leaves]
+        self.inputs = [Array(n.value, n) for n in self.leaves]
+        _, self.results, self.nodes = call_on_variables(f, self.name, args, self.leaves)
         several = len(self.results) > 1
         self.outputs = [f"output_{i}" if several else "output" for i in range(len(self.results))]
-        self.nodes = history([y._node for y in self.results if y._node is not None], self.leaves, discrete=True)
-        for node in self.nodes:
-            if node.op.opaque:
-                raise BadInput(f"{self.name} reads an array whose derivative is a Python function, made outside")
 
 
 def _parameters(f: Callable[..., Any], count: int) -> list[str]:

@@ -15,7 +15,7 @@ from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import Executable
 from onnxgrad.eager.core.plans import GraphCall
-from onnxgrad.eager.core.recording import record, record_several
+from onnxgrad.eager.core.recording import record_several
 from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
@@ -71,8 +71,7 @@ class EagerModel:
         wrt = () if exporting.get() else tuple(n for n, x in zip(names, operands) if x._node is not None)
         call, run, outputs = self._made.get((names, wrt), lambda: self._make(names, wrt))
         values = run([x._data for x in operands])
-        made = [record(call, operands, values[0])] if len(values) == 1 else record_several(call, operands, values)
-        return dict(zip(outputs, made))
+        return dict(zip(outputs, record_several(call, operands, values)))
 
     def _array(self, name: str, value: Any) -> Array:
         held = next((v for v in self._model.graph.inputs if v.name == name), None)

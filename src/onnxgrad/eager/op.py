@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.cache import Cache
@@ -26,6 +25,7 @@ from onnxgrad.eager.core.recording import record, record_several
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.schemas import schema_of
+from onnxgrad.ir.subgraphs import give
 
 #: Operators that numpy computes for floats.
 KERNELS: dict[str, Callable[..., np.ndarray]] = {
@@ -82,8 +82,8 @@ def apply(
     floats = beside is not None and beside.kind == "f" and all(x._data.dtype == beside for x in arrays)
     if kernel is not None and floats:
         return record(op, arrays, kernel(*(x._data for x in arrays)))
-    values = run(op, [x._data for x in arrays])
-    return record(op, arrays, values[0]) if outputs == 1 else record_several(op, arrays, values)
+    made = record_several(op, arrays, run(op, [x._data for x in arrays]))
+    return made[0] if outputs == 1 else made
 
 
 def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
@@ -146,12 +146,10 @@ def run(op: Primitive, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         b = new_builder([op])
         operands = [formal(b, v, "x", [f"n{i}_{k}" for k in range(v.ndim)]) for i, v in enumerate(values)]
         made = op.write(b, operands)
-        for y in made if isinstance(made, tuple) else (made,):
-            if y.value.producer() is None:
-                y = b.append(ir.Node("", "Identity", [y.value]))[0]
-            if y.value.type is None:
-                raise BadInput(f"{op} does not take {', '.join(str(v.dtype) for v in values)}")
-            b.graph.outputs.append(y.value)
+        results = made if isinstance(made, tuple) else (made,)
+        if any(y.value.type is None for y in results):
+            raise BadInput(f"{op} does not take {', '.join(str(v.dtype) for v in values)}")
+        give(b, results)
         return Executable(model_of(b.graph))
 
     return _runs.get(key, make)(values)

@@ -57,10 +57,8 @@ def value_and_grad(f: Function, argnums: Argnums = 0, has_aux: bool = False) -> 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         t = Traced(f, args, kwargs, argnums, has_aux)
         y = t.scalar()
-        t._ends = [y]
-        gradient = t.pull_back([Array(np.ones(y.shape, y.dtype))])
-        value = (y, t.aux) if has_aux else y
-        return t.detached(value), trees.derivative(t.chosen, gradient)
+        gradient = t.gradient()
+        return t.detached((y, t.aux) if has_aux else y), gradient
 
     return wrapped
 
@@ -74,9 +72,8 @@ def grad(f: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         t = Traced(f, args, kwargs, argnums, has_aux)
-        y = t.scalar()
-        t._ends = [y]
-        gradient = trees.derivative(t.chosen, t.pull_back([Array(np.ones(y.shape, y.dtype))]))
+        t.scalar()
+        gradient = t.gradient()
         return (gradient, t.detached(t.aux)) if has_aux else gradient
 
     return wrapped
@@ -88,7 +85,9 @@ def elementwise_grad(f: Function, argnums: Argnums = 0) -> Function:
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         t = Traced(f, args, kwargs, argnums)
-        return trees.derivative(t.chosen, t.pull_back([Array(np.ones(y.shape, y.dtype)) for y in map(t.real, t.ends)]))
+        for y in t.ends:
+            t.real(y)
+        return t.gradient()
 
     return wrapped
 
@@ -151,8 +150,7 @@ def holomorphic_grad(f: Function, argnums: Argnums = 0) -> Function:
         t = Traced(f, args, kwargs, argnums)
         if any(x.dtype.kind != "c" for x in t.variables):
             raise BadInput("holomorphic_grad is with respect to complex numbers\n  hint: write 1 + 0j for 1; or grad")
-        ends = [Array(np.ones(y.shape, y.dtype)) for y in t.ends]
-        return trees.derivative(t.chosen, t.pull_back(ends))
+        return t.gradient()
 
     return wrapped
 

@@ -116,6 +116,7 @@ def test_the_determinant_of_singular_matrices():
         (lambda: np.vectorize(np.sum, signature="(m,n)->()")(X[0]), "does not take arrays of shapes"),
         (lambda: np.max(X, where=X > 0), "needs 'initial'"),
         (lambda: np.nanquantile(X, 0.5, method="none"), "method is one of"),
+        (lambda: np.quantile(X * 1j, 0.5), "quantiles are of real numbers"),
         (lambda: np.pad(X * 1j, 1, constant_values=1.0), "padded with zeros"),
         (lambda: np.average(X, axis=0, weights=onp.ones(2)), r"weights of shape \(2,\)"),
         (lambda: np.gradient(X, onp.arange(3.0)), "one number for each axis"),

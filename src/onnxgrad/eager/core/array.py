@@ -222,7 +222,7 @@ class Array:
     def _outside(name: str, function: Any, args: Any, kwargs: Any) -> Any:
         """Apply a function of numpy that the namespace lacks; refused for arrays with a derivative."""
         refuse_tracked(name, [*args, *kwargs.values()], "")
-        return wrapped(function(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
+        return call_plain(function, args, kwargs)
 
     # --- methods that numpy's arrays have too ----------------------------------------------------
 
@@ -308,6 +308,11 @@ def wrapped(y: Any) -> Any:
     if isinstance(y, tuple) and hasattr(y, "_fields"):
         return type(y)(*map(wrapped, y))
     return type(y)(map(wrapped, y)) if type(y) in (list, tuple) else y
+
+
+def call_plain(function: Any, args: Any, kwargs: Any) -> Any:
+    """``function(*args, **kwargs)`` on numpy arrays, its results as arrays."""
+    return wrapped(function(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
 
 
 def tracked(x: Any, floats: bool = True) -> bool:

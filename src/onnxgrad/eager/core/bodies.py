@@ -67,14 +67,38 @@ class TracedBody:
         return [written.at(place) for place in self.places]
 
 
-def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndarray], kwargs: Any = None) -> TracedBody:
+def call_on_variables(
+    f: Callable[..., Any], name: str, args: Sequence[Any], variables: Sequence[Node]
+) -> tuple[Any, list[Array], list[Node]]:
+    """Call `f`, named `name`, with `variables` for the leaves of `args`, and record everything as ONNX.
+
+    Returns:
+        The result, its leaves, and the operations that compute them, in order.
+
+    Raises:
+        BadInput: `f` returns no array, or does something that has no form in ONNX.
+    """
+    token = exporting.set(True)
+    try:
+        output = f(*trees.rebuilt(tuple(args), [Array(n.value, n) for n in variables]))
+    finally:
+        exporting.reset(token)
+    results = [as_array(y) for _, y in trees.leaves(output, f"the result of {name}")]
+    if not results:
+        raise BadInput(f"{name} returned no array")
+    nodes = history([y._node for y in results if y._node is not None], variables, discrete=True)
+    if any(node.op.opaque for node in nodes):
+        raise BadInput(f"{name} calls a function whose derivative is written in Python, which ONNX cannot hold")
+    return output, results, nodes
+
+
+def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndarray]) -> TracedBody:
     """Call `f` once on variables, and return what it did.
 
     Args:
         f: a function of arrays or containers of arrays.
         args: its arguments; their leaves become parameters.
         examples: an array for each leaf, of which dtype and shape count.
-        kwargs: arguments by name, which are constants.
 
     Raises:
         BadInput: `f` returns no array, or does something that has no form in ONNX.
@@ -85,21 +109,12 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
         if x.dtype.kind == "c":
             raise BadInput(f"an argument of {name} is {x.dtype}; ONNX has no complex numbers\n  hint: pass its parts")
     parameters = [leaf(x) for x in examples]
-    tokens = exporting.set(True), compiling.set(True)
+    token = compiling.set(True)
     try:
-        output = f(*trees.rebuilt(tuple(args), [Array(n.value, n) for n in parameters]), **(kwargs or {}))
+        output, results, nodes = call_on_variables(f, name, args, parameters)
     finally:
-        exporting.reset(tokens[0])
-        compiling.reset(tokens[1])
-    results = [as_array(y) for _, y in trees.leaves(output, f"the result of {name}")]
-    if not results:
-        raise BadInput(f"{name} returned no array")
-    ends = [y._node for y in results if y._node is not None]
-    nodes = history(ends, parameters, discrete=True)
-    for node in nodes:
-        if node.op.opaque:
-            raise BadInput(f"{name} calls a function whose derivative is written in Python, which ONNX cannot hold")
-    p = program(ends, parameters, nodes, stopped=True)
+        compiling.reset(token)
+    p = program([y._node for y in results if y._node is not None], parameters, nodes, stopped=True)
     sources, places, values = list(p.sources), [], iter(p.key[1])
     for y in results:
         place = None if y._node is None else next(values)

@@ -22,7 +22,7 @@ from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.primitives import OPSET, STOP, Primitive
 from onnxgrad.eager.core.primitives import output as pick
-from onnxgrad.eager.core.recording import record, record_several
+from onnxgrad.eager.core.recording import record_several
 from onnxgrad.eager.core.tape import Node, Program, Source, exporting
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.partial_eval import residuals
@@ -225,13 +225,9 @@ class DerivativePlan:
         arrays = self.run([*values, *(s._data for s in seeds)])
         if p.tracked or exporting.get() or any(s._node is not None for s in seeds):
             operands = [self._operand(p, *place) for place in self.places] + list(seeds)
-            if len(arrays) == 1:
-                made: Sequence[Array] = [record(self.call, operands, arrays[0])]
-            else:
-                made = record_several(self.call, operands, arrays)
+            rest = iter(record_several(self.call, operands, arrays))
         else:
-            made = [Array(y) for y in arrays]
-        rest = iter(made)
+            rest = map(Array, arrays)
         return [next(rest) if given else None for given in self.given]
 
     @staticmethod

@@ -47,7 +47,9 @@ def record(op: Primitive, operands: Sequence[Array], value: Any) -> Array:
 
 
 def record_several(op: Primitive, operands: Sequence[Array], values: Sequence[Any]) -> tuple[Array, ...]:
-    """Record a primitive with several outputs, like `record`."""
+    """Record a primitive with any number of outputs, like `record`."""
+    if len(values) == 1:
+        return (record(op, operands, values[0]),)
     values = tuple(np.asarray(v) for v in values)
     if all(x._node is None for x in operands):
         return tuple(Array(v) for v in values)

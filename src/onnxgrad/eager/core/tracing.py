@@ -96,7 +96,8 @@ class Traced:
             )
         if y._node is not None and not carries_derivative(y._data):
             raise BadInput(f"{self.name} returned {y.dtype}, which has no derivative")
-        return self.real(y)
+        self._ends = [self.real(y)]
+        return y
 
     def real(self, y: Array) -> Array:
         """`y`, checked to be real, as a gradient requires."""
@@ -117,6 +118,11 @@ class Traced:
             return Array(x._data)
 
         return trees.mapped(detach, tree)
+
+    def gradient(self) -> Any:
+        """The gradient of the sum of all elements of the output, as a tree like `chosen`."""
+        ones = [Array(np.ones(y.shape, y.dtype)) for y in self.ends]
+        return trees.derivative(self.chosen, self.pull_back(ones))
 
     def pull_back(self, seeds: Sequence[Array], directions: bool = False) -> list[Array]:
         """The cotangents of the variables, given those of the leaves of the output."""

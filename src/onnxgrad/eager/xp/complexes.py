@@ -20,6 +20,7 @@ from onnxgrad.eager.core.custom_derivatives import elementwise as by_slopes
 from onnxgrad.eager.core.primitives import Macro, standard
 from onnxgrad.eager.core.recording import from_parts, of_pairs, pairs_of, parts_of, record, record_complex
 from onnxgrad.eager.core.tape import exporting
+from onnxgrad.eager.xp.manipulation import join_axes
 
 
 def bilinear(product: Callable[[Any, Any], Array], x: Array, y: Array) -> Array:
@@ -63,14 +64,19 @@ def _exp(z: Array) -> Array:
 
 
 def power(z: Array, n: int) -> Array:
-    """zⁿ by squaring."""
+    """zⁿ."""
     if n < 0:
         return power(_reciprocal(z), -n)
-    if n < 2:
-        return z if n else z * 0 + 1
-    half = power(z, n // 2)
-    even = _multiply(half, half)
-    return _multiply(even, z) if n % 2 else even
+    return by_squaring(_multiply, z, n) if n else z * 0 + 1
+
+
+def by_squaring(product: Callable[[Array, Array], Array], x: Array, n: int) -> Array:
+    """The product of `n` ≥ 1 factors `x`."""
+    if n == 1:
+        return x
+    half = by_squaring(product, x, n // 2)
+    even = product(half, half)
+    return product(even, x) if n % 2 else even
 
 
 def _reciprocal(z: Array) -> Array:
@@ -102,10 +108,8 @@ _SLOPES: dict[str, tuple[Callable[..., Any], ...]] = {
 
 def prod(z: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     """The product along `axes`: of the halves of the elements, until one is left."""
+    y, shape = join_axes(z, axes)
     xp = z.__array_namespace__()
-    shape = tuple(1 if a in axes else n for a, n in enumerate(z.shape))
-    rest = [a for a in range(z.ndim) if a not in axes]
-    y = xp.reshape(xp.permute_dims(z, (*axes, *rest)), (-1, *(z.shape[a] for a in rest)))
     if not len(y):
         return xp.ones(shape if keepdims else y.shape[1:], dtype=z.dtype)
     while len(y) > 1:
@@ -117,12 +121,10 @@ def prod(z: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
 
 def extremum(kernel: Callable[..., Any], z: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     """The largest or smallest along `axes` in numpy's order, by real parts first (`kernel` is argmax or argmin)."""
+    flat, shape = join_axes(z, axes)
     xp = z.__array_namespace__()
-    shape = tuple(1 if a in axes else n for a, n in enumerate(z.shape))
-    rest = [a for a in range(z.ndim) if a not in axes]
-    flat = xp.reshape(xp.permute_dims(z, (*rest, *axes)), (*(z.shape[a] for a in rest), -1))
-    at = as_array(kernel(flat._data, axis=-1, keepdims=True))
-    return xp.reshape(xp.take_along_axis(flat, at, axis=-1), shape if keepdims else flat.shape[:-1])
+    at = as_array(kernel(flat._data, axis=0, keepdims=True))
+    return xp.reshape(xp.take_along_axis(flat, at, axis=0), shape if keepdims else flat.shape[1:])
 
 
 def elementwise(name: str, kernel: Callable[..., Any], *operands: Array) -> Array:

@@ -51,6 +51,12 @@ def promoted(x1: Any, x2: Any) -> tuple[Array, Array]:
     return cast(a, dtype), cast(b, dtype)
 
 
+def as_float(x: Any) -> Array:
+    """`x` as floats: integers and booleans become float64."""
+    x = as_array(x)
+    return x if x.dtype.kind in "fc" else cast(x, np.float64)
+
+
 def as_complex(x: Any) -> Array:
     """`x` as an array of complex numbers."""
     x = as_array(x)

@@ -12,7 +12,7 @@ import numpy as np
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.eager.xp.indexing import getitem, take
-from onnxgrad.eager.xp.manipulation import axes_of, broadcast_to, concat, moveaxis, reshape, stack
+from onnxgrad.eager.xp.manipulation import at_least, axes_of, broadcast_to, concat, moveaxis, reshape, stack
 from onnxgrad.eager.xp.numpy_extras import diag
 from onnxgrad.errors import BadInput
 
@@ -40,7 +40,7 @@ def insert(x: Any, obj: Any, values: Any, axis: int | None = None) -> Array:
     """`x` with `values` inserted before the elements `obj` along `axis`; by default, of the flattened array."""
     x, at = _resolve_axis(x, axis)
     places, v, count = _places(obj, "insert"), as_array(values), x.shape[at]
-    v = cast(reshape(v, (1,) * (x.ndim - v.ndim) + v.shape), x.dtype)
+    v = cast(at_least(v, x.ndim), x.dtype)
     if isinstance(places, slice):
         places = np.arange(count)[places]
     if np.ndim(places) == 0:
@@ -81,8 +81,7 @@ def block(arrays: Any, /) -> Array:
     def join_level(b: Any, level: int) -> Array:
         if isinstance(b, list):
             return concat([join_level(part, level + 1) for part in b], axis=level - deep)
-        x = as_array(b)
-        return reshape(x, (1,) * (axes - x.ndim) + x.shape)
+        return at_least(b, axes)
 
     return join_level(arrays, 0)
 

@@ -84,14 +84,14 @@ def _transform(x: Array, n: int | None, axis: int, norm: str, direction: int) ->
     return of_pairs(pairs * float(n) ** power if power else pairs)
 
 
-def _half(x: Array, n: int | None, axis: int, norm: str, direction: int) -> Array:
+def _half(x: Array, n: int | None, axis: int, norm: str) -> Array:
     """`rfft`: the first half of the transform of real numbers."""
-    z = _transform(x, n, axis, norm, direction)
+    z = _transform(x, n, axis, norm, 1)
     (axis,) = axes_of(axis, x.ndim)
     return getitem(z, (slice(None),) * axis + (slice(z.shape[axis] // 2 + 1),))
 
 
-def _from_half(x: Array, n: int | None, axis: int, norm: str, direction: int) -> Array:
+def _from_half(x: Array, n: int | None, axis: int, norm: str) -> Array:
     """`irfft`: Re F⁻¹·c∘x with c = 1 at 0 and n/2, else 2 for the omitted half."""
     (axis,) = axes_of(axis, x.ndim)
     n = 2 * (x.shape[axis] - 1) if n is None else int(n)
@@ -100,7 +100,7 @@ def _from_half(x: Array, n: int | None, axis: int, norm: str, direction: int) ->
     x = as_complex(x)
     pairs = _fit_length(pairs_of(x), n // 2 + 1, axis)
     pairs = pairs * c.astype(pairs.dtype).reshape(-1, *(1,) * (pairs.ndim - 1 - axis))
-    return real(_transform(of_pairs(pairs), n, axis, norm, direction))
+    return real(_transform(of_pairs(pairs), n, axis, norm, -1))
 
 
 def _one_axis_transform(kernel: Callable[..., Any], traced: Callable[..., Array]) -> Callable[..., Array]:
@@ -146,8 +146,8 @@ _SWAPPED = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 fft = _one_axis_transform(np.fft.fft, lambda x, n, axis, norm: _transform(x, n, axis, norm, 1))
 ifft = _one_axis_transform(np.fft.ifft, lambda x, n, axis, norm: _transform(x, n, axis, norm, -1))
-rfft = _one_axis_transform(np.fft.rfft, lambda x, n, axis, norm: _half(x, n, axis, norm, 1))
-irfft = _one_axis_transform(np.fft.irfft, lambda x, n, axis, norm: _from_half(x, n, axis, norm, -1))
+rfft = _one_axis_transform(np.fft.rfft, _half)
+irfft = _one_axis_transform(np.fft.irfft, _from_half)
 hfft = _one_axis_transform(np.fft.hfft, lambda x, n, axis, norm: irfft(conj(x), n, axis, _SWAPPED.get(norm, norm)))
 ihfft = _one_axis_transform(
     np.fft.ihfft, lambda x, n, axis, norm: conjugate(rfft(x, n, axis, _SWAPPED.get(norm, norm)))

@@ -14,6 +14,7 @@ from onnxgrad.eager.core.array import Array, as_array, tracked, wrapped
 from onnxgrad.eager.core.custom_derivatives import custom_vjp
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import record
+from onnxgrad.eager.xp.complexes import by_squaring
 from onnxgrad.eager.xp.dtypes import promoted
 from onnxgrad.eager.xp.elementwise import imag, where
 from onnxgrad.eager.xp.manipulation import expand_dims, matrix_transpose, reshape, squeeze
@@ -92,7 +93,7 @@ def _det(arguments: Any, y: Any, g: Any) -> Any:
 
 
 def _spread(g: Array) -> Array:
-    return expand_dims(expand_dims(g, axis=-1), axis=-1)
+    return expand_dims(g, axis=(-2, -1))
 
 
 @custom_vjp
@@ -119,6 +120,4 @@ def matrix_power(x: Any, n: int, /) -> Array:
         return matrix_power(inv(x), -n)
     if n == 0:
         return x * 0 + np.eye(x.shape[-1], dtype=x.dtype)
-    half = matrix_power(x, n // 2) if n > 1 else None
-    even = None if half is None else matmul(half, half)
-    return x if even is None else matmul(even, x) if n % 2 else even
+    return by_squaring(matmul, x, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,25 @@ def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
         if not -ndim <= a < ndim:
             raise IndexError(f"axis {a} of an array with {ndim} axes")
     return tuple(a % ndim for a in axes)
+
+
+def along(x: Any, axis: int, rank: int) -> Array:
+    """The vector `x` along `axis` of an array with `rank` axes, the others of length 1."""
+    return reshape(x, tuple(-1 if a == axis else 1 for a in range(rank)))
+
+
+def at_least(x: Any, rank: int) -> Array:
+    """`x` with axes of length 1 in front, so that it has at least `rank`."""
+    x = as_array(x)
+    return reshape(x, (1,) * (rank - x.ndim) + x.shape) if x.ndim < rank else x
+
+
+def join_axes(x: Array, axes: tuple[int, ...]) -> tuple[Array, tuple[int, ...]]:
+    """`x` with `axes` joined into a first one before the others, and the shape with `axes` of length 1."""
+    rest = [a for a in range(x.ndim) if a not in axes]
+    count = math.prod(x.shape[a] for a in axes)
+    flat = reshape(permute_dims(x, (*axes, *rest)), (count, *(x.shape[a] for a in rest)))
+    return flat, tuple(1 if a in axes else n for a, n in enumerate(x.shape))
 
 
 def reshape(x: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None) -> Array:
@@ -176,7 +196,7 @@ def tile(x: Any, /, reps: int | Sequence[int]) -> Array:
     x = as_array(x)
     counts = (reps,) if isinstance(reps, int) else tuple(reps)
     rank = max(len(counts), x.ndim)
-    x = reshape(x, (1,) * (rank - x.ndim) + x.shape)
+    x = at_least(x, rank)
     counts = (1,) * (rank - len(counts)) + counts
     return record(standard("Tile", ((1, counts),)), [x], np.tile(x._data, counts))
 
@@ -189,7 +209,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy", sparse: bool = False, copy: boo
     places = list(range(rank))
     if indexing == "xy" and rank > 1:
         places[:2] = 1, 0
-    grid = tuple(reshape(x, tuple(x.size if a == at else 1 for a in range(rank))) for x, at in zip(parts, places))
+    grid = tuple(along(x, at, rank) for x, at in zip(parts, places))
     return grid if sparse else broadcast_arrays(*grid)
 
 

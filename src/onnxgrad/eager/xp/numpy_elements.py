@@ -12,7 +12,7 @@ from onnxgrad.eager.core.array import Array, as_array, values_of
 from onnxgrad.eager.core.custom_derivatives import elementwise
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.xp import elementwise as e
-from onnxgrad.eager.xp.dtypes import cast, promoted
+from onnxgrad.eager.xp.dtypes import as_float, cast, promoted
 from onnxgrad.eager.xp.ufuncs import binary
 
 __all__ = ["divmod", "float_power", "fmod", "heaviside", "i0", "ldexp", "unwrap"]
@@ -32,8 +32,7 @@ def float_power(x1: Any, x2: Any, /) -> Array:
 
 def ldexp(x1: Any, x2: Any, /) -> Array:
     """x1·2^x2, for integers x2."""
-    x = as_array(x1)
-    x = x if x.dtype.kind == "f" else cast(x, np.float64)
+    x = as_float(x1)
     return e.multiply(x, cast(e.exp2(cast(as_array(x2), np.float64)), x.dtype))
 
 
@@ -59,8 +58,7 @@ def _bessel(k: int, x: Array) -> Array:
 
 def i0(x: Any, /) -> Array:
     """The modified Bessel function of the first kind, of order 0."""
-    x = as_array(x)
-    return _bessel(0, x if x.dtype.kind == "f" else cast(x, np.float64))
+    return _bessel(0, as_float(x))
 
 
 def unwrap(p: Any, /, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Array:
@@ -68,7 +66,6 @@ def unwrap(p: Any, /, discont: float | None = None, axis: int = -1, *, period: f
 
     The multiples are constant.
     """
-    p = as_array(p)
-    p = p if p.dtype.kind == "f" else cast(p, np.float64)
+    p = as_float(p)
     values = values_of("unwrap", p)
     return e.add(p, np.asarray(np.unwrap(values, discont, axis, period=period) - values, p.dtype))

@@ -10,10 +10,12 @@ import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array, plain, tracked, wrapped
 from onnxgrad.eager.xp import elementwise as e
-from onnxgrad.eager.xp.dtypes import cast, promoted
+from onnxgrad.eager.xp.dtypes import as_float, promoted
 from onnxgrad.eager.xp.elementwise import where
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.manipulation import (
+    along,
+    at_least,
     axes_of,
     concat,
     expand_dims,
@@ -99,8 +101,7 @@ def sinc(x: Any, /) -> Array:
 
 def cbrt(x: Any, /) -> Array:
     """The real cube root."""
-    x = as_array(x)
-    return _cbrt(x if x.dtype.kind == "f" else cast(x, np.float64))
+    return _cbrt(as_float(x))
 
 
 def _signed_root(b: Builder, x: Var) -> Var:
@@ -127,7 +128,7 @@ def _at_least(x: Any, rank: int) -> Array:
         return expand_dims(x, axis=2)
     if rank == 3 and x.ndim == 1:
         return expand_dims(x, axis=(0, 2))
-    return reshape(x, (1,) * (rank - x.ndim) + x.shape) if x.ndim < rank else x
+    return at_least(x, rank)
 
 
 def _all_at_least(arrays: tuple[Any, ...], rank: int) -> Any:
@@ -152,13 +153,13 @@ def atleast_3d(*arrays: Any) -> Any:
 
 def hstack(arrays: Sequence[Any], /) -> Array:
     """The arrays joined along the second axis; vectors along the first."""
-    parts = [_at_least(x, 1) for x in arrays]
+    parts = [at_least(x, 1) for x in arrays]
     return concat(parts, axis=0 if parts[0].ndim == 1 else 1)
 
 
 def vstack(arrays: Sequence[Any], /) -> Array:
     """The arrays joined along the first axis; vectors become rows."""
-    return concat([_at_least(x, 2) for x in arrays], axis=0)
+    return concat([at_least(x, 2) for x in arrays], axis=0)
 
 
 def dstack(arrays: Sequence[Any], /) -> Array:
@@ -288,7 +289,7 @@ def kron(x1: Any, x2: Any, /) -> Array:
     """The Kronecker product: each element of `x1` times all of `x2`."""
     a, b = promoted(x1, x2)
     rank = max(a.ndim, b.ndim)
-    a, b = reshape(a, (1,) * (rank - a.ndim) + a.shape), reshape(b, (1,) * (rank - b.ndim) + b.shape)
+    a, b = at_least(a, rank), at_least(b, rank)
     apart = expand_dims(a, axis=tuple(range(1, 2 * rank, 2))) * expand_dims(b, axis=tuple(range(0, 2 * rank, 2)))
     return reshape(apart, tuple(m * n for m, n in zip(a.shape, b.shape)))
 
@@ -305,8 +306,7 @@ def average(x: Any, /, axis: Any = None, weights: Any = None) -> Array:
     if w.shape != x.shape:
         if w.ndim != 1 or not isinstance(axis, int) or w.size != x.shape[axis]:
             raise BadInput(f"weights of shape {w.shape} for an array of shape {x.shape} and the axis {axis}")
-        at = axes_of(axis, x.ndim)[0]
-        w = reshape(w, tuple(w.size if a == at else 1 for a in range(x.ndim)))
+        w = along(w, axis % x.ndim, x.ndim)
     total = sum(w, axis=axis) if w.shape == x.shape else sum(w)
     return sum(x * w, axis=axis) / total
 
@@ -343,9 +343,9 @@ def gradient(x: Any, /, *spacing: float, axis: Any = None) -> Any:
 
 def cumsum(x: Any, /, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
     """The cumulative sum along `axis`; by default, of the flattened array."""
-    return cumulative_sum(reshape(x, (-1,)) if axis is None else x, 0 if axis is None else axis, dtype)
+    return cumulative_sum(reshape(x, (-1,)) if axis is None else x, axis or 0, dtype)
 
 
 def cumprod(x: Any, /, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
     """The cumulative product along `axis`; by default, of the flattened array."""
-    return cumulative_prod(reshape(x, (-1,)) if axis is None else x, 0 if axis is None else axis, dtype)
+    return cumulative_prod(reshape(x, (-1,)) if axis is None else x, axis or 0, dtype)

@@ -10,7 +10,7 @@ from onnxgrad.eager.core.array import Array, as_array, values_of
 from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp import reductions as r
 from onnxgrad.eager.xp.creation import linspace
-from onnxgrad.eager.xp.dtypes import cast, promoted
+from onnxgrad.eager.xp.dtypes import as_float, cast, promoted
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.linalg import lstsq
 from onnxgrad.eager.xp.manipulation import Axis, concat, expand_dims, reshape
@@ -62,8 +62,7 @@ def polyder(p: Any, /, m: int = 1) -> Array:
 
 def polyint(p: Any, /, m: int = 1, k: Any = 0) -> Array:
     """The antiderivative of order `m` of a polynomial, with the constants `k` of integration."""
-    p = _vector(p)
-    p = p if p.dtype.kind in "fc" else cast(p, np.float64)
+    p = as_float(_vector(p))
     constants = reshape(e.multiply(as_array(k, p.dtype), np.ones(max(m, 1), p.dtype)), (-1,))
     for i in range(m):
         p = concat([e.divide(p, np.arange(p.size, 0, -1.0).astype(p.dtype)), getitem(constants, slice(i, i + 1))])
@@ -85,8 +84,7 @@ def polyfit(x: Any, y: Any, deg: int, w: Any = None) -> Array:
 
 def geomspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True) -> Array:
     """`num` numbers from `start` to `stop`, each the same multiple of the one before."""
-    first, last = promoted(start, stop)
-    first, last = (x if x.dtype.kind == "f" else cast(x, np.float64) for x in (first, last))
+    first, last = map(as_float, promoted(start, stop))
     return e.multiply(first, e.pow(e.divide(last, first), linspace(0.0, 1.0, num, endpoint=endpoint)))
 
 
@@ -95,8 +93,7 @@ def geomspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True) -> Ar
 
 def _count_places(places: np.ndarray, weights: Any, count: int) -> Array:
     """The sums of the `weights` of each of `count` places; a place outside counts for none."""
-    w = reshape(as_array(weights), (-1,))
-    w = w if w.dtype.kind in "fc" else cast(w, np.float64)
+    w = as_float(_vector(weights))
     return matmul(w, (places[:, None] == np.arange(count)).astype(w.dtype))
 
 

@@ -14,7 +14,7 @@ from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp import complexes
 from onnxgrad.eager.xp import elementwise as e
-from onnxgrad.eager.xp.dtypes import cast
+from onnxgrad.eager.xp.dtypes import as_float, cast
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.manipulation import Axis, axes_of, concat, expand_dims, stack, unstack
 from onnxgrad.errors import BadInput
@@ -82,8 +82,8 @@ def prod(
 
 def mean(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
     """The mean of the elements along `axis`."""
-    x = as_array(x) if dtype is None else cast(as_array(x), dtype)
-    return _reduce_axes("ReduceMean", np.mean, x if x.dtype.kind in "fc" else cast(x, np.float64), axis, keepdims)
+    x = as_float(x) if dtype is None else as_float(cast(as_array(x), dtype))
+    return _reduce_axes("ReduceMean", np.mean, x, axis, keepdims)
 
 
 def max(

@@ -13,9 +13,9 @@ from onnxgrad.eager.xp import convolution
 from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp import reductions as r
 from onnxgrad.eager.xp.creation import linspace
-from onnxgrad.eager.xp.dtypes import cast
+from onnxgrad.eager.xp.dtypes import as_float, cast
 from onnxgrad.eager.xp.indexing import getitem, take
-from onnxgrad.eager.xp.manipulation import Axis, axes_of, concat, expand_dims, permute_dims, reshape, stack
+from onnxgrad.eager.xp.manipulation import Axis, along, axes_of, concat, expand_dims, join_axes, reshape, stack
 from onnxgrad.eager.xp.products import diagonal_of_matrices, matmul
 from onnxgrad.eager.xp.searching import argsort, sort
 from onnxgrad.errors import BadInput
@@ -46,16 +46,15 @@ def sorted_for_quantiles(x: Any, q: Any, axis: Axis) -> tuple[Array, np.ndarray,
     """The elements sorted along a new first axis in place of `axis`, the shares `q`, and the shape with kept axes.
 
     Raises:
-        BadInput: a share is not in [0, 1].
+        BadInput: a share is not in [0, 1], or the elements are complex.
     """
     x, q = as_array(x), np.asarray(as_array(q)._read("a quantile's q") if isinstance(q, Array) else q, float)
     if not ((q >= 0) & (q <= 1)).all():
         raise BadInput("quantiles are of q between 0 and 1, percentiles between 0 and 100")
-    x = x if x.dtype.kind == "f" else cast(x, np.float64)
-    axes = axes_of(axis, x.ndim)
-    kept = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
-    rest = [a for a in range(x.ndim) if a not in axes]
-    return sort(reshape(permute_dims(x, (*axes, *rest)), (-1, *(x.shape[a] for a in rest))), axis=0), q, kept
+    if x.dtype.kind == "c":
+        raise BadInput(f"quantiles are of real numbers, and this array is {x.dtype}")
+    flat, kept = join_axes(as_float(x), axes_of(axis, x.ndim))
+    return sort(flat, axis=0), q, kept
 
 
 def place_of(method: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -205,8 +204,7 @@ def cov(
 
 def _variables(x: Any, rowvar: bool) -> Array:
     x = as_array(x)
-    x = reshape(x, (1, -1)) if x.ndim < 2 else x if rowvar else x.T
-    return x if x.dtype.kind in "fc" else cast(x, np.float64)
+    return as_float(reshape(x, (1, -1)) if x.ndim < 2 else x if rowvar else x.T)
 
 
 def corrcoef(x: Any, /, y: Any = None, rowvar: bool = True) -> Array:
@@ -265,8 +263,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Array:
     at = axes_of(axis, y.ndim)[0]
     if x is not None:
         x = as_array(x)
-        dx = r.diff(x) if x.ndim == 1 else r.diff(x, axis=at)
-        dx = reshape(dx, tuple(dx.size if a == at else 1 for a in range(y.ndim))) if x.ndim == 1 else dx
+        dx = along(r.diff(x), at, y.ndim) if x.ndim == 1 else r.diff(x, axis=at)
     lead = (slice(None),) * at
     return r.sum(dx * (getitem(y, (*lead, slice(1, None))) + getitem(y, (*lead, slice(None, -1)))) / 2.0, axis=at)
 

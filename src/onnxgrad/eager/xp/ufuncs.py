@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked, wrapped
+from onnxgrad.eager.core.array import Array, as_array, call_plain, refuse_tracked
 from onnxgrad.eager.core.buffers import LARGE, computed
 from onnxgrad.eager.core.primitives import Macro, Primitive, standard
 from onnxgrad.eager.core.tape import Node, exporting
@@ -101,23 +101,20 @@ def nondifferentiable(name: str, kernel: Any, instead: str = "") -> Function:
 
     def function(*args: Any, **kwargs: Any) -> Any:
         refuse_tracked(name, [*args, *kwargs.values()], instead)
-        return wrapped(kernel(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
+        return call_plain(kernel, args, kwargs)
 
     return _set_name(function, name, kernel)
 
 
-def module_fallback(module: Any, path: str, instead: str = "") -> Callable[[str], Any]:
-    """``__getattr__`` of a namespace: fall back to `module`, called `path`, for names that the namespace lacks.
-
-    Its functions take arrays without a derivative; `instead` is the hint where they have one.
-    """
+def module_fallback(module: Any, path: str) -> Callable[[str], Any]:
+    """``__getattr__`` of a namespace: functions of `module`, called `path`, for arrays without a derivative."""
 
     def find(name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{path} here has no {name!r}")
         found = getattr(module, name)
         plain_value = not callable(found) or isinstance(found, type)
-        return found if plain_value else nondifferentiable(f"{path}.{name}", found, instead)
+        return found if plain_value else nondifferentiable(f"{path}.{name}", found)
 
     return find
 
@@ -128,6 +125,6 @@ def discrete(name: str, kernel: Any) -> Function:
     def function(*args: Any, **kwargs: Any) -> Any:
         if exporting.get():
             refuse_tracked(name, [*args, *kwargs.values()], "it has no form in ONNX", floats=False)
-        return wrapped(kernel(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
+        return call_plain(kernel, args, kwargs)
 
     return _set_name(function, name, kernel)
