@@ -6,37 +6,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.graph import prune, scopes
-from onnxgrad.ir.infer.inference import Inference, infer_model
 from onnxgrad.ir.match import is_op
-from onnxgrad.ir.names import Names
-from onnxgrad.runtime.rewrites.rewrite import replace_value
+from onnxgrad.runtime.rewrites.rewrite import write_out
+from onnxgrad.runtime.setting import Setting
 
 
 def uses_batch(node: ir.Node) -> bool:
     """True for a BatchNormalization in training mode."""
     return is_op(node, "BatchNormalization") and node.attributes.get_int("training_mode", 0) == 1
-
-
-def has_batch_norms(model: ir.Model) -> bool:
-    """True if a node of the model is a BatchNormalization in training mode."""
-    return any(uses_batch(node) for graph in scopes(model.graph) for node in graph)
-
-
-def write_batch_norms(model: ir.Model) -> int:
-    """Replace each BatchNormalization in training mode. Returns their number."""
-    infer_model(model)
-    names, infer = Names.of(model), Inference.of(model.graph, elements=False)
-    count = 0
-    for graph in scopes(model.graph):
-        b = Builder(graph, names, infer, noting=False, prefix="batch_norm")
-        for node in [n for n in graph if uses_batch(n)]:
-            b.before = node
-            for new, old in zip(batch_normalization(b, node), node.outputs):
-                replace_value(new, old)
-            count += 1
-        prune(graph)
-    return count
 
 
 def batch_normalization(b: Builder, node: ir.Node) -> list[Var]:
@@ -53,3 +30,13 @@ def batch_normalization(b: Builder, node: ir.Node) -> list[Var]:
     flat = [b.reshape(v, np.array([-1], np.int64)) for v in (mean, var)]
     kept = [b.cast_like(v, old) * (1 - momentum) + old * momentum for v, old in zip(flat, running, strict=True)]
     return [y, *kept][: len(node.outputs)]
+
+
+BATCH_NORM = write_out(
+    "batch_norm",
+    "reductions",
+    "BatchNormalization over the batch, which only the CPU provider has",
+    uses_batch,
+    batch_normalization,
+    Setting.is_here,
+)

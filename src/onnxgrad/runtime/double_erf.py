@@ -11,11 +11,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.graph import prune
-from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.match import is_op
-from onnxgrad.ir.names import Names
-from onnxgrad.runtime.rewrites.rewrite import replace_value
+from onnxgrad.runtime.rewrites.rewrite import write_out
+from onnxgrad.runtime.setting import Setting
 
 #: Coefficients of numerator and denominator, the highest power first. The first denominator begins with 1.
 _ERF = (
@@ -31,31 +29,11 @@ _ERFC = (
 _SMALL, _ONE = 0.46875, 6.0  # from the second on, erf is ±1
 
 
-def _erfs(graph: ir.Graph | ir.Function) -> list[ir.Node]:
-    return [n for n in graph if is_op(n, "Erf") and n.inputs[0] is not None and n.inputs[0].dtype == ir.DataType.DOUBLE]
+def _is_double_erf(node: ir.Node) -> bool:
+    return is_op(node, "Erf") and (x := node.inputs[0]) is not None and x.dtype == ir.DataType.DOUBLE
 
 
-def has_double_erf(model: ir.Model) -> bool:
-    """True if a node of the model is an Erf of float64."""
-    return any(_erfs(graph) for graph in model.graphs())
-
-
-def write_double_erf(model: ir.Model) -> int:
-    """Replace each Erf of float64. Returns their number."""
-    names, infer = Names.of(model), Inference.of(model.graph, elements=False)
-    count = 0
-    for graph in model.graphs():
-        b = Builder(graph, names, infer, noting=False, prefix="double_erf")
-        for node in _erfs(graph):
-            assert node.inputs[0] is not None
-            b.before = node
-            replace_value(_erf(b, b.var(node.inputs[0])), node.outputs[0])
-            count += 1
-        prune(graph)
-    return count
-
-
-def _erf(b: Builder, x: Var) -> Var:
+def _erf(b: Builder, node: ir.Node) -> list[Var]:
     def ratio(of: Var, coefficients: tuple[Sequence[float], Sequence[float]]) -> Var:
         sums = []
         for first, second, *rest in coefficients:
@@ -65,10 +43,21 @@ def _erf(b: Builder, x: Var) -> Var:
             sums.append(total)
         return sums[0] / sums[1]
 
+    (x,) = (b.var(v) for v in node.inputs if v is not None)
     size = b.Abs(x)
     capped = b.Min(size, _ONE)
     square = capped * capped
     small = x * ratio(square, _ERF)
     tail = b.Exp(-square) * ratio(capped, _ERFC)
     large = b.Sign(x) * (1.0 - tail)
-    return b.Where(size < _SMALL, small, large)
+    return [b.Where(size < _SMALL, small, large)]
+
+
+DOUBLE_ERF = write_out(
+    "double_erf",
+    "a rational approximation, exact to 5e-16",
+    "Erf of float64, which the CPU provider has no kernel for",
+    _is_double_erf,
+    _erf,
+    Setting.is_elsewhere,
+)

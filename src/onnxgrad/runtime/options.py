@@ -20,6 +20,14 @@ TARGETS = ("auto", "portable", "native")
 #: The environment variable that replaces "auto".
 TARGET = "ONNXGRAD_TARGET"
 
+#: The graph optimizations of ONNX Runtime, by their level.
+_LEVELS = {
+    "none": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+
 
 @checked_fields
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ class Options:
 
     def native(self) -> onnxruntime.SessionOptions:
         """The same as ONNX Runtime wants it."""
-        level = self.level or "all"
+        level = _LEVELS.get(self.level or "all")
         if self.threads is not None and self.threads < 1:
             raise BadInput(f"threads must be at least 1, not {self.threads}")
         if self.layout not in ("auto", "plain"):
@@ -122,17 +130,11 @@ class Options:
             raise BadInput(f"target must be 'auto', 'portable' or 'native', not {self.target!r}")
         if unknown := [name for name in self.without if name not in NAMES]:
             raise BadInput(f"there is no pass {unknown[0]!r}; there are {', '.join(NAMES)}")
-        levels = {
-            "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-            "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-            "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-            "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-        }
-        if level not in levels:
-            raise BadInput(f"level must be one of {', '.join(levels)}, not {level!r}")
+        if level is None:
+            raise BadInput(f"level must be one of {', '.join(_LEVELS)}, not {self.level!r}")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads or 0
-        options.graph_optimization_level = levels[level]
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         options.enable_cpu_mem_arena = self.arena
         options.enable_mem_pattern = self.pattern
         options.enable_mem_reuse = self.reuse

@@ -13,9 +13,9 @@ from onnxgrad.ir.graph import prune
 from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.ir.known_branches import known_branches, take_known_branches
 from onnxgrad.ir.passes import Pass
-from onnxgrad.runtime.batch_norm import has_batch_norms, write_batch_norms
+from onnxgrad.runtime.batch_norm import BATCH_NORM
 from onnxgrad.runtime.constant_transposes import CONSTANT_TRANSPOSES
-from onnxgrad.runtime.double_erf import has_double_erf, write_double_erf
+from onnxgrad.runtime.double_erf import DOUBLE_ERF
 from onnxgrad.runtime.kernels import (
     ATTENTION,
     CONVOLUTIONS,
@@ -142,24 +142,8 @@ PREPARATION: Sequence[Pass[Setting]] = (
         lambda model, _: has_bfloat16(model),
         lambda model, setting: widen(model, setting.providers),
     ),
-    Pass(
-        "double_erf",
-        "preparation",
-        "a rational approximation, exact to 5e-16",
-        "Erf of float64, which the CPU provider has no kernel for",
-        lambda model, _: has_double_erf(model),
-        lambda model, _: write_double_erf(model),
-        Setting.is_elsewhere,
-    ),
-    Pass(
-        "batch_norm",
-        "preparation",
-        "reductions",
-        "BatchNormalization over the batch, which only the CPU provider has",
-        lambda model, _: has_batch_norms(model),
-        lambda model, _: write_batch_norms(model),
-        Setting.is_here,
-    ),
+    DOUBLE_ERF,
+    BATCH_NORM,
 )
 
 #: The passes that only make a run faster or smaller.

@@ -295,14 +295,13 @@ class Session:
         """
         names = self.outputs if outputs is None else outputs
         feeds = {name: _fed(name, array) for name, array in feeds.items()}
-        if self._is_numpy:  # a third of the time that values of the runtime take
-            try:
-                return dict(zip(names, self.native.run(names, feeds)))
-            except Exception as error:
-                raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
-        values = {k: ort_value(np.ascontiguousarray(v)) if v.ndim else ort_value(v) for k, v in feeds.items()}
         try:
+            if self._is_numpy:  # a third of the time that values of the runtime take
+                return dict(zip(names, self.native.run(names, feeds)))
+            values = {k: ort_value(np.ascontiguousarray(v)) if v.ndim else ort_value(v) for k, v in feeds.items()}
             results: list[Any] = self.native.run_with_ort_values(names, values)
+        except BadInput:
+            raise
         except Exception as error:
             raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
         return {name: array_of(value) for name, value in zip(names, results)}

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import constant, is_standard, producer
+from onnxgrad.ir.match import constant, is_op, producer
 from onnxgrad.runtime.rewrites.blocked_layout import Blocks, block_size, emit_blocked
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
@@ -80,7 +80,7 @@ def _up(start: ir.Node | ir.Value | None, *kinds: str) -> list[ir.Node] | None:
     node = start if isinstance(start, ir.Node) else producer(start, kinds[0])
     values = []
     for i, kind in enumerate(kinds):
-        if node is None or node.op_type != kind or not is_standard(node):
+        if node is None or not is_op(node, kind):
             return None
         if i and len(list(node.outputs[0].uses())) > 1:
             return None

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import is_op, producer
+from onnxgrad.ir.match import constant, is_op, only_reader, producer
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 
@@ -55,8 +55,7 @@ def concatenate(b: Builder) -> int:
 
 def _continues(node: ir.Node) -> bool:
     """True if another Add is the only reader of the sum."""
-    users = [user for user, _ in node.outputs[0].uses()]
-    return len(users) == 1 and is_op(users[0], "Add") and not node.outputs[0].is_graph_output()
+    return only_reader(node.outputs[0], "Add") is not None
 
 
 def _terms(node: ir.Node) -> list[ir.Value]:
@@ -67,8 +66,8 @@ def _terms(node: ir.Node) -> list[ir.Value]:
         value = waiting.pop()
         if value is None:
             continue
-        maker = value.producer()
-        if maker is not None and is_op(maker, "Add") and _continues(maker):
+        maker = producer(value, "Add")
+        if maker is not None and _continues(maker):
             waiting.extend(maker.inputs)
         else:
             terms.append(value)
@@ -79,11 +78,10 @@ def _piece(value: ir.Value) -> _Piece | None:
     pad = producer(value, "Pad")
     if pad is None or any(v is not None for v in pad.inputs[2:]) or value.is_graph_output():
         return None
-    mode, x = pad.attributes.get("mode"), pad.inputs[0]
-    tensor = ir.convenience.get_const_tensor(pad.inputs[1]) if pad.inputs[1] is not None else None
-    if (mode is not None and mode.as_string() != "constant") or tensor is None or x is None or x.shape is None:
+    x, pads = pad.inputs[0], constant(pad.inputs[1])
+    if pad.attributes.get_string("mode", "constant") != "constant" or pads is None or x is None or x.shape is None:
         return None
-    around = tensor.numpy().reshape(2, -1)
+    around = pads.reshape(2, -1)
     axes = np.flatnonzero(around.any(axis=0))
     if len(axes) != 1 or len(x.shape) != around.shape[1] or around.min() < 0:
         return None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import prune
+from onnxgrad.ir.infer.inference import Inference, infer_model
 from onnxgrad.ir.match import constant, producer
+from onnxgrad.ir.names import Names
 from onnxgrad.ir.passes import Pass
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.runtime.setting import Setting
@@ -36,6 +38,42 @@ def rewrite(
         return places
 
     return Pass(name, REWRITES_PHASE, what, where, lambda m, _: applies(m.graph), write, Setting.keeps_layout)
+
+
+def write_out(
+    name: str,
+    what: str,
+    where: str,
+    matches: Callable[[ir.Node], bool],
+    write: Callable[[Builder, ir.Node], Sequence[Var]],
+    unless: Callable[[Setting], str],
+) -> Pass[Setting]:
+    """A pass that replaces operators, in bodies too, which ONNX Runtime has no kernel for.
+
+    Args:
+        name, what, where, unless: as of `Pass`.
+        matches: returns True for a node to replace.
+        write: emits the operators for such a node, and returns what replaces its results.
+    """
+
+    def apply(model: ir.Model, setting: Setting) -> int:
+        infer_model(model)
+        names, infer = Names.of(model), Inference.of(model.graph, elements=False)
+        count = 0
+        for graph in model.graphs():
+            b = Builder(graph, names, infer, noting=False, prefix=name)
+            for node in [n for n in graph if matches(n)]:
+                b.before = node
+                for new, old in zip(write(b, node), node.outputs):
+                    replace_value(new, old)
+                count += 1
+            prune(graph)
+        return count
+
+    def applies(model: ir.Model, setting: Setting) -> bool:
+        return any(matches(node) for graph in model.graphs() for node in graph)
+
+    return Pass(name, "preparation", what, where, applies, apply, unless)
 
 
 class NodeRule(NamedTuple):

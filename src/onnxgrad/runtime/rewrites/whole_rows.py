@@ -36,18 +36,9 @@ def _is_of_columns(node: ir.Node) -> bool:
     if not is_op(node, "Gather") or node.inputs[0] is None or node.inputs[0].shape is None:
         return False
     x, rank, picked = node.inputs[0], len(node.inputs[0].shape), sizes(node.inputs[1])
-    is_float = x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-    return (
-        is_float
-        and rank > 1
-        and node.attributes.get_int("axis", 0) % rank == rank - 1
-        and picked is not None
-        and _is_long(picked)
-    )
-
-
-def _is_long(dims: tuple[int, ...]) -> bool:
-    return len(dims) == 1 and dims[0] >= _FEWEST
+    if rank < 2 or node.attributes.get_int("axis", 0) % rank != rank - 1 or picked is None:
+        return False
+    return x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and len(picked) == 1 and picked[0] >= _FEWEST
 
 
 def _takes_all(node: ir.Node) -> bool:
