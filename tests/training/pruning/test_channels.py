@@ -137,30 +137,57 @@ GRAPHS = {
         {"w": (8, 24), "wo": (8, 8), "s": [0, 7, 3, 4, 2], "o": [0, 7, 8], "i0": 0, "i1": 1, "i2": 2},
         1,
     ),
+    "heads in groups": (
+        "(float[N, 7, 8] x) => (float[N, 7, 8] y)",
+        """q0 = MatMul (x, wq)  q1 = Reshape (q0, of_q)  q = Transpose <perm = [0, 2, 1, 3]> (q1)
+           k0 = MatMul (x, wk)  k1 = Reshape (k0, of_k)  k2 = Transpose <perm = [0, 2, 1, 3]> (k1)
+           l, r = Split <axis = 3, num_outputs = 2> (k2)  n = Neg (r)  k3 = Concat <axis = 3> (n, l)
+           k4 = Mul (k3, angles)  k5 = Add (k2, k4)
+           v0 = MatMul (x, wv)  v1 = Reshape (v0, of_k)  v2 = Transpose <perm = [0, 2, 1, 3]> (v1)
+           rows = Shape <end = 1> (k5)  groups = Shape <start = 1, end = 2> (k5)  rest = Shape <start = 2> (k5)
+           e = Concat <axis = 0> (rows, groups, two, rest)  es = Shape (e)
+           ones = ConstantOfShape <value = int64[1] {1}> (es)  less = Mul (ones, minus)
+           open = Equal (e, less)  to = Where (open, ones, e)
+           k6 = Unsqueeze (k5, two)  k7 = Expand (k6, to)  v3 = Unsqueeze (v2, two)  v4 = Expand (v3, to)
+           all = Mul (groups, two)  s = Concat <axis = 0> (rows, all, rest)  k8 = Reshape (k7, s)  v = Reshape (v4, s)
+           k9 = Reshape (k8, merged)  k10 = Transpose <perm = [0, 2, 1]> (k9)  k = Reshape (k10, apart)
+           z = MatMul (q, k)  p = Softmax (z)  h = MatMul (p, v)
+           t = Transpose <perm = [0, 2, 1, 3]> (h)  f = Reshape (t, o)  y = MatMul (f, wo)""",
+        {"wq": (8, 8), "wk": (8, 4), "wv": (8, 4), "wo": (8, 8), "of_q": [0, 7, 4, 2], "of_k": [0, 7, 2, 2],
+         "angles": (7, 2), "two": [2], "minus": [-1], "o": [0, 7, 8], "merged": [-1, 7, 2], "apart": [-1, 4, 2, 7]},
+        1,
+    ),
+    "a state that is repeated": (
+        "(float[5, N, 4] x) => (float[5, N, 3] y)",
+        """rows = Shape <start = 1, end = 2> (x)  s = Concat <axis = 0> (one, rows, six)  h0 = Expand (start, s)
+           q, h = GRU <hidden_size = 6> (x, w, r, b, , h0)  a = Squeeze (q, one)  y = MatMul (a, w2)""",
+        {"w": (1, 18, 4), "r": (1, 18, 6), "b": (1, 36), "w2": (6, 3), "one": [1], "six": [6], "start": ()},
+        1,
+    ),
+    "means of squares": (
+        "(float[N, 4] x) => (float[N, 3] y)",
+        """a = MatMul (x, w1)  e = Add (a, b1)  s = Mul (e, e)  m = ReduceMean <keepdims = 1> (s, minus)
+           q = Sqrt (m)  n = Div (e, q)  g = Mul (n, g1)  b = MatMul (g, w2)  c = Add (e, b)
+           p = Pow (c, square)  i = ReduceMean (p, minus)  j = Sqrt (i)  k = Div (c, j)  y = MatMul (k, w3)""",
+        {"w1": (4, 6), "b1": 6, "g1": 6, "w2": (6, 6), "w3": (6, 3), "minus": [-1], "square": [2]},
+        1,
+    ),
+    "normalizations by the mean of squares": (
+        "(int64[N, 5] x) => (float[N, 5, 3] y)",
+        """e = Gather (table, x)  n = RMSNormalization <epsilon = 0.5> (e, g1)  a = MatMul (n, w1)  s = Add (e, a)
+           m = RMSNormalization <epsilon = 0.5> (s, g1)  y = MatMul (m, w2)""",
+        {"table": (2, 6), "g1": 6, "w1": (6, 6), "w2": (6, 3)},
+        1,
+    ),
 }  # fmt: skip
 
 
 def build(header: str, nodes: str, shapes: dict) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {header} {{ {nodes} }}')
-    sizes = {
-        "divided",
-        "joined",
-        "s",
-        "o",
-        "axis",
-        "shape",
-        "minus",
-        "two",
-        "order",
-        "zero",
-        "five",
-        "twelve",
-        "one",
-        "end",
-    }
+    opset = 23 if "RMSNormalization" in nodes else 21
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {header} {{ {nodes} }}')
     for name, shape in shapes.items():
-        if name in sizes or name in ("i0", "i1", "i2"):
+        if isinstance(shape, list) or name in ("i0", "i1", "i2"):
             array = np.array(shape, np.int64)
         else:
             array = rng.standard_normal(shape).astype(np.float32) / 2
@@ -172,7 +199,11 @@ def build(header: str, nodes: str, shapes: dict) -> onnx.ModelProto:
 def feeds_of(model: ir.Model) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
     shapes = {v.name: [d if isinstance(d, int) else 4 for d in v.shape] for v in model.graph.inputs}
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    whole = {v.name for v in model.graph.inputs if v.dtype == ir.DataType.INT64}
+    return {
+        name: rng.integers(0, 2, shape) if name in whole else rng.standard_normal(shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])

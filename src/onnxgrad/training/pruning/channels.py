@@ -19,6 +19,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.match import is_constant, is_op
 from onnxgrad.ir.operators import traits_of
+from onnxgrad.training.pruning.known_sizes import in_a_row
 
 Axis = tuple[ir.Value, int]
 #: Operators that change at most the type of elements, beside those that move them.
@@ -51,6 +52,7 @@ class Coupling:
         options: how many ways there are, and the axes that each of them frees.
         made, read: the axes of weights along which layers make and read channels.
         split: axes that a reshape divides into heads.
+        normalized: axes that a mean of squares runs over: what is removed has to be zero there, from any weight.
         reasons: why an axis is locked.
     """
 
@@ -60,6 +62,7 @@ class Coupling:
         self.made: dict[Axis, ir.Node] = {}
         self.read: dict[Axis, ir.Node] = {}
         self.split: set[Axis] = set()
+        self.normalized: set[Axis] = set()
         self.reasons: dict[Axis, str] = {}
         self.parameters = _parameters(graph)
         self._starts: dict[Axis, np.ndarray] = {}
@@ -72,7 +75,7 @@ class Coupling:
 
     def positions(self, value: ir.Value, axis: int) -> np.ndarray | None:
         """The elements along an axis; None if its size is unknown."""
-        size = size_of(value, axis)
+        size = None if value.shape is None else in_a_row(value.shape[axis])
         if size is None:
             return None
         key = value, axis
@@ -101,6 +104,13 @@ class Coupling:
     def touch(self, *axes: Axis) -> None:
         """These axes of the present node have been dealt with."""
         self._touched.update(axes)
+
+    def normalize(self, *axes: Axis) -> None:
+        """The present node takes the mean of squares over these axes."""
+        self.touch(*axes)
+        for value, axis in axes:
+            if self.positions(value, axis) is not None:
+                self.normalized.add((value, axis))
 
     def lock(self, value: ir.Value | None, axis: int, reason: str) -> None:
         """No position along this axis may be removed."""
@@ -159,12 +169,17 @@ class Channels:
         sets: the set of each position, by axis.
         widths: channels that may be removed, by the layers that make them.
         left_alone: the weights whose channels cannot be removed, with the reason.
-        layers: axes of initializers along which layers make or read channels, also behind a Transpose or a Cast.
+        layers: axes of initializers along which layers make or read channels, also behind a Transpose or a Cast; of
+            channels that a mean of squares runs over, those of all initializers.
     """
 
     def __init__(self, joined: Coupling, sets: dict[Axis, np.ndarray], locked: np.ndarray) -> None:
         self.joined, self.sets, self.locked = joined, sets, locked
+        normalized = np.zeros(len(locked), bool)
+        for key in joined.normalized:
+            normalized[sets[key]] = True
         self.layers = _layers(joined)
+        self.layers |= {key for key, ids in sets.items() if key[0].is_initializer() and normalized[ids].any()}
         makers: dict[int, list[str]] = {}
         first: dict[int, Axis] = {}
         heads: set[int] = set()

@@ -12,7 +12,7 @@ from onnxgrad.ir.match import constant, is_op
 from onnxgrad.ir.operators import Kind, traits_of
 from onnxgrad.training.pruning import places  # noqa: F401  (it fills the table)
 from onnxgrad.training.pruning.channels import Axis, Coupling, rank_of, size_of
-from onnxgrad.training.pruning.operators import FOLLOWERS, broadcast, follows
+from onnxgrad.training.pruning.operators import FOLLOWERS, RMS, broadcast, follows
 
 
 def follow(joined: Coupling, node: ir.Node) -> None:
@@ -64,6 +64,16 @@ def _reduction(j: Coupling, node: ir.Node) -> None:
         if axis not in axes:
             j.join(x, axis, out, at)
         at += int(bool(keep) or axis not in axes)
+    if node.op_type == "ReduceMean" and keep and _is_square(x):  # of RMSNormalization, written out
+        j.normalize(*((x, axis) for axis in axes))
+
+
+def _is_square(x: ir.Value) -> bool:
+    node = x.producer()
+    if is_op(node, "Mul"):
+        return node.inputs[0] is node.inputs[1]
+    exponent = constant(node.inputs[1]) if is_op(node, "Pow") and node.inputs[1] is not None else None
+    return exponent is not None and exponent.size == 1 and float(exponent.item()) == 2
 
 
 # --- layers --------------------------------------------------------------------------------------
@@ -211,12 +221,19 @@ def _channel_norm(j: Coupling, node: ir.Node) -> None:
             j.join(value, 0, x, 1)
 
 
-@follows("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+@follows("LayerNormalization", *RMS)
 def _layer_norm(j: Coupling, node: ir.Node) -> None:
-    x, out = node.inputs[0], node.outputs[0]
+    """Features of the mean of squares may go; without some of them, other means and deviations are no multiples."""
+    x, scale, out = node.inputs[0], node.inputs[1], node.outputs[0]
     assert x is not None
-    for axis in range(node.attributes.get_int("axis", -1) % max(rank_of(x), 1)):
+    first, last = node.attributes.get_int("axis", -1) % max(rank_of(x), 1), rank_of(x) - 1
+    for axis in range(first):
         j.join(x, axis, out, axis)
+    is_scaled = scale is not None and scale.is_initializer() and size_of(scale, 0) == size_of(x, last)
+    if node.op_type in RMS and first == last and is_scaled:
+        j.join(x, last, out, last)
+        j.join(scale, 0, out, last)
+        j.normalize((x, last))
 
 
 @follows("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")

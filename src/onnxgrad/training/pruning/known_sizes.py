@@ -10,7 +10,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.errors import OnnxGradError
-from onnxgrad.model_io.local_functions import infer_types
+from onnxgrad.ir.fold import infer_and_fold
+from onnxgrad.model_io.local_functions import Functions
 
 #: Numbers for the first axis of inputs, for axes of pictures, and for others.
 _NUMBERS = {"rows": (2, 3), "pictures": (64, 96), "others": (8, 16)}
@@ -53,6 +54,15 @@ def numbers_of(dim: int | ir.SymbolicDim) -> tuple[int, int] | None:
     return (int(text[0]), int(text[1])) if len(text) == 2 and all(t.isdigit() for t in text) else None
 
 
+def in_a_row(dim: int | ir.SymbolicDim) -> int | None:
+    """The size of an axis; of one that joins the rows with another axis, the size of that; None if it is unknown."""
+    numbers = numbers_of(dim)
+    if numbers is None or isinstance(dim, int):
+        return dim if isinstance(dim, int) else None
+    (one, rest), (other, left) = (divmod(n, rows) for n, rows in zip(numbers, _NUMBERS["rows"]))
+    return one if one == other > 1 and not (rest or left) else None
+
+
 def _dim(one: int | ir.SymbolicDim, two: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
     known = [int(d.value) if isinstance(d, ir.SymbolicDim) and (d.value or "").isdigit() else d for d in (one, two)]  # type: ignore[arg-type]
     left, right = known
@@ -78,5 +88,16 @@ def _inferred(model: ir.Model, which: int) -> dict[str, ir.Shape]:
     for node in copy.graph:
         for value in node.outputs:
             value.shape = None
-    infer_types(copy)
-    return {v.name or "": v.shape for n in copy.graph for v in n.outputs if v.shape is not None}
+    unknown = -1
+    while (before := unknown) != 0:  # a size that is computed by way of shapes makes others known
+        infer_and_fold(copy, Functions(copy) if copy.functions else None)
+        shapes = {v.name or "": v.shape for v in _values(copy.graph) if v.shape is not None}
+        unknown = sum(not isinstance(d, int) for shape in shapes.values() for d in shape)
+        if unknown == before:
+            break
+    return shapes
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    """The values that nodes of `graph` compute, and those that were folded."""
+    return [*(v for n in graph for v in n.outputs), *graph.initializers.values()]

@@ -9,6 +9,8 @@ import onnx_ir as ir
 from onnxgrad.training.pruning.channels import Coupling, rank_of, size_of
 
 Follower = Callable[[Coupling, ir.Node], None]
+#: Normalizations that divide by the root of the mean of squares.
+RMS = ("RMSNormalization", "SimplifiedLayerNormalization")
 FOLLOWERS: dict[str, Follower] = {}
 
 

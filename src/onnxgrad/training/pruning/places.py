@@ -71,6 +71,8 @@ def _gather(j: Coupling, node: ir.Node) -> None:
     for axis in range(rank_of(x)):
         if axis != along:
             j.join(x, axis, out, axis if axis < along else axis - 1 + further)
+            if x in j.parameters and indices not in j.parameters:  # of a table
+                j.made[x, axis] = node
     for axis in range(further):
         j.lock(indices, axis, "indices")
         j.touch((out, along + axis))
@@ -121,8 +123,11 @@ def _divide(
 ) -> None:
     """An axis that a reshape makes of several ones, or divides into them."""
     ids = j.positions(one, axis)
+    if size_of(many, axes[0]) is None and size_of(one, axis) is None:  # rows, which `positions` leaves out
+        j.touch((many, axes[0]))
+        axes = axes[1:]
     shape = [size_of(many, a) for a in axes]
-    if ids is None or None in shape:
+    if ids is None or None in shape or len(ids) != math.prod(n or 0 for n in shape):
         return
     at = j.choose(node, [(many, a) for a in axes])
     own = j.positions(many, axes[at])
@@ -192,6 +197,7 @@ def _repeat(j: Coupling, node: ir.Node) -> None:
     x, out = node.inputs[0], node.outputs[0]
     if node.op_type == "Expand":
         broadcast(j, [x], out)
+        j.touch(*((out, axis) for axis in range(rank_of(out) - rank_of(x))))
         given = node.inputs[1]
         if given is not None:
             j.touch((given, 0))
@@ -246,7 +252,7 @@ def _sizes_read(reader: ir.Node, count: int) -> np.ndarray | None:
 
 
 #: Operators that only choose and compute sizes.
-_OF_SIZES = ("Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze", "Mul", "Div", "Add", "Sub", "Where")
+_OF_SIZES = ("Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze", "Mul", "Div", "Add", "Sub", "Where", "Equal")
 
 
 def _makes_shapes(node: ir.Node, at: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnxgrad.ir.graph import add_initializer, prune
 from onnxgrad.ir.match import constant, is_op
 from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.training.pruning.channels import Axis, Channels, rank_of, size_of
+from onnxgrad.training.pruning.operators import RMS
 from onnxgrad.training.pruning.places import SHAPED
 
 Kept = dict[Axis, np.ndarray]
@@ -24,7 +26,7 @@ def weight_masks(channels: Channels, removed: Iterable[int]) -> dict[str, np.nda
     """
     found: dict[str, np.ndarray] = {}
     for (value, axis), mask in channels.keep_masks(removed).items():
-        if not value.is_initializer() or (value, axis) not in channels.layers or value.const_value is None:
+        if (value, axis) not in channels.layers or value.const_value is None:
             continue
         if not value.const_value.dtype.is_floating_point():
             continue
@@ -82,6 +84,8 @@ def _adapt(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None:
         r = node.inputs[2]
         if r is not None and (r, 2) in kept:
             node.attributes["hidden_size"] = ir.AttrInt64("hidden_size", int(kept[r, 2].sum()))
+    elif is_op(node, ("ReduceMean", *RMS)):
+        _normalize(graph, node, kept, names)
     elif is_op(node, "Split"):
         axis = node.attributes.get_int("axis", 0) % max(rank_of(node.outputs[0]), 1)
         if any((v, axis) in kept for v in node.outputs):
@@ -117,6 +121,30 @@ def _regroup(node: ir.Node, kept: Kept) -> None:
     else:
         group = _size(node.outputs[0], 1, kept) // _size(w, 1, kept)
     node.attributes["group"] = ir.AttrInt64("group", group)
+
+
+def _normalize(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None:
+    """A mean of squares over features that are left, in units of that over all: what was removed is zero."""
+    x, out = node.inputs[0], node.outputs[0]
+    assert x is not None
+    is_reduction = node.op_type == "ReduceMean"
+    axes = [a for a in range(rank_of(x)) if (x, a) in kept and (not is_reduction or size_of(out, a) == 1)]
+    share, dtype = math.prod(float(kept[x, a].mean()) for a in axes), (out.dtype or ir.DataType.FLOAT).numpy()
+    scale = None if is_reduction else node.inputs[1]
+    if is_reduction and axes:
+        name, out.name = out.name, names.fresh(f"{out.name}_left")
+        factor = ir.tensor(np.array(share, dtype), name=names.fresh(f"{name}_share"))
+        scaled = ir.Node("", "Mul", [out, add_initializer(graph, factor)], name=names.fresh(f"{name}_scaled"))
+        scaled.outputs[0].name, scaled.outputs[0].type = name, out.type
+        out.replace_all_uses_with(scaled.outputs[0])
+        scaled.replace_input_with(0, out)
+        graph.insert_after(node, scaled)
+    elif axes and scale is not None and scale.const_value is not None:
+        epsilon = node.attributes.get_float("epsilon", 1e-5)
+        node.attributes["epsilon"] = ir.AttrFloat32("epsilon", epsilon / share)
+        larger = scale.const_value.numpy()[kept[x, axes[0]]] / np.sqrt(share)
+        own = ir.tensor(larger.astype(dtype), name=names.fresh(scale.name or "scale"))
+        node.replace_input_with(1, add_initializer(graph, own))
 
 
 def _cut(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None:
