@@ -20,11 +20,19 @@ _SECONDS = 120
 
 #: Forks for each line that it reads, says the number of the process and then how that ended.
 _SERVER = """
-import json, os, runpy, sys, traceback, warnings
+import gc, importlib, json, os, runpy, sys, traceback, warnings
 import onnxgrad.cli.app, onnxgrad.errors, safetensors.numpy
 warnings.simplefilter("error", onnxgrad.errors.PassWarning)  # as in the tests themselves
 for name in onnxgrad.cli.app.COMMANDS:
     onnxgrad.cli.app.command(name)
+for name in ("onnx.reference.ops._op_list", "pydantic.type_adapter", "typer._adapters", "numpy.random",
+             "scipy.optimize", "scipy.special", "matplotlib.pyplot", "PIL.Image"):  # of many commands and pages
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+gc.collect()
+gc.freeze()  # a fork shares what is not collected, and has less to look through
 for line in sys.stdin:
     child = os.fork()
     if not child:
