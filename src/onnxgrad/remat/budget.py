@@ -10,6 +10,14 @@ from onnxgrad.errors import BadInput
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
+class OverBudget(BadInput):
+    """A budget that no plan meets; `least` is the smallest that one does."""
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
+
+
 def amount(memory: int | str) -> int:
     """Bytes of an amount such as ``"200MB"``, ``"1.5 GiB"`` or a number of bytes.
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput
 from onnxgrad.ir.execution_order import execution_order, orders
 from onnxgrad.ir.graph import reads
-from onnxgrad.remat.budget import megabytes
+from onnxgrad.remat.budget import OverBudget, megabytes
 from onnxgrad.remat.choose import Candidate, Chooser
 from onnxgrad.remat.emit import Rewriter
 from onnxgrad.remat.schedule import reorder, settle
@@ -101,9 +100,10 @@ def fit_budget(
             _take_over(model, attempt.model)
             return plan
         reached = min(reached, plan.predicted)
-    raise BadInput(
+    raise OverBudget(
         f"intermediate results use at least {megabytes(reached)} at a time ({megabytes(first.predicted)} if nothing "
-        f"is recomputed), which is more than the {megabytes(budget)} asked for{advice}"
+        f"is recomputed), which is more than the {megabytes(budget)} asked for{advice}",
+        reached,
     )
 
 

@@ -13,10 +13,12 @@ import pytest
 
 import onnxgrad
 from onnxgrad import BadInput, subprocesses
+from onnxgrad.runtime import Session
 from onnxgrad.training import Trainer
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.graph.exported_constants import sort_out
-from onnxgrad.training.loop import sparse_update
+from onnxgrad.training.loop import peak, sparse_update
+from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from tests.training.models import blobs, classifier
 
 if sys.platform != "linux":
@@ -79,6 +81,86 @@ def test_the_promise_holds_in_another_process(tmp_path):
     note, bounded, _ = run(peak="60MB")
     assert bounded < 60e6 < plain
     assert "measured within 60.0 MB" in note
+
+
+def _plans(*sizes):
+    return [{"takes": size} for size in sizes]
+
+
+#: Plans by the bytes that they take, a limit, what is chosen, and which are measured.
+CHOICES = {
+    "everything fits": ([_plans(9), _plans(8, 4, 2)], 10, 9, [9]),
+    "the first of a group that fits": ([_plans(99), _plans(64, 32, 16, 8, 4), _plans(1)], 20, 16, [99, 4, 16, 32]),
+    "a later group": ([_plans(99), _plans(64, 32, 30), _plans(28), _plans(16, 8)], 20, 16, [99, 30, 28, 8, 16]),
+    "a plan that is none": ([_plans(99), _plans(8, None)], 20, 8, [99, None, 8]),
+    "none": ([_plans(99), _plans(64, 32, 30), _plans(28), _plans(16, 8)], 4, 8, [99, 30, 28, 8]),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_fastest_plan_that_fits_is_chosen(name):
+    groups, most, chosen, expected = CHOICES[name]
+    measured = []
+
+    def measure(plan):
+        measured.append(plan["takes"])
+        if plan["takes"] is None:
+            raise BadInput("no plan")
+        return plan, plan["takes"]
+
+    assert peak.choose(groups, measure, most)[1] == chosen
+    assert measured == expected
+
+
+def test_without_any_plan_the_reason_is_given():
+    def measure(plan):
+        raise BadInput("rows are fixed")
+
+    with pytest.raises(BadInput, match="rows are fixed"):
+        peak.choose([_plans(1)], measure, 10)
+
+
+@pytest.mark.parametrize(
+    ("target", "tightest", "budget", "taken"),
+    [(100, False, None, 80), (60, False, 40, 60), (25, False, None, 80), (15, False, None, 80), (15, True, 10, 30)],
+)
+def test_results_get_what_the_rest_leaves(target, tightest, budget, taken):
+    def measured(settings):  # 20 beside results, which take at least 10 and at most 60
+        wanted = settings["memory"]
+        return {"least": 10} if wanted < 10 else {"grown": 20 + min(wanted, 60), "plain": 60}
+
+    settings, bytes_taken = peak.fit_memory({"memory": True}, measured, target, tightest)
+    assert (settings.get("memory"), bytes_taken) == (budget, taken)
+
+
+def test_limits_leave_room():
+    for taken in (5e5, 2e7, 3e9):
+        limit = peak.limit_for(taken)
+        assert taken <= limit - peak.headroom(limit) + 1
+        assert limit - taken >= 1 << 20
+
+
+def test_adapters_come_before_fewer_layers():
+    recipe = Recipe.of("train", {"loss": "mse"}, (*TRAINER, *FIT))
+    groups = peak.plans(recipe, 32)
+    assert [list(group[-1]) for group in groups[2:]] == [
+        ["memory", "accumulate", "lora", "lora_targets"], ["memory", "accumulate", "trainable"]
+    ]  # fmt: skip
+    assert peak.changed(recipe, groups[2][0]).adapter.build_adapter().rank == 4
+    frozen = Recipe.of("train", {"loss": "mse", "trainable": ["head"]}, (*TRAINER, *FIT))
+    assert len(peak.plans(frozen, 32)) == 2
+
+
+def test_validation_takes_the_rows_that_memory_allows(monkeypatch):
+    trainer = Trainer(classifier(), loss="cross_entropy")
+    rows = blobs()
+    expected = trainer.evaluate(rows)
+    trainer.evaluation.most_rows = 5
+    sizes = []
+    run = Session.run
+    monkeypatch.setattr(Session, "run", lambda s, f, *a: (sizes.append(len(next(iter(f.values())))), run(s, f, *a))[1])
+    assert trainer.evaluate(rows) == pytest.approx(expected, rel=1e-5)
+    assert max(sizes) == 5
 
 
 def test_choosing_weights_does_not_widen_them():

@@ -61,6 +61,7 @@ class Evaluation:
         boundary: inputs of the tail that the inference graph computes.
         labels: batch inputs that the inference graph does not read.
         predictions: what scores are taken of.
+        most_rows: the rows of a batch, where memory allows for no more.
     """
 
     source: Source
@@ -71,6 +72,7 @@ class Evaluation:
     predictions: list[Prediction]
     state: list[str] = field(default_factory=list)
     options: Options = field(default_factory=Options)
+    most_rows: int | None = None
 
     def __post_init__(self) -> None:
         nodes = () if self.tail is None else self.tail.graph
@@ -257,7 +259,7 @@ class Evaluation:
         ranks: Collective | None = None,
     ) -> dict[str, float]:
         fixed = data.fixed
-        size = fixed or batch_size
+        size = fixed or min(batch_size, self.most_rows or batch_size)
         rows = np.arange(len(data) // fixed * fixed if fixed else len(data))
         if not len(rows):
             raise BadInput(f"the model takes batches of exactly {fixed} rows, and there are {len(data)}")

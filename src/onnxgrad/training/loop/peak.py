@@ -1,8 +1,8 @@
 """A limit of memory as a promise: plans are tried in processes of their own until one is measured within it.
 
 The memory is what a process that has loaded the library grows by for the model, its step, the session, the state and
-the steps; data are the caller's. Plans are tried from the fastest to the smallest: everything kept, results computed
-anew, batches in parts, and at last fewer layers that train.
+the steps, the measurement of validation data and the files; data are the caller's. Plans are tried from the fastest to
+the smallest: everything kept, results computed anew, batches in parts, adapters, and at last fewer layers that train.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,25 +23,91 @@ from onnxgrad.model_io import save_model, training_info
 from onnxgrad.model_io.hub import HubFile
 from onnxgrad.remat import amount
 from onnxgrad.remat.budget import megabytes
-from onnxgrad.training.loop.recipe import LogRecipe, Recipe, WatchRecipe
+from onnxgrad.training.loop.recipe import DataRecipe, LogRecipe, Recipe
 from onnxgrad.training.measure.predict import as_given
 
 #: Layers that train where everything else is too large, from the last.
 _LAYERS = (8, 4, 2, 1)
+_RANK = 4
 _STEPS = 3
+#: Budgets of a plan that are tried: the sum of its results is predicted, the rest is not.
+_BUDGETS = 3
 CARRIES = "peak chooses how a model is trained; this one carries training information"
 _CODE = "from onnxgrad.training.loop.peak_probe import main; main()"
 
+Settings = dict[str, Any]
+#: Measures a plan: its settings, with the budget of memory in numbers, and the bytes that it takes.
+Measure = Callable[[Settings], tuple[Settings, float]]
 
-def within_peak(model: Any, recipe: Recipe, batch_size: int) -> tuple[Recipe, str]:
+
+def headroom(most: float) -> float:
+    """The bytes that a measured plan leaves of a limit: allocators differ from run to run."""
+    return max(1 << 20, most / 25)
+
+
+def limit_for(taken: float) -> float:
+    """The smallest limit that leaves `headroom` over `taken`."""
+    return max(taken + (1 << 20), taken * 25 / 24)
+
+
+def choose(groups: Sequence[Sequence[Settings]], measure: Measure, most: float) -> tuple[Settings, float]:
+    """The first plan that is measured to take at most `most`, and the bytes that it takes.
+
+    Args:
+        groups: plans, the fastest group first. The plans of a group take less and less: its last one is measured
+            first, so that a group without a plan that fits costs one measurement.
+        measure: raises BadInput for a plan that is none.
+        most: bytes.
+
+    Returns:
+        The plan and its bytes; if none fits, the smallest.
+
+    Raises:
+        BadInput: none can be measured.
+    """
+    smallest: tuple[Settings, float] | None = None
+    reason: BadInput | None = None
+    for group in groups:
+        low, high, fitting = 0, len(group), None
+        while low < high:
+            middle = high - 1 if fitting is None else (low + high) // 2
+            try:
+                found = measure(group[middle])
+            except BadInput as error:
+                reason = error
+                low, high = (low, middle) if fitting is None else (middle + 1, high)
+                continue
+            if found[1] <= most:
+                fitting, high = found, middle
+            else:
+                smallest = min(smallest or found, found, key=lambda plan: plan[1])
+                low = middle + 1
+        if fitting is not None:
+            return fitting
+    if smallest is None:
+        assert reason is not None
+        raise reason
+    return smallest
+
+
+def within_peak(model: Any, recipe: Recipe, batch_size: int, is_validated: bool) -> tuple[Recipe, str]:
     """`recipe` with the first plan that is measured within its `peak`, and a note of it.
+
+    Args:
+        model: see `Trainer`.
+        recipe: the settings of the run.
+        batch_size: rows of a batch.
+        is_validated: also measure validation data in between.
 
     Raises:
         BadInput: none is; the message has the smallest limit that can be met.
     """
     assert recipe.step.peak is not None
     most = amount(recipe.step.peak)
-    plain = replace(recipe, step=replace(recipe.step, peak=None), watch=WatchRecipe(), log=LogRecipe())
+    target = most - headroom(most)
+    held_out = DataRecipe(validation=is_validated or None)
+    step = replace(recipe.step, peak=None)
+    plain = replace(recipe, step=step, log=LogRecipe(), data=held_out)
     with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
         path = os.path.abspath(model) if _is_file(model) else os.path.join(folder, "model.onnx")
         if not _is_file(model):
@@ -49,20 +115,26 @@ def within_peak(model: Any, recipe: Recipe, batch_size: int) -> tuple[Recipe, st
             if training_info(source):
                 raise BadInput(CARRIES)
             save_model(source, path)
-        least, reasons = float("inf"), ""
-        for changes in _plans(plain, batch_size):
-            found = _fit_plan(path, plain, changes, batch_size, most)
-            if isinstance(found, str):
-                reasons = found
-                continue
-            settings, measured = found
-            if measured <= most:
-                said = ", ".join(f"{key}={_text(value)}" for key, value in settings.items()) or "everything kept"
-                note = f"{megabytes(measured)} measured within {megabytes(most)}: {said}"
-                return _changed(replace(recipe, step=replace(recipe.step, peak=None)), settings), note
-            least = min(least, measured)
-    said = f"the smallest limit that can be met is {megabytes(least)}" if least < float("inf") else reasons
-    raise BadInput(f"training with batches of {batch_size} rows cannot be done within {megabytes(most)}: {said}")
+        groups = plans(plain, batch_size)
+
+        def measure(settings: Settings) -> tuple[Settings, float]:
+            tightest = settings is groups[-1][-1]
+            return fit_memory(settings, lambda s: _measured(path, changed(plain, s), batch_size), target, tightest)
+
+        settings, taken = choose(groups, measure, target)
+    said = ", ".join(f"{key}={_text(value)}" for key, value in settings.items()) or "everything kept"
+    if taken > target:
+        raise BadInput(
+            f"training with batches of {batch_size} rows cannot be done within {megabytes(most)}: the smallest limit "
+            f"that can be met is {megabytes(limit_for(taken))} ({said})"
+        )
+    note = f"{megabytes(taken)} measured within {megabytes(most)}: {said}"
+    return changed(replace(recipe, step=replace(recipe.step, peak=None)), settings), note
+
+
+def held_out_rows(rows: int, recipe: Recipe) -> int:
+    """Rows of a batch of validation data: those of a part of a batch of training."""
+    return -(-rows // recipe.step.accumulate)
 
 
 def _is_file(model: Any) -> bool:
@@ -73,51 +145,62 @@ def _text(value: Any) -> str:
     return value[0] if isinstance(value, list) else str(value)
 
 
-def _plans(recipe: Recipe, rows: int) -> Iterator[dict[str, Any]]:
-    """Settings to try, the fastest first; ``memory`` True: as much as is left."""
-    yield {}
+def plans(recipe: Recipe, rows: int) -> list[list[Settings]]:
+    """Settings to try, in groups for `choose`; ``memory`` True: as much as is left."""
     parts = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= rows]
-    for accumulate in parts:
-        yield {"memory": True, "accumulate": accumulate} if accumulate > 1 else {"memory": True}
-    if recipe.weights.trainable is None and recipe.adapter.build_adapter() is None:
-        for layers in _LAYERS:
-            yield {"memory": True, "accumulate": parts[-1], "trainable": [f"last:{layers}"]}
+    small: Settings = {"memory": True} | ({"accumulate": parts[-1]} if rows > 1 else {})
+    groups: list[list[Settings]] = [[{}], [{"memory": True} | ({"accumulate": n} if n > 1 else {}) for n in parts]]
+    if recipe.weights.trainable is None and recipe.weights.update is None and recipe.adapter.build_adapter() is None:
+        groups.append([{**small, "lora": _RANK, "lora_targets": ["all"]}])
+        groups.append([{**small, "trainable": [f"last:{layers}"]} for layers in _LAYERS])
+    return groups
 
 
-def _changed(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
-    step = {key: settings[key] for key in ("memory", "accumulate") if key in settings}
-    weights = {key: settings[key] for key in ("trainable",) if key in settings}
-    return replace(recipe, step=replace(recipe.step, **step), weights=replace(recipe.weights, **weights))
+def changed(recipe: Recipe, settings: Settings) -> Recipe:
+    """`recipe` with the settings of a plan."""
+    own = {"step": ("memory", "accumulate"), "weights": ("trainable",), "adapter": ("lora", "lora_targets")}
+    return replace(
+        recipe,
+        **{
+            part: replace(getattr(recipe, part), **{key: settings[key] for key in keys if key in settings})
+            for part, keys in own.items()
+        },
+    )
 
 
-def _fit_plan(
-    path: str, recipe: Recipe, changes: dict[str, Any], rows: int, most: int
-) -> tuple[dict[str, Any], float] | str:
-    """Settings of a plan, and the measured memory; the reason why the plan is none, as text."""
-    settings = {key: value for key, value in changes.items() if key != "memory"}
-    if "memory" not in changes:
-        return settings, _measured(path, _changed(recipe, settings), rows)["grown"]
-    try:
-        whole = _measured(path, _changed(recipe, {**settings, "memory": 1 << 50}), rows)
-    except BadInput as error:
-        return str(error)
-    if whole["grown"] <= most:
-        return settings, whole["grown"]
-    best = settings, whole["grown"]
+def fit_memory(
+    settings: Settings, measured: Callable[[Settings], dict[str, float]], target: float, tightest: bool
+) -> tuple[Settings, float]:
+    """Settings of a plan with the largest budget for results that is measured within `target`.
+
+    Args:
+        settings: the plan; with ``memory`` True, the budget is sought.
+        measured: the bytes that a process has ``grown`` by, of which the results are predicted to be ``plain``; or the
+            ``least`` budget, where a smaller one is asked for.
+        target: bytes.
+        tightest: with no budget within `target`, find the smallest that can be met.
+    """
+    own = {key: value for key, value in settings.items() if key != "memory"}
+    if "memory" not in settings:
+        return own, measured(own)["grown"]
+    whole = measured({**own, "memory": 1 << 50})
+    best = own, whole["grown"]
     beside = whole["grown"] - whole["plain"]  # state, packed weights, the session
-    budget = int(most - beside)
-    for _ in range(2):
-        if budget <= 0:
+    budget, is_least = int(target - beside), False
+    for _ in range(_BUDGETS):
+        if best[1] <= target or (budget <= 0 and not tightest):
             break
-        try:
-            found = _measured(path, _changed(recipe, {**settings, "memory": budget}), rows)
-        except BadInput:
-            break
+        found = measured({**own, "memory": max(budget, 1)})
+        if "least" in found:
+            if not (tightest or beside + found["least"] <= target):
+                break
+            budget, is_least = int(found["least"]), True
+            continue
         if found["grown"] < best[1]:
-            best = {**settings, "memory": budget}, found["grown"]
-        if found["grown"] <= most:
+            best = {**own, "memory": budget}, found["grown"]
+        if is_least:
             break
-        budget -= int(found["grown"] - most) + (1 << 18)
+        budget -= int(found["grown"] - target) + (1 << 18)
     return best
 
 

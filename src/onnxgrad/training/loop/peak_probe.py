@@ -1,4 +1,4 @@
-"""The process in which a plan is measured: what it grows by from the model to the last of a few steps.
+"""The process in which a plan is measured: what it grows by from the model to the files of a run of a few steps.
 
 A tiny model is trained before, so that the code of the library is loaded: that does not depend on the plan.
 """
@@ -11,16 +11,18 @@ import json
 import pickle
 import sys
 import tempfile
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, OnnxGradError
 from onnxgrad.model_io import load_model, training_info
+from onnxgrad.remat.budget import OverBudget
 from onnxgrad.training.loop.checkpoint import Checkpoint
-from onnxgrad.training.loop.peak import CARRIES
+from onnxgrad.training.loop.peak import CARRIES, held_out_rows
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.sparse_update import example_batch
 from onnxgrad.training.loop.trainer import Trainer
@@ -44,6 +46,9 @@ def main() -> None:
         if training_info(source):
             raise BadInput(CARRIES)
         plain = _train(source, recipe, rows, steps)
+    except OverBudget as error:
+        print(json.dumps({"least": error.least}))
+        return
     except BadInput as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from error
@@ -60,10 +65,20 @@ def _train(model: ir.Model | onnx.ModelProto, recipe: Recipe, rows: int, steps: 
     batch = example_batch(trainer.step, rows, recipe.step.dims)
     for _ in range(steps):
         trainer.machine.step(batch)
+    kept = {}
+    if recipe.watch.keep_best or recipe.watch.keep:
+        kept = {name: array.copy() for name, array in trainer.machine.held.items()}
     with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
         if recipe.loop.checkpoint is not None:
             Checkpoint(dict(trainer.machine.held)).save(Path(folder, "checkpoint"))
-        trainer.save(Path(folder, "trained.onnx"))
+        file = Path(folder, "trained.onnx")
+        trainer.save(file)
+        if recipe.data.measures:
+            with suppress(OnnxGradError), warnings.catch_warnings(action="ignore"):  # of numbers that mean nothing
+                held_out, most = trainer.data(batch), held_out_rows(rows, recipe)
+                trainer.evaluation(trainer.strategy.inference_state(), held_out, most, recipe.watch.metrics)
+                trainer.evaluation.file(file, held_out, most)
+    del kept
     return 0 if trainer.plan is None else trainer.plan.plain
 
 

@@ -24,7 +24,7 @@ from onnxgrad.training.language.shift import warn_of_own_input
 from onnxgrad.training.loop.fit import open_run, take_epochs
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
-from onnxgrad.training.loop.peak import check_platform, within_peak
+from onnxgrad.training.loop.peak import check_platform, held_out_rows, within_peak
 from onnxgrad.training.loop.pruning import pruning_of
 from onnxgrad.training.loop.rate_finder import RateTest, range_test
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
@@ -83,6 +83,7 @@ class Trainer(Trained):
         batch_size: int | None = None,
         **settings: Unpack[TrainerKeywords],
     ) -> None:
+        is_validated = recipe is None or recipe.data.measures  # of a trainer, fit decides later
         if recipe is None:
             recipe = Recipe.of("Trainer", settings, TRAINER, ["model", "batch_size"])
         elif settings:
@@ -92,10 +93,12 @@ class Trainer(Trained):
             if isinstance(model, Step):
                 raise BadInput("peak chooses how a model is trained, not a compiled step")
             check_platform()
-            recipe, self.peak = within_peak(model, recipe, 32 if batch_size is None else batch_size)
+            recipe, self.peak = within_peak(model, recipe, batch_size or 32, is_validated)
         setup = set_up(model, recipe, batch_size)
         warn_of_own_input(recipe.loss.labels, [] if recipe.task.name else setup.step.batch)
         super().__init__(setup, recipe.step.evaluation, recipe.task)
+        if self.peak and self._evaluation is not None:
+            self._evaluation.most_rows = held_out_rows(batch_size or 32, recipe)
         self.path = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
         self._position = Position()
 
@@ -200,8 +203,6 @@ class Trainer(Trained):
         if self.strategy.exchange.sync_every > 1:
             raise BadInput("ranks that exchange weights seldom find no common rate; leave sync_every out for this")
         rows = self.training_data(with_labels(data, y), "the training data", PreparationRecipe(**settings))
-        if isinstance(rows, Stream):
-            raise BadInput("a learning rate is looked for over rows by number; give some rows of the stream as a list")
         self.check_classes(rows)
         self.strategy.ranks.agree(
             lambda: {
