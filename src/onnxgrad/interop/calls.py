@@ -168,7 +168,7 @@ def with_own_weights(model: AnyModel, wanted: Collection[str] = ()) -> ir.Model:
     Exporters store equal tensors once: a fresh BatchNormalization's running mean is an Identity of its bias.
     """
     opened = Function(model).model.clone()
-    own_weights(opened.graph, wanted)
+    own_weights(opened, wanted)
     return opened
 
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxgrad.training import Loss
+from onnxgrad.training import Loss, with_head
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import model_of, run, train
@@ -96,8 +96,8 @@ def test_constants_are_lifted_where_they_are_weights():
     ]
     model = model_of(nodes, {"axis": np.int64([1])}, {"x": ["N", 2]}, {"y": ["N", 1, 2]})
     attached = attach(model, loss="mse", optimizer="sgd")
-    assert {t.name for t in attached.graph.initializer} == {"axis", "w", "m", "v"}
-    assert set(compile_step(attached).state) == {"w", "m", "v"}
+    assert {t.name for t in attached.graph.initializer} == {"axis", "w", "s", "b", "m", "v"}
+    assert set(compile_step(attached).state) == {"s", "b", "m", "v"}  # w scales the input before the first weight
 
 
 def test_constants_beside_weights_stay_constant():
@@ -111,6 +111,42 @@ def test_constants_beside_weights_stay_constant():
     assert set(compile_step(attach(model, loss="mse", optimizer="sgd")).state) == {"w"}
     named = attach(model, loss="mse", optimizer="sgd", trainable=["w", "mean"])
     assert set(compile_step(named).state) == {"w", "mean"}
+
+
+_HALVES = """
+    <ir_version: 10, opset_import: ["": 21]>
+    halves (float[N, 2] x) => (float[N, 1] y) <float[2, 2] first = {1, 2, 3, 4}> {
+        mean = Constant <value = float[2] {1, 2}> ()
+        second = Constant <value = float[2, 1] {0.5, -0.25}> ()
+        shift = Constant <value = float[1] {0.5}> ()
+        centred = Sub (x, mean)
+        h = MatMul (centred, first)
+        z = MatMul (h, second)
+        y = Add (z, shift)
+    }"""
+
+
+@pytest.mark.parametrize(("producer", "trained"), [("", {"first", "second", "shift"}), ("pytorch", {"first"})])
+def test_layers_read_weights_of_constants_beside_initializers(producer, trained):
+    """A model whose weights are stored in both ways trains them all; PyTorch's Constants are constants of its code."""
+    model = onnx.parser.parse_model(_HALVES)
+    model.producer_name = producer
+    assert set(compile_step(attach(model, loss="mse", optimizer="sgd")).state) == trained
+
+
+def test_new_head_leaves_weights_in_constants_trainable():
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        constants (float[N, 2] x) => (float[N, 1] y) {
+            first = Constant <value = float[2, 2] {1, 2, 3, 4}> ()
+            layer_scale = Constant <value = float[2] {1, 2}> ()
+            second = Constant <value = float[2, 1] {0.5, -0.25}> ()
+            h = MatMul (x, first)
+            s = Mul (h, layer_scale)
+            y = MatMul (s, second)
+        }""")
+    state = compile_step(attach(with_head(model, 3), loss="cross_entropy", optimizer="sgd")).state
+    assert set(state) == {"first", "layer_scale", "logits_weight", "logits_bias"}
 
 
 @pytest.mark.torch

@@ -19,6 +19,7 @@ from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters.config import Adapter
 from onnxgrad.training.graph.bounds import bounds
+from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.written_out import neutral_operand
 from onnxgrad.training.metadata import CLASSES, HEAD
 
@@ -60,6 +61,7 @@ def placed_head(
     opened = open_model(model)
     graph = opened.model.graph
     external_aside(opened.model)
+    own_tensors(opened.model)  # before there are initializers of the head, beside which Constants may be constants
     values = {v.name: v for v in (*graph.inputs, *(v for n in graph for v in n.outputs)) if v.name}
     value, layer = _features(graph, values, of)
     assert value.shape is not None

@@ -37,7 +37,8 @@ from onnxgrad.ir.graph import reads
 from onnxgrad.ir.match import is_standard
 from onnxgrad.training.graph.frozen_norms import frozen_norms
 
-_LAYERS = {
+#: Operators that read weights.
+LAYERS = {
     *("MatMul", "Gemm", "Conv", "ConvTranspose", "DeformConv", "Einsum", "LSTM", "GRU", "RNN", "Attention", "PRelu"),
     *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"),
     *("Gather", "EmbedLayerNormalization", "LinearAttention", "CausalConvWithState"),
@@ -146,11 +147,11 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
         return "a buffer by its name"
     if _varying_axes(array) <= 1 and array.size > 1 and _only_angles(value):
         return "frequencies"
-    uses = list(_meetings(value))
+    uses = list(meetings(value))
     if any(_scales_integers(node, at) for node, at, _ in uses):
         return "the scale of stored integers"
-    bias = any(node.op_type in ("Add", "Sub") and _behind_layer(node, at) for node, at, _ in uses)
-    layer = any(node.op_type in _LAYERS or not is_standard(node) for node, _, _ in uses)
+    bias = any(node.op_type in ("Add", "Sub") and behind_layer(node, at) for node, at, _ in uses)
+    layer = any(node.op_type in LAYERS or not is_standard(node) for node, _, _ in uses)
     if array.size > 1 and _varying_axes(array) == 1 and (bias or layer):
         return ""
     if value in circles or _regular(array):
@@ -160,9 +161,7 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
     if uses and all(node.op_type in _SETTINGS for node, _, _ in uses):
         return "a bound, an exponent or a setting"
     if array.size == 1:
-        layer = any(node.op_type in _LAYERS - {"MatMul"} and at > 0 for node, at, _ in uses) or (
-            bias and array.ndim > 0
-        )
+        layer = any(node.op_type in LAYERS - {"MatMul"} and at > 0 for node, at, _ in uses) or (bias and array.ndim > 0)
         gate = any(_GATES & set(through) or node.op_type in _GATES for node, _, through in uses)
         module = "." in name and not _MADE_UP.match(name) and any(n.op_type in _ELEMENTWISE for n, _, _ in uses)
         return "" if layer or gate or module or name in _NUMBERS or _FOLDED.match(name) else _ONE
@@ -183,12 +182,12 @@ def _varying_axes(array: np.ndarray) -> int:
     return sum(n > 1 for n in array.shape)
 
 
-def _meetings(value: ir.Value, through: tuple[str, ...] = ()) -> Iterable[tuple[ir.Node, int, tuple[str, ...]]]:
+def meetings(value: ir.Value, through: tuple[str, ...] = ()) -> Iterable[tuple[ir.Node, int, tuple[str, ...]]]:
     """The nodes that combine `value` with another, the input index, and the operators on the way there."""
     for node, at in value.uses():
         own = node.op_type in _MOVES | _GATES or (node.op_type in ("Clip", "Min", "Max") and bool(through or at == 0))
         if is_standard(node) and own and at == 0 and len(through) < 8:
-            found = [m for out in node.outputs for m in _meetings(out, (*through, node.op_type))]
+            found = [m for out in node.outputs for m in meetings(out, (*through, node.op_type))]
             if found:
                 yield from found
                 continue
@@ -202,13 +201,13 @@ def _scales_integers(node: ir.Node, at: int) -> bool:
     return maker is not None and maker.op_type == "DynamicQuantizeLinear"
 
 
-def _behind_layer(node: ir.Node, at: int) -> bool:
+def behind_layer(node: ir.Node, at: int) -> bool:
     """True if the other operand of an addition is the output of a layer."""
     others = [v for i, v in enumerate(node.inputs) if i != at and v is not None]
     maker = others[0].producer() if len(others) == 1 else None
     while maker is not None and maker.op_type in _MOVES and maker.inputs[0] is not None:
         maker = maker.inputs[0].producer()
-    return maker is not None and maker.op_type in _LAYERS - {"Gather"}
+    return maker is not None and maker.op_type in LAYERS - {"Gather"}
 
 
 def _only_angles(value: ir.Value) -> bool:

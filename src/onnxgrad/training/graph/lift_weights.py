@@ -1,8 +1,9 @@
 """Weights, wherever an exporter has put them: as initializers of their own, so that bindings can name them.
 
 Three habits of exporters are undone. Weights inside branches and bodies move to the outer graph, where bindings can
-name them. Weights in Constant nodes become initializers, unless the model has initializers of rank 2 or more: such an
-exporter stores weights there, and its Constants are constants. Tensors that are equal at export time are often stored
+name them. Weights in Constant nodes become initializers. If the model has initializers of rank 2 or more as well, only
+those that a layer reads do: its exporter may store weights there, and constants in Constants, as PyTorch's always does,
+whose Constants stay. Tensors that are equal at export time are often stored
 once and distributed by Identity nodes, so that a running mean *is* a bias as long as both are zero; trained, they would
 move together. Such a copy becomes a tensor of its own if all its elements are equal (fresh weights: zeros, ones) or if
 it is a running statistic; other copies are regarded as tied on purpose, like the two ends of a language model, and stay
@@ -22,21 +23,24 @@ from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import is_op
+from onnxgrad.training.graph.exported_constants import LAYERS, behind_layer, meetings
 
 #: Key of the metadata of a node: the modules of PyTorch around it, and its own name.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
-    """Make every weight of `graph`, and all `wanted` ones, an initializer of its own, in place."""
+def own_weights(model: ir.Model, wanted: Collection[str]) -> None:
+    """Make every weight of `model`, and all `wanted` ones, an initializer of its own, in place."""
+    graph = model.graph
     keeps = any(_is_matrix(v) for g in (graph, *graph.subgraphs()) for v in g.initializers.values())
+    sure = keeps and model.producer_name == "pytorch"
     names = Names.of_graph(graph)
     for inner in list(graph.subgraphs()):
         _hoist(graph, inner, names)
     for scope in (graph, *graph.subgraphs()):
         for node in list(scope):
             if is_op(node, "Constant"):
-                _lift(graph, node, wanted, keeps, names)
+                _lift(graph, node, wanted, keeps, sure, names)
     for node in list(graph):
         if is_op(node, "Identity"):
             _untie(graph, node)
@@ -63,15 +67,27 @@ def _hoist(graph: ir.Graph, inner: ir.Graph, names: Names) -> None:
         del inner.initializers[name]
 
 
-def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str], keeps: bool, names: Names) -> None:
-    """Make a float Constant an initializer if it is a statistic or wanted.
+def _of_layer(value: ir.Value) -> bool:
+    """True if a layer reads `value` as a weight, or it is the bias behind one."""
+    return any(
+        (at == 0 if node.op_type == "Gather" else at > 0) if node.op_type in LAYERS else
+        node.op_type in ("Add", "Sub") and behind_layer(node, at)
+        for node, at, _ in meetings(value)
+    )  # fmt: skip
 
-    Other constants of several elements too, unless the graph `keeps` its weights as initializers.
+
+def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str], keeps: bool, sure: bool, names: Names) -> None:
+    """Make a float Constant an initializer if it is wanted, a statistic, or the weight of a layer.
+
+    Other constants of several elements too, unless the graph `keeps` weights as initializers; weights of layers unless
+    it is `sure` to keep all there.
     """
-    tensor = ir.convenience.get_const_tensor(node.outputs[0])
-    if tensor is None or tensor.dtype not in FLOATS or node.outputs[0].is_graph_output():
+    value = node.outputs[0]
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.dtype not in FLOATS or value.is_graph_output():
         return
-    if (tensor.size > 1 and not keeps) or node.outputs[0].name in wanted or _only_statistics(node.outputs[0]):
+    weight = (not sure and len(tensor.shape) > 0 and _of_layer(value)) or (tensor.size > 1 and not keeps)
+    if weight or value.name in wanted or _only_statistics(value):
         _replace(graph, node, tensor, names)
 
 

@@ -25,7 +25,7 @@ def own_tensors(model: ir.Model, wanted: Collection[str] = ()) -> None:
     while take_known_branches(graph):
         infer_types(model)  # the types of a branch are more precise than those of its If
     with_own_weights(graph)
-    own_weights(graph, wanted)
+    own_weights(model, wanted)
     for value in list(graph.inputs):
         if value.is_initializer():
             graph.inputs.remove(value)
