@@ -24,8 +24,9 @@ KINDS = (
     "retinanet",
     "detr",
 )
-#: YOLOv8 with masks beside boxes, and a graph that takes its picture out of the batch, as torchvision's transform.
-OTHERS = ("yolov8_seg", "yolov8_pose", "ssd_unpacked")
+#: YOLOv8 with masks beside boxes, a graph that takes its picture out of the batch, as torchvision's transform, and
+#: queries of the last of several layers, alone and with the choice of the best (RT-DETR).
+OTHERS = ("yolov8_seg", "yolov8_pose", "ssd_unpacked", "detr_stack", "detr_post")
 #: Anchors of YOLOv5 as widths and heights.
 ANCHORS = np.float32([[[8, 10], [14, 12], [12, 24]], [[24, 20], [30, 44], [48, 32]]])
 
@@ -214,11 +215,27 @@ class _Writer:
         return self.anchored(maps, self.k, softmax=False)
 
     def detr(self, maps: list[Var], ending: str) -> dict[str, Var]:
-        """Queries: the places of the last map."""
+        """Queries: the places of the last map. ``stack`` picks the last of two layers, ``post`` the best of it."""
         b = self.b
         rows = b.Transpose(b.Reshape(maps[-1], [1, 16, -1]), perm=[0, 2, 1])
-        ends = []
-        for count in (self.k + 1, 4):
+        if not ending:
+            logits, boxes = self.queries(rows, self.k + 1)
+            return {"logits": logits, "pred_boxes": boxes}
+        layers = [self.queries(rows, self.k), self.queries(b.Tanh(rows), self.k)]
+        stacks = [b.Concat(*(b.Unsqueeze(v, [1]) for v in part), axis=1) for part in zip(*layers)]
+        logits, boxes = (b.Gather(stack, np.array(-1), axis=1) for stack in stacks)
+        scores = b.Sigmoid(logits)
+        if ending == "stack":
+            return {"scores": scores, "pred_boxes": boxes}
+        best, places = b.TopK(b.Reshape(scores, [1, -1]), np.array([5]), outputs=2)
+        row = b.Unsqueeze(b.Div(places, np.array(self.k)), [2])
+        chosen = b.GatherElements(boxes, b.Expand(row, np.array([1, 5, 4])), axis=1)
+        return {"labels": b.Mod(places, np.array(self.k)), "boxes": b.Mul(chosen, float(SIDE)), "scores": best}
+
+    def queries(self, rows: Var, classes: int) -> tuple[Var, Var]:
+        """Logits and boxes of queries [1, Q, 16]."""
+        b, ends = self.b, []
+        for count in (classes, 4):
             weight = b.const((0.1 * self.random.standard_normal((16, count))).astype(np.float32))
             ends.append(b.MatMul(rows, weight) + b.const(np.zeros(count, np.float32)))
-        return {"logits": ends[0], "pred_boxes": b.Sigmoid(ends[1])}
+        return ends[0], b.Sigmoid(ends[1])

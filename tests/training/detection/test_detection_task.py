@@ -185,8 +185,8 @@ def test_other_tasks_refuse_its_settings(boxes, tmp_path):
     model = detector("yolov8", ["ant"])
     with pytest.raises(BadInput, match="image_size is a setting of the task detection"):
         onnxgrad.train(model, boxes, loss="mse", image_size=64)
-    with pytest.raises(BadInput, match="classes is a setting of the task detection"):
-        onnxgrad.evaluate(model, boxes, classes="cat")
+    with pytest.raises(BadInput, match="classes are chosen of boxes, and of outlines of objects"):
+        onnxgrad.evaluate(model, {"images": np.zeros((1, 3, 64, 64), np.float32)}, classes="cat")
 
 
 def test_parts_of_a_batch_are_refused(boxes):

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder
@@ -15,6 +16,7 @@ from onnxgrad.training.detection.batch import open_batch
 from onnxgrad.training.detection.boxes import decode
 from onnxgrad.training.detection.classes import with_classes
 from onnxgrad.training.detection.heads import find_head, known_head, stored_names
+from onnxgrad.training.detection.predict import Detector
 from onnxgrad.training.detection.probe import noise, run_values
 from tests.training.detection.detectors import ANCHORS, KINDS, OTHERS, SIDE, STRIDES, detector
 
@@ -111,7 +113,7 @@ def test_batch_that_stays():
     assert model.graph.inputs[0].shape[0] == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "detr_stack", "detr_post"])
 @pytest.mark.parametrize("names", [["cat", "fox"], ["cat", *"abcdefgh"]], ids=["fewer", "more"])
 def test_other_classes(kind, names):
     model = open_model(detector(kind, NAMES)).model
@@ -175,6 +177,41 @@ def test_no_detector():
     assert known_head(opened) is None
     with pytest.raises(BadInput, match=r"head of the detector is not known.*last layers are 'y'"):
         find_head(opened)
+
+
+_MAPS = """
+    <ir_version: 10, opset_import: ["": 21]>
+    maps (float[1, 3, 16, 16] x) => (float[1, 3, 4, 4] heat, float[1, 2, 4, 4] size, float[1, 2, 4, 4] offset)
+        <float[3, 3, 4, 4] A, float[2, 3, 4, 4] B, float[2, 3, 4, 4] C> {
+        h = Conv <strides = [4, 4]> (x, A)
+        heat = Sigmoid (h)
+        size = Conv <strides = [4, 4]> (x, B)
+        offset = Conv <strides = [4, 4]> (x, C)
+    }"""
+_REGIONS = """
+    <ir_version: 10, opset_import: ["": 21]>
+    regions (float[1, 3, 16, 16] x) => (float[2, 3] scores)
+        <float[2, 3, 4, 4] A, float[8, 3] W, int64[2] batch = {0, 0}> {
+        features = Conv <strides = [4, 4]> (x, A)
+        rois = Constant <value = float[2, 4] {0, 0, 8, 8, 4, 4, 16, 16}> ()
+        cut = RoiAlign <output_height = 2, output_width = 2> (features, rois, batch)
+        flat = Flatten (cut)
+        scores = MatMul (flat, W)
+    }"""
+
+
+@pytest.mark.parametrize(("text", "words"), [(_MAPS, "CenterNet.*last layers are 'h', 'size', 'offset'"),
+                                         (_REGIONS, "two stages.*RoiAlign node 'cut'")])  # fmt: skip
+def test_unknown_kinds_are_named(text, words, tmp_path):
+    model = onnx.parser.parse_model(text)
+    random = np.random.RandomState(0)
+    for info in [v for v in model.graph.value_info if len(v.type.tensor_type.shape.dim) in (2, 4)]:
+        shape = [d.dim_value for d in info.type.tensor_type.shape.dim]
+        weights = random.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weights, info.name))
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(BadInput, match=rf"other\.onnx: the head of the detector is not known: .*{words}"):
+        Detector(str(tmp_path / "other.onnx"))
 
 
 @pytest.mark.parametrize("kind", ["yolov8", "yolov8_nms", "yolov5", "ssd", "fcos", "retinanet"])

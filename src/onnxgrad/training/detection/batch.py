@@ -130,7 +130,8 @@ def _agrees(model: ir.Model, head: Head, values: list[str]) -> bool:
     pair = noise(model, 2, head.size)
     try:
         together = run_values(model, values, pair)
-        alone = [run_values(model, values, {n: a[k : k + 1] for n, a in pair.items()}) for k in range(2)]
+        each = [{n: a[k : k + 1] if len(a) == 2 else a for n, a in pair.items()} for k in range(2)]
+        alone = [run_values(model, values, feeds) for feeds in each]
     except BadInput:
         return False
     for name, found in together.items():

@@ -21,6 +21,7 @@ from onnxgrad.ir.names import Names
 from onnxgrad.training.detection.boxes import decode
 from onnxgrad.training.detection.head import Head, MapPart
 from onnxgrad.training.detection.probe import noise, run_values
+from onnxgrad.training.detection.queries import unstack
 
 #: The probability of a new class before training (Lin et al. 2017).
 PRIOR = 0.01
@@ -47,6 +48,8 @@ def with_classes(
     kept = {} if old is None else {k: list(old).index(n) for k, n in enumerate(names) if n in old}
     if len(kept) == len(names) == head.classes and all(k == at for k, at in kept.items()):
         return head, []
+    if head.kind == "detr":
+        unstack(model.graph)  # the other layers of a stack have scores of the old classes
     ends = [v.name or "" for v in model.graph.outputs]
     feeds = noise(model, 1, head.size)
     shapes = _shapes_behind(model, head, ends, feeds)
@@ -310,7 +313,7 @@ def _follows(old: tuple[int, ...], new: tuple[int, ...], sizes: Mapping[int, int
 
 
 def infer_anew(model: ir.Model) -> None:
-    """Infer all shapes again, whatever was declared."""
+    """Infer all shapes again, without those that were declared."""
     for node in model.graph.all_nodes():
         for value in node.outputs:
             value.shape = None

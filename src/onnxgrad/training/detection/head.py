@@ -119,3 +119,19 @@ def nodes_behind(graph: ir.Graph, start: Sequence[ir.Value], until: frozenset[st
             reached.update(node.outputs)
             found.append(node)
     return found
+
+
+#: Operators between the result of a layer and the activation that all its elements pass.
+_MOVES = ("Reshape", "Concat", "Transpose", "Split", "Unsqueeze", "Gather", "Squeeze", "Identity", "Flatten")
+
+
+def activation_behind(value: ir.Value) -> ir.Node | None:
+    """The Sigmoid or Softmax that all elements of `value` pass, with nothing that computes before it."""
+    way = [value]
+    for each in way:
+        for node in (use.node for use in each.uses()):
+            if is_op(node, ("Sigmoid", "Softmax")):
+                return node
+            if is_op(node, _MOVES):
+                way.extend(v for v in node.outputs if v not in way)
+    return None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,11 +24,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import ancestors, reach, reads
+from onnxgrad.ir.graph import reach, reads
 from onnxgrad.ir.match import constant, constant_tensor, is_op, producer
+from onnxgrad.ir.names import described
 from onnxgrad.training.detection.anchors import find_anchors, in_pixels, sizes_of_anchors
-from onnxgrad.training.detection.head import Head, Level, MapPart, UnknownHead, nodes_behind
+from onnxgrad.training.detection.head import Head, Level, MapPart, UnknownHead, activation_behind, nodes_behind
 from onnxgrad.training.detection.probe import noise, picture_input, picture_size, run_values
+from onnxgrad.training.detection.queries import query_head
 from onnxgrad.training.metadata import CLASSES
 
 _LAYERS = ("Conv", "MatMul", "Gemm")
@@ -44,12 +47,13 @@ class _End:
     shape: tuple[int, ...]
 
 
-def find_head(model: ir.Model, image_size: int | tuple[int, int] | None = None) -> Head:
+def find_head(model: ir.Model, image_size: int | tuple[int, int] | None = None, source: Any = None) -> Head:
     """The head of `model`, an opened model.
 
     Args:
         model: with types and shapes.
         image_size: side of pictures, or height and width, where the model leaves them open.
+        source: the path of the model, for messages.
 
     Raises:
         BadInput: it has none that is known.
@@ -58,14 +62,42 @@ def find_head(model: ir.Model, image_size: int | tuple[int, int] | None = None) 
     bins = _distribution(model.graph)
     ends = last_layers(model.graph)
     try:
-        return _queries(model, image, size) if _has_queries(ends) else _grid(model, image, size, ends, bins)
+        return query_head(model, image, size, ends) if _has_queries(ends) else _grid(model, image, size, ends, bins)
     except UnknownHead as error:
         maps = ", ".join(repr(v.name) for v in ends) or "none"
+        path = f"{os.fspath(source)}: " if isinstance(source, (str, os.PathLike)) else ""
+        kind, hint = _unknown_kind(model.graph, ends)
         raise BadInput(
-            f"the head of the detector is not known: {error}; its last layers are {maps}\n  hint: heads of YOLOv5, "
-            "YOLOv8 and later, YOLOX, NanoDet, SSD, FCOS, RetinaNet and DETR are known; others train with a loss of "
-            "your own"
+            f"{path}the head of the detector is not known: {kind}{error}; its last layers are {maps}\n  hint: {hint}"
         ) from None
+
+
+def _unknown_kind(graph: ir.Graph, ends: Sequence[ir.Value]) -> tuple[str, str]:
+    """The kind of a head that is not known, if its parts show it, and the remedy."""
+    known = "heads of YOLOv5, YOLOv8 and later, YOLOX, NanoDet, SSD, FCOS, RetinaNet and DETR are known; "
+    regions = next((n for n in graph.all_nodes() if is_op(n, ("RoiAlign", "MaxRoiPool"))), None)
+    if regions is not None:
+        return f"it has two stages (Faster R-CNN), {described(regions)} cuts regions out: ", (
+            known + "export one of them, or train on feature maps before the regions with a loss of your own"
+        )
+    channels = sorted(
+        int(v.shape[1]) for v in ends if v.shape is not None and len(v.shape) == 4 and v.shape[1] in (1, 2)
+    )
+    if len(ends) == 3 and channels[-2:] == [2, 2] and len({str(list(v.shape or ())[2:]) for v in ends}) == 1:
+        return "a heat map beside sizes and offsets of centres (CenterNet): ", (
+            known + "train the three maps with a loss of your own"
+        )
+    return "", known + "others train with a loss of your own"
+
+
+def refusal(model: ir.Model) -> str:
+    """The reason why a `model` that chooses boxes cannot be trained as a detector; empty for other models."""
+    chooses = any(is_op(n, ("RoiAlign", "MaxRoiPool", "NonMaxSuppression")) for n in model.graph.all_nodes())
+    try:
+        found = find_head(model) if chooses else None
+    except BadInput as error:
+        return str(error)
+    return "" if found is None or known_head(model) is not None else f"{found.text}, which is only one map"
 
 
 def known_head(model: ir.Model) -> Head | None:
@@ -135,24 +167,16 @@ def _grid(model: ir.Model, image: ir.Value, size: tuple[int, int], ends: Sequenc
 def _without_others(ends: list[_End], bins: int) -> tuple[list[_End], tuple[str, ...]]:
     """Layers of distributions and classes, and the names of those of masks or key points beside them (YOLOv8)."""
     boxes = [e for e in ends if bins and e.channels == 4 * bins]
-    scores = [e for e in ends if e not in boxes and e.shape in [o.shape for o in boxes] and _ends_in_sigmoid(e.value)]
+    scores = [
+        e
+        for e in ends
+        if e not in boxes and e.shape in [o.shape for o in boxes] and is_op(activation_behind(e.value), "Sigmoid")
+    ]
     if not boxes or len(boxes) != len(scores):
         return ends, ()
     return [e for e in ends if e in boxes or e in scores], tuple(
         e.value.name or "" for e in ends if e not in boxes and e not in scores
     )
-
-
-def _ends_in_sigmoid(value: ir.Value) -> bool:
-    """True if all channels of a layer pass a Sigmoid, and nothing that computes is before it."""
-    way = [value]
-    for each in way:
-        for node in (use.node for use in each.uses()):
-            if is_op(node, "Sigmoid"):
-                return True
-            if is_op(node, ("Reshape", "Concat", "Transpose", "Split")):
-                way.extend(v for v in node.outputs if v not in way)
-    return False
 
 
 def _level(
@@ -337,32 +361,6 @@ def _is_boxes(model: ir.Model, ends: Sequence[_End]) -> bool:
 
 #: Operators at which scores and boxes meet.
 _MEETING = frozenset({"TopK", "NonMaxSuppression", "GatherND", "NonZero", "Where", "Greater", "ArgMax"})
-
-
-def _queries(model: ir.Model, image: ir.Value, size: tuple[int, int]) -> Head:
-    """A head of queries: outputs of boxes [N, Q, 4] and of scores [N, Q, K]."""
-    floats = [v for v in model.graph.outputs if v.shape is not None and len(v.shape) == 3]
-    boxes = [v for v in floats if v.shape is not None and v.shape[-1] == 4]
-    boxes = [v for v in boxes if "box" in (v.name or "").lower()] or boxes[:1]
-    scores = [v for v in floats if v not in boxes]
-    if len(boxes) != 1 or len(scores) != 1:
-        raise UnknownHead("its outputs are no boxes [N, Q, 4] beside scores [N, Q, K]")
-    shape = scores[0].shape
-    number = None if shape is None else shape[-1]
-    if not isinstance(number, int):
-        raise UnknownHead("the number of its classes is not declared")
-    value = scores[0]
-    if (ended := producer(value, ("Sigmoid", "Softmax"))) is not None and ended.inputs[0] is not None:
-        value = ended.inputs[0]
-    # decoders that sample features (deformable), or that move points of reference, whose logits are computed
-    # (conditional, DAB), have sigmoid scores; the others have a class of no object
-    moved = any(is_op(n, "Log") for n in ancestors(model.graph, boxes))
-    sigmoid = is_op(ended, "Sigmoid") or moved or any(is_op(n, "GridSample") for n in model.graph.all_nodes())
-    level = Level((0, 0), MapPart(value.name or "", 0, number), MapPart(boxes[0].name or "", 0, 4))
-    return Head(
-        "detr", number - (not sigmoid), (level,), image.name or "", size, one_to_one=True,
-        background=None if sigmoid else -1,
-    )  # fmt: skip
 
 
 def stored_names(model: ir.Model, classes: int) -> tuple[str, ...] | None:

@@ -1,6 +1,6 @@
 """A detector as a function of pictures: raw values, decoded, and of boxes on the same object only the best.
 
-Boxes are decoded from the raw values that training reads, whatever follows them in the file.
+Boxes are decoded from the raw values that training reads; the nodes that follow them in the file are not used.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Detector:
         options: Options | None = None,
     ) -> None:
         opened = open_model(model).model
-        self.head = find_head(opened, image_size or noted_side(opened))
+        self.head = find_head(opened, image_size or noted_side(opened), model)
         self.letterbox = letterbox_of(opened, self.head, preparation or PreparationRecipe())
         self.names = stored_names(opened, self.head.classes)
         open_batch(opened, self.head)

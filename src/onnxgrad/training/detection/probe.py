@@ -72,10 +72,16 @@ def run_values(model: ir.Model, values: Sequence[str], feeds: Mapping[str, np.nd
 
 
 def noise(model: ir.Model, rows: int, size: tuple[int, int]) -> dict[str, np.ndarray]:
-    """A feed of random pictures."""
+    """A feed of random pictures; further inputs, as sizes of pictures or scales, are whole numbers `size`, or ones."""
     image = picture_input(model.graph)
     assert image.shape is not None
     assert image.dtype is not None
     channels = image.shape[1] if isinstance(image.shape[1], int) else 3
     drawn = np.random.default_rng(0).random((rows, channels, *size))
-    return {image.name or "": drawn.astype(image.dtype.numpy())}
+    feeds = {image.name or "": drawn.astype(image.dtype.numpy())}
+    for value in model.graph.inputs:
+        if value is not image and not value.is_initializer() and value.shape is not None and value.dtype is not None:
+            shape = [d if isinstance(d, int) else rows for d in value.shape]
+            whole = value.dtype.is_integer() and shape[-1:] == [2]
+            feeds[value.name or ""] = np.broadcast_to(size if whole else 1, shape).astype(value.dtype.numpy())
+    return feeds

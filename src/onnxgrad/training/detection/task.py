@@ -67,7 +67,7 @@ class DetectionTask:
         """
         opened = open_model(model).model
         own_tensors(opened)  # before layers get new rows, whose initializers would say that Constants are no weights
-        head = find_head(opened, recipe.image_size)
+        head = find_head(opened, recipe.image_size, model)
         notes = [head.text]
         letterbox = letterbox_of(opened, head, preparation)
         if (note := open_batch(opened, head)) != "":

@@ -12,7 +12,7 @@ from onnxgrad.errors import BadInput, OnnxGradError, printable
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.validity import complaint
 from onnxgrad.training.build.attach import attach
-from onnxgrad.training.detection.heads import known_head
+from onnxgrad.training.detection.heads import known_head, refusal
 from onnxgrad.training.detection.losses import detection_loss
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.spec.training_info import training_notes
@@ -56,6 +56,8 @@ def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Findin
     if loss is None and (head := known_head(opened)) is not None:
         losses = [("detection", detection_loss(opened, head))]
         found = [Finding(FACT, f"{head.text}; {_COMMAND}"), *found]
+    elif loss is None and (why := refusal(opened)):
+        found = [Finding(ADVICE, why), *found]
     for name, function in losses:
         try:
             proto = attach(model, loss=function, **attached)
