@@ -125,6 +125,26 @@ def test_numbers_of_classes(tmp_path):
         list(crowd.batches(2))
 
 
+def test_some_classes(tmp_path):
+    """Objects of classes that are not chosen are background, in training, in validation and in a measurement."""
+    path, masks = write(tmp_path)
+    (batch,) = Data(path, fields(), classes=["dog"]).batches(2)
+    np.testing.assert_array_equal(batch["labels"], np.where(masks == 255, 255, masks == 2))
+    with pytest.raises(BadInput, match="has no class 'cow'; it has 'cat', 'dog'"):
+        Data(path, fields(), classes=["cow"])
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        masks (float[N, 3, H, W] x) => (float[N, 2, H, W] y) { y = Conv (x, w) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2, 3, 1, 1), np.float32), "w"))
+    trained = tmp_path / "trained.onnx"
+    onnxgrad.train(model, path, loss="cross_entropy:ignore_index=255", classes="dog", validation=path, output=trained,
+                   epochs=1)  # fmt: skip
+    found = onnxgrad.evaluate(trained, path, ignore_index=255, classes="dog")
+    assert set(found.classes) == {"background", "dog"}
+    with pytest.raises(BadInput, match="classes are chosen of boxes, and of outlines"):
+        onnxgrad.evaluate(trained, {"x": np.zeros((1, 3, 4, 4), np.float32)}, classes="dog")
+
+
 def test_a_model_learns_outlines(tmp_path):
     path, _ = write(tmp_path)
     model = onnx.parser.parse_model("""

@@ -28,7 +28,7 @@ from onnxgrad.training.data.annotations.samples import BoxRow, DetectionData, re
 from onnxgrad.training.data.columns import Column, Columns, stacked
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.images import FORMATS, MOST_PIXELS, SUFFIXES, Images, Pictures, load_pillow
-from onnxgrad.training.data.labels import NamedClasses, places_in
+from onnxgrad.training.data.labels import NamedClasses, listed, places_in
 
 #: Folders of pictures, and of their masks.
 _PAIRS = (
@@ -123,8 +123,15 @@ class ObjectMasks(Masks, NamedClasses):
         return ObjectMasks(self.objects.select(rows), self.how, self.numbers, self.names)
 
     def renumbered(self, names: Sequence[str], where: str) -> ObjectMasks:
-        """The same classes by their numbers in `names`."""
-        places = places_in(names, self.names, where)
+        """The same classes by their numbers in `names`; of names without a background, others belong to it."""
+        own = self.names
+        if own[0].lower() in GROUND and names[0].lower() not in GROUND:
+            names = (own[0], *names)
+            missing = [n for n in names[1:] if n not in own]
+            if missing:
+                raise BadInput(f"{where} has no class {missing[0]!r}; it has {listed(own[1:])}")
+            own = tuple(n if n in names else names[0] for n in own)
+        places = places_in(names, own, where)
         return ObjectMasks(self.objects, self.how, places[self.numbers], names)
 
     def merged(self) -> ObjectMasks:
@@ -172,6 +179,15 @@ def object_columns(path: Path, how: Images) -> Columns:
     objects = read_coco(path)
     columns = {"images": ObjectPictures(objects, how), "labels": ObjectMasks(objects, how)}
     return Columns(columns, objects.source, notes=objects.notes)
+
+
+def choose_classes(columns: Columns, names: Sequence[str], source: str) -> Columns:
+    """`columns` with masks of the classes `names` alone. Raises BadInput if none are drawn from outlines."""
+    drawn = {name: column for name, column in columns.items() if isinstance(column, ObjectMasks)}
+    if not drawn:
+        raise BadInput(f"classes are chosen of boxes, and of outlines of objects, which {source} has not")
+    columns.update({name: column.renumbered(names, source) for name, column in drawn.items()})
+    return columns
 
 
 def mask_field(name: str, prediction: Sequence[Any], ignored: int | None, are_numbers: bool = False) -> Field:

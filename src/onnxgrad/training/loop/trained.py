@@ -30,7 +30,7 @@ from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.language.shift import warn_of_unshifted
-from onnxgrad.training.language.task import prepared
+from onnxgrad.training.language.task import prepared, prepared_stream
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.metadata import CLASSES, PREPROCESSING
@@ -184,7 +184,7 @@ class Trained:
             return data
         name, model = source_name(data, what), None if self.step.source is None else self.step.source.model
         data, arguments = prepared(data, self.task, preparation, self.preprocessing, model)
-        classes = self.classes or preparation.class_names
+        classes = self._classes(preparation)
         return Data(data, self.fields, name, classes=classes, fit_rows=fit_rows, **arguments)
 
     def training_data(
@@ -204,24 +204,30 @@ class Trained:
 
     def _stream(self, data: AnyData, what: str, preparation: PreparationRecipe) -> Stream | None:
         """`data` as a stream, if they are one or are to be read as one. Raises BadInput where a setting needs rows."""
+        if isinstance(data, Stream):
+            return data
         if not is_stream(data) and not preparation.is_streamed:
             return None
-        fitted = "a table that is fitted (missing, categories, standardize)"
-        for needs, given in (
-            ("task", self.task.name), ("validation_split", preparation.holds_out), (fitted, preparation.tables)
-        ):  # fmt: skip
-            if given:
-                raise BadInput(
-                    f"{needs} needs all rows, and {source_name(data, what)} is a stream\n  hint: read a file"
-                )
+        if preparation.holds_out:
+            raise BadInput(
+                f"validation_split needs all rows, and {source_name(data, what)} is a stream\n"
+                "  hint: validation= (--validation) has rows of its own"
+            )
         if not is_stream(data) and not isinstance(data, (str, os.PathLike)):
             raise BadInput("stream and shuffle_buffer are for files and streams; these data lie in memory")
-        _, arguments = prepared({}, self.task, preparation, self.preprocessing, None)
-        classes = self.classes or preparation.class_names
+        model = None if self.step.source is None else self.step.source.model
+        arguments = prepared_stream(self.task, preparation, self.preprocessing, model)
+        classes = self._classes(preparation)
         return Stream(
             data, self.fields, source_name(data, what), classes=classes,
             shuffle_buffer=preparation.buffer_rows, **arguments,
         )  # fmt: skip
+
+    def _classes(self, preparation: PreparationRecipe) -> tuple[str, ...] | None:
+        """The names of classes: those of the model, or those of `preparation`, which may leave its background out."""
+        given = preparation.class_names
+        chosen = given is not None and self.classes == (self.classes or ("",))[:1] + given
+        return given if chosen else self.classes or given
 
     def check_classes(self, *data: Data | Stream | None) -> None:
         """Raise BadInput for `data` whose classes are not as many as the scores of the model."""

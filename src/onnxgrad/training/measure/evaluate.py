@@ -18,7 +18,7 @@ from onnxgrad.training.data.columns import Column, single_array
 from onnxgrad.training.data.fields import INPUTS, LABELS, check_labels
 from onnxgrad.training.data.items import named_source
 from onnxgrad.training.data.labels import check_count, class_column, numbered
-from onnxgrad.training.data.masks import Masks, mask_field
+from onnxgrad.training.data.masks import Masks, choose_classes, mask_field
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
@@ -94,7 +94,8 @@ def evaluate(
         batch_size: rows that run at once.
         options: how ONNX Runtime runs the model.
         worst: the number of rows with the largest losses to return.
-        classes: names of the classes of a detector that does not name them, in their order.
+        classes: names of the classes of a detector that does not name them, in their order; or those of the outlines
+            of objects that masks are drawn of: the others belong to the background.
         image_size: width and height of pictures, where a detector leaves them open.
         settings:
 
@@ -108,11 +109,15 @@ def evaluate(
     if task.name == DETECTION or (not task.name and DETECTOR in opened.metadata_props):
         boxes = DetectionRecipe(classes=classes, image_size=image_size)
         return evaluate_detector(opened, data, asked, preparation, batch_size, options, worst, boxes)
-    if classes is not None or image_size is not None:
-        raise BadInput(f"{'classes' if image_size is None else 'image_size'} is a setting of the task detection")
+    if image_size is not None:
+        raise BadInput("image_size is a setting of the task detection")
     output = prediction_of(opened, prediction)
     trained = Preprocessing.of(opened)
     source, given = source_name(data), data
+    if classes is not None:
+        data = choose_classes(
+            open_data(data, preparation.pictures(trained)), DetectionRecipe(classes=classes).names, source
+        )
     data, arguments = prepared(data, task, preparation, trained, opened)
     if isinstance(language := arguments["text"], Language):
         output = scores_of(opened, prediction) or output
