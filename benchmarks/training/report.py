@@ -17,8 +17,9 @@ This page compares the time and memory of one training step of onnxgrad with PyT
 the same weights and sees the same batches, and the losses of its first steps are compared: a fast wrong step does not
 count. Competitors take turns in one run, each in its own process and, where needed, in its own environment. Ratios are
 to `torch` in the same turn: their median and quartiles over the turns. `python -m benchmarks.training --check` measures
-again and fails where a ratio has become worse than the one on this page. The [tables of each
-model](benchmarks-models.md) have milliseconds, megabytes, start-up times and differences of losses.
+again and fails where a ratio has become worse than the one on this page. The tables of each model, of
+[usual](benchmarks-models.md), [other](benchmarks-other-models.md) and [further kinds](benchmarks-further-models.md),
+have milliseconds, megabytes, start-up times and differences of losses.
 
 | competitor | what it is |
 |---|---|
@@ -35,7 +36,7 @@ model](benchmarks-models.md) have milliseconds, megabytes, start-up times and di
 """
 
 MODELS = """\
-# Benchmark: each model
+# Benchmark: each model of {kinds}
 
 This page has the measurements of each model behind [the benchmark](benchmarks.md), which explains the competitors.
 `ratio` is to `torch` in the same turn. `losses differ by` is the largest difference from the losses of `torch` over the
@@ -79,15 +80,17 @@ UNSEEN = ("diffusion", "wavenet", "graph_net", "mamba", "swin")
 #: Kinds that came later.
 FURTHER = (
     *("llama", "resnet26", "pointnet", "cnn3d", "mixer"),
-    *("conformer", "experts", "generator", "graph_attention"),
+    *("conformer", "experts", "generator", "graph_attention", "resnet50"),
 )
+#: The pages with a table for each model, by its kind.
+PAGES = {"usual kinds": "models", "other kinds": "other-models", "further kinds": "further-models"}
 
 
 def write(results: Path, page: Path) -> None:
-    """Write the summary `page`, a page with a table per model, and the plots: a section per folder of `results`."""
+    """Write the summary `page`, pages with a table per model, and the plots: a section per folder of `results`."""
     pictures = page.parent / "images"
     pictures.mkdir(parents=True, exist_ok=True)
-    lines, models = [INTRODUCTION], [MODELS]
+    lines, models = [INTRODUCTION], {kinds: [MODELS.format(kinds=kinds)] for kinds in PAGES}
     for folder in sorted(p for p in results.iterdir() if p.is_dir()):
         found = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
         scale, fractions = found.pop("scale", None), found.pop("fractions", None)
@@ -97,7 +100,6 @@ def write(results: Path, page: Path) -> None:
         trained = {w: r["peers"] for w, r in found.items() if w != "resnet50"}
         heading = f"## {next(iter(found.values()))['setting']['processor']}\n"
         lines.append(heading)
-        models.append(heading)
         lines += _summary(trained, "step_s", "Step time")
         lines += _summary(trained, "peak_mb", "Peak memory of the process")
         for key, stem, what in (("step_s", "step", "step time"), ("peak_mb", "memory", "peak memory")):
@@ -106,12 +108,21 @@ def write(results: Path, page: Path) -> None:
             lines.append(f"![{what}](images/{picture})\n")
         if fractions:
             lines += _fractions(fractions)
-        for workload, measured in found.items():
-            models += _section(workload, measured)
+        for kinds, page_lines in models.items():
+            page_lines.append(heading)
+            for workload, measured in found.items():
+                if kinds == kinds_of(workload):
+                    page_lines += _section(workload, measured)
         if scale:
             lines += _scale(scale)
     page.write_text("\n".join(lines).rstrip() + "\n")
-    page.with_name(f"{page.stem}-models.md").write_text("\n".join(models).rstrip() + "\n")
+    for kinds, page_lines in models.items():
+        page.with_name(f"{page.stem}-{PAGES[kinds]}.md").write_text("\n".join(page_lines).rstrip() + "\n")
+
+
+def kinds_of(workload: str) -> str:
+    """The kinds of models that `workload` is among."""
+    return "other kinds" if workload in UNSEEN else "further kinds" if workload in FURTHER else "usual kinds"
 
 
 def turns(peers: dict[str, Any], name: str, key: str) -> Any:
@@ -143,11 +154,9 @@ def _summary(found: dict[str, dict[str, Any]], key: str, what: str) -> list[str]
     def mean(x: Any) -> float:
         return float(np.exp(np.log(x).mean()))
 
-    usual, unseen = [w for w in table if w not in UNSEEN + FURTHER], [w for w in table if w in UNSEEN]
-    further = [w for w in table if w in FURTHER]
     lines = [f"{what} ÷ PyTorch eager:\n", f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for kinds, select in (("usual kinds", usual), ("other kinds", unseen), ("further kinds", further)):
-        if select:
+    for kinds in PAGES:
+        if select := [w for w in table if kinds_of(w) == kinds]:
             lines += [row(f"**geometric mean, {kinds}**", over(select, mean)), row("**worst**", over(select, np.max))]
             lines += [row(w, table[w]) for w in select]
     return [*lines, ""]

@@ -1,4 +1,4 @@
-"""``python -m tests.eager.table``: write docs/array-api.md, every name of the array API standard with its status.
+"""``python -m tests.eager.table``: write docs/array-api*.md, every name of the array API standard with its status.
 
 ``standard.txt`` holds the names. Each function is called here on arrays that are on the tape, and what it noted there
 is what the page says.
@@ -21,13 +21,17 @@ from onnxgrad.eager.core.tape import Node, history, leaf
 
 STANDARD = Path(__file__).parent / "standard.txt"
 PAGE = Path(__file__).parents[2] / "docs" / "array-api.md"
+REST = PAGE.with_name("array-api-functions.md")
+#: The groups of names on the first page.
+FIRST = ("creation_functions", "data_type_functions", "elementwise_functions", "array_object")
 HEAD = ("| name | here | on the tape |", "|---|---|---|")
 INTRODUCTION = """\
 # The array API standard, name by name
 
 Use this page to look up what each function of the array API records on the tape. Every name of the
 [Python array API standard](https://data-apis.org/array-api/) 2025.12 is in `onnxgrad.eager.numpy` (array objects:
-`onnxgrad.eager.Array`). Values are numpy's. `python -m tests.eager.table` writes this page, and a test checks it.
+`onnxgrad.eager.Array`). Values are numpy's. This page has creation, elementwise functions and the methods of arrays,
+and [another one](array-api-functions.md) the functions of whole arrays. `python -m tests.eager.table` writes both.
 
 The last column shows what a call on an array with a derivative records on the tape:
 
@@ -37,6 +41,13 @@ The last column shows what a call on an array with a derivative records on the t
 - *pairs*: a complex result, recorded as pairs of real and imaginary parts;
 - *constant*: the result is made from no array or carries no derivative;
 - *refused*: the call raises an error if a derivative would have to pass, and the error names an alternative.
+"""
+
+OTHERS = """\
+# The array API standard: functions of whole arrays
+
+Use this page to look up what a function of the array API that indexes, sorts, reduces or multiplies records on the
+tape. [The first page](array-api.md) explains the columns.
 """
 
 SQUARE = onp.array([[2.0, 0.3, 0.1], [0.3, 3.0, -0.2], [0.1, -0.2, 4.0]])
@@ -181,11 +192,13 @@ def _called(name: str, f: Callable[..., Any]) -> Any:
         return f(var(POSITIVE), var(POSITIVE))
 
 
-def page() -> str:
-    """The whole page."""
-    lines = [INTRODUCTION]
+def page(first: bool = True) -> str:
+    """The first page, or the other one."""
+    lines = [INTRODUCTION if first else OTHERS]
     for line in STANDARD.read_text().splitlines():
         group, _, names = line.partition(": ")
+        if (group in FIRST) != first:
+            continue
         lines += [f"## {group.replace('_', ' ')}", "", *HEAD]
         lines += [f"| `{name}` | {' | '.join(status(group, name))} |" for name in names.split()]
         lines.append("")
@@ -194,3 +207,4 @@ def page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    REST.write_text(page(first=False))

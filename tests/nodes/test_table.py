@@ -35,6 +35,7 @@ def test_every_standard_operator_has_a_row() -> None:
 
 def test_the_page_of_tags_is_what_the_schemas_say() -> None:
     assert tags.PAGE.read_text() == tags.page(), "run `python -m tests.nodes.tags`"
+    assert tags.REPORT_PAGE.read_text() == tags.report(), "run `python -m tests.nodes.tags`"
 
 
 def test_what_is_policy_has_a_row() -> None:

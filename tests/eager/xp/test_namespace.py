@@ -12,6 +12,7 @@ from tests.eager import table
 
 def test_the_page_is_what_the_namespace_does():
     assert table.PAGE.read_text() == table.page(), "run `python -m tests.eager.table`"
+    assert table.REST.read_text() == table.page(first=False), "run `python -m tests.eager.table`"
 
 
 def test_every_name_of_the_standard_is_there():
