@@ -325,8 +325,7 @@ class Function:
         derived.results = results(signature(model))
         wanted = set(names_in(derived.results))
         kept = [v for v in model.graph.outputs if v.name in wanted]
-        model.graph.outputs.clear()
-        model.graph.outputs.extend(kept)
+        model.graph.outputs[:] = kept
         prune(model.graph)
         return derived
 

@@ -93,8 +93,7 @@ def _halves(f: Function, wrt: str, of: str | None) -> tuple[Function | None, Fun
     forward, linear = linearize(f.model, wrt=wrt, of=outputs)
     residuals = set(signature(linear).residuals)
     kept = [v for v in forward.graph.outputs if v.name in residuals]
-    forward.graph.outputs.clear()
-    forward.graph.outputs.extend(kept)
+    forward.graph.outputs[:] = kept
     prune(forward.graph)
     (tangent,) = signature(linear).input_tangents.values()
     return Function(forward, options=f.options) if kept else None, Function(linear, options=f.options), tangent

@@ -45,8 +45,7 @@ def push(op: Op) -> list[Var | None]:
     reads = [j for j, s in enumerate(slices) if s in used]
     reads = reads or [0][: len(slices)]  # a Scan takes its number of steps from its inputs
     lead = list(body.inputs[: it.lead])
-    body.inputs.clear()
-    body.inputs.extend([*lead, *(states[i] for i in kept), *(t.value for t in t_states.values())])
+    body.inputs[:] = [*lead, *(states[i] for i in kept), *(t.value for t in t_states.values())]
     body.inputs.extend([*(slices[j] for j in reads), *(t.value for t in t_slices.values())])
 
     o = op.builder

@@ -16,7 +16,7 @@ from onnxgrad.ir import Builder, Var, containers, same_shape
 from onnxgrad.ir.aliases import follow, known_as
 from onnxgrad.ir.infer.loops import always_goes_on, elements
 from onnxgrad.ir.match import constant_tensor
-from onnxgrad.ir.subgraphs import cond, formal, give
+from onnxgrad.ir.subgraphs import cond, formal, give, loop_lead
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.rule import Term, write
 
@@ -109,8 +109,7 @@ class Backwards:
         certain = not it.lead or _at_least_once(self.op.node)
         steps = None if certain and all(c.outer is not None for c in columns) else self.steps()
         pieces = [(o.Range(0, steps, 1).value if c.outer is None else c.outer, c.slot) for c in columns]
-        self.graph.inputs.clear()
-        self.graph.inputs.extend([*(v.value for v in self.carried), *(c.inner for c in columns)])
+        self.graph.inputs[:] = [*(v.value for v in self.carried), *(c.inner for c in columns)]
 
         def emit(w: Builder) -> list[Term]:
             first = [Var(w, v.value) for v in self.initial]
@@ -129,8 +128,7 @@ class Backwards:
     def _loop(self) -> Sequence[Term]:
         b, o, graph = self.b, self.op.builder, self.graph
         steps = self.steps()
-        number = formal(b, ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])), "step")
-        goes_on = formal(b, ir.Value(name="", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])), "goes_on")
+        number, goes_on = loop_lead(b)
         last_first = Var(b, steps.value) - 1 - number
         for c in self.columns:
             at = last_first if c.slot.backwards else number
@@ -162,8 +160,7 @@ class Backwards:
         give(b, [goes, *ends])
         for v, shape in zip(graph.outputs[1:], kept):
             v.shape = shape if v.shape is None else v.shape
-        graph.inputs.clear()
-        graph.inputs.extend([number.value, goes_on.value, *(v.value for v in self.carried)])
+        graph.inputs[:] = [number.value, goes_on.value, *(v.value for v in self.carried)]
         graph.inputs.extend([so_far.value for so_far, _ in parts])
         empties = [o.SequenceEmpty(dtype=int(p.dtype or 0)) for p, _ in parts]
         results = loop(o, graph, steps.value, None, [*self.initial, *empties])

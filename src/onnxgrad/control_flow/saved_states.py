@@ -68,8 +68,7 @@ def _collect_states(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
     give(b, [*head, *(it.following[k] for k in kept), longer, *([count] if nested else [])])
     lead = list(body.inputs[:2])
     states = [it.states[k] for k in kept]
-    body.inputs.clear()
-    body.inputs.extend([*lead, *states, so_far.value])
+    body.inputs[:] = [*lead, *states, so_far.value]
     assert state.dtype is not None
     empty = o.SequenceEmpty(dtype=int(state.dtype))
     first = [Var(o, it.initial[k]) for k in kept]

@@ -57,8 +57,7 @@ def stack_saved(
         body = it.body
         give(op.builder.nested(body), [*body.outputs, *(originals[v] for v in new)])
     else:  # some belong to the replacement of a node
-        b.graph.outputs.clear()
-        b.graph.outputs.extend([*ends, *new])
+        b.graph.outputs[:] = [*ends, *new]
         inner, body = copy_of(op.builder, b.graph)
         b.graph.outputs.clear()
         give(inner, list(body.outputs))

@@ -17,7 +17,7 @@ from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer.loops import always_goes_on
 from onnxgrad.ir.match import constant_tensor
-from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give
+from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give, loop_lead
 from onnxgrad.lower.registry import replace
 
 #: with fewer steps than this, nothing is gained
@@ -95,8 +95,7 @@ class _Segments:
         """The whole iteration."""
         b, it = self.b, self.it
         seg, graph = empty(b, "segments")
-        number = formal(seg, ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])), "segment")
-        goes_on = formal(seg, ir.Value(name="", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])), "goes_on")
+        number, goes_on = loop_lead(seg)
         states = [formal(seg, v, "state") for v in it.states]
         nexts, stacks, go = self._segment(seg, number, states)
         parts, longer = [], []

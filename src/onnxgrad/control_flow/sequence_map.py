@@ -24,8 +24,7 @@ def _map(op: Op, b: Builder, columns: Sequence[tuple[ir.Value, ir.Value]]) -> li
     kept.sort(key=lambda c: not isinstance(c[1].type, ir.SequenceType))  # the first must be a sequence
     if not isinstance(kept[0][1].type, ir.SequenceType):
         kept.insert(0, next(c for c in columns if isinstance(c[1].type, ir.SequenceType)))
-    graph.inputs.clear()
-    graph.inputs.extend([inside for inside, _ in kept])
+    graph.inputs[:] = [inside for inside, _ in kept]
     node = ir.Node(
         "", "SequenceMap", [o for _, o in kept], [ir.AttrGraph("body", graph)], num_outputs=len(graph.outputs)
     )

@@ -52,8 +52,7 @@ def _shrink_iteration(graph: ir.Graph, node: ir.Node) -> None:
     initial, scanned, ins, slots = it.initial, it.scanned, it.ins, it.outs
     _keep(it.body, [*head, *(ends[i] for i in states), *(ends[it.count + k] for k in outs)])
     columns = [j for j, v in enumerate(slices) if _is_read(v)] or [0][: len(slices)]
-    it.body.inputs.clear()
-    it.body.inputs.extend([*lead, *(formals[i] for i in states), *(slices[j] for j in columns)])
+    it.body.inputs[:] = [*lead, *(formals[i] for i in states), *(slices[j] for j in columns)]
     inputs = [*node.inputs[: it.lead], *(initial[i] for i in states), *(scanned[j] for j in columns)]
     attributes = [ir.AttrGraph("body", it.body)]
     if not it.lead:
@@ -63,8 +62,7 @@ def _shrink_iteration(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _keep(body: ir.Graph, outputs: Sequence[ir.Value]) -> None:
-    body.outputs.clear()
-    body.outputs.extend(outputs)
+    body.outputs[:] = outputs
     drop_unread(body)
 
 

@@ -11,7 +11,7 @@ from onnxgrad.control_flow.iteration import loop
 from onnxgrad.engine import reverse
 from onnxgrad.engine.activity import prepare
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.subgraphs import empty, give
+from onnxgrad.ir.subgraphs import empty, formal, give, loop_lead
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.rule import add, as_list
 
@@ -61,14 +61,12 @@ def iterate(op: Op, step: Callable[[Builder, Var], Var], start: Var, *, toleranc
     """
     outer = start.builder
     b, body = empty(outer, "iterate")
-    number = ir.Value(name=b.names.fresh("step"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
-    goes_on = ir.Value(name=b.names.fresh("goes_on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
-    state = ir.Value(name=b.names.fresh("state"), type=start.value.type, shape=start.value.shape)
-    body.inputs.extend([number, goes_on, state])
-    following = step(b, b.var(state))
-    moved = b.ReduceMax(b.Abs(b.Sub(following, b.var(state))), None, keepdims=0)
+    state = formal(b, start.value, "state")
+    body.inputs.extend([*(v.value for v in loop_lead(b)), state.value])
+    following = step(b, state)
+    moved = b.ReduceMax(b.Abs(b.Sub(following, state)), None, keepdims=0)
     if following.value.shape is None:
-        following.value.shape = state.shape
+        following.value.shape = start.value.shape
     largest = b.ReduceMax(b.Abs(following), None, keepdims=0)
     give(b, [b.Greater(moved, largest * tolerance), following])
     return loop(outer, body, outer.const(most).value, outer.const(True).value, [start])[0]

@@ -22,7 +22,7 @@ from onnxgrad.eager.models import EagerModel
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.subgraphs import cond as write_if
-from onnxgrad.ir.subgraphs import empty, formal, give
+from onnxgrad.ir.subgraphs import empty, formal, give, loop_lead
 
 Function = Callable[..., Any]
 #: How many nodes of control flow are kept ready to run.
@@ -238,16 +238,13 @@ def _loop(
 ) -> list[Var]:
     """Append a Loop; `write` gives the condition, the states and what is stacked, from the step and the states."""
     inner, graph = empty(b, "body")
-    step = ir.Value(name=b.names.fresh("step"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
-    goes_on = ir.Value(name=b.names.fresh("goes_on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    lead = loop_lead(inner)
     carried = [formal(inner, s.value, "state") for s in states]
-    graph.inputs.extend([step, goes_on, *(x.value for x in carried)])
-    results = write(inner, inner.var(step), carried)
+    graph.inputs.extend(x.value for x in (*lead, *carried))
+    results = write(inner, lead[0], carried)
     give(inner, results)
-    lead = [None if x is None else x.value for x in (trips, condition)]
-    node = ir.Node(
-        "", "Loop", [*lead, *(s.value for s in states)], [ir.AttrGraph("body", graph)], num_outputs=len(results) - 1
-    )
+    operands = [None if x is None else x.value for x in (trips, condition, *states)]
+    node = ir.Node("", "Loop", operands, [ir.AttrGraph("body", graph)], num_outputs=len(results) - 1)
     _type(node, states, results[1:], None)
     return list(b.append(node))
 

@@ -95,8 +95,7 @@ class EagerModel:
             if name in graph.initializers:
                 value = graph.initializers.pop(name)
                 value.const_value = None
-        graph.inputs.clear()
-        graph.inputs.extend(by_name[name] for name in given)
+        graph.inputs[:] = [by_name[name] for name in given]
         floats = [name for name in wrt if by_name[name].dtype in FLOATS]
         if floats:
             with suppress(NotDifferentiable):  # raised when the derivative is asked for

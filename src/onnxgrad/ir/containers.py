@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import FULL_LIKE, ZEROS_LIKE, Builder, Var
 from onnxgrad.ir.match import is_op
+from onnxgrad.ir.subgraphs import cond, empty, formal, give, loop_lead
 
 
 def is_sequence(x: Var) -> bool:
@@ -27,19 +28,15 @@ def is_tensor(x: Var) -> bool:
 
 def map_sequences(b: Builder, f: Callable[..., Var], *sequences: Var) -> Var:
     """The sequence of f(element of each of `sequences`), which are equally long."""
-    graph = ir.Graph([], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports))
-    inner = b.nested(graph)
+    inner, graph = empty(b, "each")
     for x in sequences:
         element = x.value.type.elem_type  # type: ignore[union-attr]
         dims = None if x.shape is None else [d if isinstance(d, int) else None for d in x.shape]
         shape = None if dims is None else ir.Shape(dims)
         graph.inputs.append(ir.Value(name=b.names.fresh("element"), type=element, shape=shape))  # type: ignore[arg-type]
-    result = f(*map(inner.var, graph.inputs))
-    if result.value.producer() is None:
-        result = inner.Identity(result)
-    graph.outputs.append(result.value)
+    give(inner, [f(*map(inner.var, graph.inputs))])
     node = ir.Node("", "SequenceMap", [x.value for x in sequences], [ir.AttrGraph("body", graph)])
-    node.outputs[0].type = ir.SequenceType(result.value.type)  # type: ignore[arg-type]
+    node.outputs[0].type = ir.SequenceType(graph.outputs[0].type)  # type: ignore[arg-type]
     return b.append(node)[0]
 
 
@@ -54,22 +51,7 @@ def empty_optional(b: Builder, x: Var) -> Var:
 
 def either(b: Builder, condition: Var, then: Callable[[Builder], Var], other: Callable[[Builder], Var]) -> Var:
     """Emit an If with the branches `then` and `other`, whose results have the same type."""
-    branches, results = [], []
-    for name, write in (("then_branch", then), ("else_branch", other)):
-        graph = ir.Graph([], [], nodes=[], name=b.names.fresh(name), opset_imports=dict(b.infer.context.opset_imports))
-        inner = b.nested(graph)
-        result = write(inner)
-        maker = result.value.producer()
-        if maker is None or maker.graph is not graph:
-            kinds = result.value.type, result.value.shape
-            result = inner.append(ir.Node("", "Identity", [result.value]))[0]
-            result.value.type, result.value.shape = kinds
-        graph.outputs.append(result.value)
-        branches.append(ir.AttrGraph(name, graph))
-        results.append(result.value)
-    node = ir.Node("", "If", [condition.value], branches)
-    node.outputs[0].type = results[0].type
-    return b.append(node)[0]
+    return cond(b, condition, lambda w: [then(w)], lambda w: [other(w)])[0]
 
 
 def inside(b: Builder, f: Callable[[Var], Var], x: Var) -> Var:
@@ -120,36 +102,32 @@ def total(b: Builder, x: Var, y: Var) -> Var:
 
 def extend_sequence(b: Builder, x: Var, y: Var, start: Var, count: Var) -> Var:
     """The sequence `x`, and after it `count` elements of `y` from `start` on."""
-    inner, number, states = _loop_body(b, x)
-    longer = inner.SequenceInsert(states[0], inner.SequenceAt(inner.var(y.value), inner.var(start.value) + number))
-    return _loop(b, inner, count, longer, x)
+
+    def step(w: Builder, number: Var, so_far: Var) -> Var:
+        return w.SequenceInsert(so_far, w.SequenceAt(w.var(y.value), w.var(start.value) + number))
+
+    return _loop(b, count, x, step)
 
 
 def add_sequences(b: Builder, x: Var, like: Var) -> Var:
     """The sum of the elements of `x`, all of the shape of `like`."""
-    inner, number, states = _loop_body(b, like)
-    more = states[0] + inner.SequenceAt(inner.var(x.value), number)
-    more.value.shape = like.value.shape
-    return _loop(b, inner, b.SequenceLength(x), more, b.zeros_like(like))
+
+    def step(w: Builder, number: Var, so_far: Var) -> Var:
+        more = so_far + w.SequenceAt(w.var(x.value), number)
+        more.value.shape = like.value.shape
+        return more
+
+    return _loop(b, b.SequenceLength(x), b.zeros_like(like), step)
 
 
-def _loop_body(b: Builder, state: Var) -> tuple[Builder, Var, list[Var]]:
-    """The body of a Loop that carries something like `state`: its builder, step number and state."""
-    graph = ir.Graph([], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports))
-    inner = b.nested(graph)
-    for hint, dtype in (("step", ir.DataType.INT64), ("goes_on", ir.DataType.BOOL)):
-        value = ir.Value(name=b.names.fresh(hint), type=ir.TensorType(dtype), shape=ir.Shape([]))
-        graph.inputs.append(value)
-    state_inside = ir.Value(name=b.names.fresh("so_far"), type=state.value.type, shape=state.value.shape)
-    graph.inputs.append(state_inside)
-    return inner, inner.var(graph.inputs[0]), [inner.var(state_inside)]
-
-
-def _loop(b: Builder, inner: Builder, count: Var, result: Var, first: Var) -> Var:
-    graph = inner.graph
-    same = inner.Identity(inner.var(graph.inputs[1]))
-    result.value.type = graph.inputs[2].type
-    graph.outputs.extend([same.value, result.value])
+def _loop(b: Builder, count: Var, first: Var, step: Callable[[Builder, Var, Var], Var]) -> Var:
+    """Append a Loop of `count` times ``state = step(builder, number, state)``, from `first` on."""
+    inner, graph = empty(b, "each")
+    number, goes_on, state = *loop_lead(inner), formal(inner, first.value, "so_far")
+    result = step(inner, number, state)
+    result.value.type = first.value.type
+    give(inner, [goes_on, result])
+    graph.inputs.extend([number.value, goes_on.value, state.value])
     node = ir.Node("", "Loop", [count.value, None, first.value], [ir.AttrGraph("body", graph)])
     node.outputs[0].type, node.outputs[0].shape = first.value.type, first.value.shape
     return b.append(node)[0]

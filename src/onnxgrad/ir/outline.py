@@ -32,8 +32,7 @@ def restrict(graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.V
             graph.append(through)
             value = through.outputs[0]
         graph.outputs.append(value)
-    graph.inputs.clear()
-    graph.inputs.extend(instead.values())
+    graph.inputs[:] = list(instead.values())
 
 
 def _as_function(graph: ir.Graph) -> None:

@@ -92,6 +92,12 @@ def _sum_to_at_run_time(b: Builder, x: Var, like: Var) -> Var:
     return b.reshape(b.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=1), want)
 
 
+def axis_first(x: Var, axis: int) -> Var:
+    """`x` with `axis` before the other axes."""
+    at = axis % x.rank
+    return x.builder.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]) if at else x
+
+
 def product(x: Var, y: Var) -> Var:
     """x·y, and 0 where nothing is summed.
 

@@ -49,6 +49,13 @@ def formal(builder: Builder, like: ir.Value, hint: str) -> Var:
     return builder.var(value)
 
 
+def loop_lead(builder: Builder) -> list[Var]:
+    """The number of the step and the condition: the first inputs of the body of a Loop, which `builder` writes."""
+    kinds = (("step", ir.DataType.INT64), ("goes_on", ir.DataType.BOOL))
+    values = [ir.Value(name=hint, type=ir.TensorType(dtype), shape=ir.Shape([])) for hint, dtype in kinds]
+    return [formal(builder, value, value.name or "") for value in values]
+
+
 def cond(
     builder: Builder,
     condition: Var,

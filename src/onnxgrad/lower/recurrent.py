@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.stops import RECURRENT, name_stop
+from onnxgrad.ir.subgraphs import empty, give
 from onnxgrad.lower.registry import attribute, lowering
 
 #: Defaults of the activations that take parameters: (alpha, beta).
@@ -182,8 +183,7 @@ class _Layer:
     ) -> list[Var]:
         """Append the Scan over time."""
         b = self.b
-        body = ir.Graph([], [], nodes=[], name=b.names.fresh("step"), opset_imports=dict(b.infer.context.opset_imports))
-        inner = b.nested(body)
+        inner, body = empty(b, "step")
         dtype = self.operand("X").value.type
         batch = None if first[0].shape is None else first[0].shape[0]
         for hint in self.states:
@@ -201,9 +201,7 @@ class _Layer:
             going = inner.Cast(formals[n + 1], to=int(ir.DataType.BOOL))
             out = inner.Where(going, after[0], 0.0)
             after = [inner.Where(going, new, old) for new, old in zip(after, before)]
-        results = [inner.Identity(v) if v in before else v for v in after]
-        body.outputs.extend([v.value for v in results])
-        body.outputs.append((inner.Identity(out) if out.value in body.outputs else out).value)
+        give(inner, [*after, out])
         attrs: list[ir.Attr] = [
             ir.AttrGraph("body", body),
             ir.AttrInt64("num_scan_inputs", len(scanned)),

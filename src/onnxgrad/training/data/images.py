@@ -16,7 +16,7 @@ from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.labels import ClassColumn
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-#: Formats that are read, whatever the suffix says: Pillow runs other programs for some formats.
+#: Formats that are read, under any suffix: Pillow runs other programs for some formats.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 #: Pixels of a picture, packed or as the model takes it; a file of some kilobytes can claim any number.
 MOST_PIXELS = 1 << 26

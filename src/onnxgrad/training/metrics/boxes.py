@@ -308,8 +308,8 @@ def _best(right: np.ndarray, wrong: np.ndarray, scores: np.ndarray, count: int) 
 def confusion(found: Detections, boxes: np.ndarray, labels: np.ndarray, crowd: np.ndarray, count: int) -> np.ndarray:
     """The confusion matrix [actual, predicted] of a picture, whose last row and column are the background.
 
-    Of predictions from the score `SHOWN` on, pairs of an IoU of at least 0.5 are matched whatever their classes, the
-    largest IoU first. A prediction that lies in a crowd and matches nothing does not count.
+    Of predictions from the score `SHOWN` on, pairs of an IoU of at least 0.5 are matched, also of different classes,
+    the largest IoU first. A prediction that lies in a crowd and matches nothing does not count.
     """
     table = np.zeros((count + 1, count + 1), np.int64)
     kept = np.asarray(found.scores) >= SHOWN

@@ -1,4 +1,4 @@
-"""Masks that an optimizer keeps: masked weights are zero after every step, whatever momentum or decay would add.
+"""Masks that an optimizer keeps: masked weights are zero after every step, also under momentum and decay.
 
 A mask is state of the step, so checkpoints and other processes have it; a callback of the run changes it.
 """

@@ -160,8 +160,7 @@ def _cut(lowered: Lowered, info: onnx.TrainingInfoProto, inference_weights: Coll
             value = lowered.expose(out.name)
         graph.outputs.append(value)
     finish(graph, [*made_before, *graph.initializers.values()])
-    graph.outputs.clear()
-    graph.outputs.extend(inference_outputs)
+    graph.outputs[:] = inference_outputs
     nodes = [n for n in graph if n not in inference]
     del algorithm.node[:]
     algorithm.node.extend(ir.to_proto(n) for n in nodes)

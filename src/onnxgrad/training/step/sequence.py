@@ -27,13 +27,11 @@ def in_sequence(first: Step, second: Step) -> Step:
     results = [*first.results, *(own[n] for n in second.results)]
     outputs |= {v.name: v for v in ends_of_second}
     ends = list(dict.fromkeys([*(t.output for t in state.values()), *results]))
-    graph.outputs.clear()
-    graph.outputs.extend(outputs[n] for n in ends)
+    graph.outputs[:] = [outputs[n] for n in ends]
     batch = list(dict.fromkeys([*first.batch, *(own.get(n, n) for n in second.batch)]))
     reads = {n: t for n, t in {**first.reads, **second.reads}.items() if n not in state}
     hosted = {v.name: v for v in [*graph.inputs, *inputs]}
-    graph.inputs.clear()
-    graph.inputs.extend(hosted[n] for n in [*batch, *(t.input for t in state.values()), *reads, *rates])
+    graph.inputs[:] = [hosted[n] for n in [*batch, *(t.input for t in state.values()), *reads, *rates]]
     prune(graph)
     first.model.opset_imports.update(second.model.opset_imports)
     loss = first.loss or own.get(second.loss, second.loss)
