@@ -49,6 +49,7 @@ def assert_refused(done, says: str) -> None:
 # --- grad -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("mode", "function"),
     [
@@ -353,6 +354,7 @@ def not_valid():
 SCRIPT = "import sys; sys.path.remove(''); import onnxgrad.cli; onnxgrad.cli.main()"  # as that of the package
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("how", [["-m", "onnxgrad"], ["-u", "-m", "onnxgrad"], ["-c", SCRIPT]], ids=["-m", "-u", "-c"])
 def test_modules_in_the_working_directory_are_not_imported(tmp_path, how):
     """Neither by the command nor by what it starts."""
@@ -410,6 +412,7 @@ def _evil_function():
     return source
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("make", [_evil, _evil_operator, _evil_training, _evil_function])
 def test_names_are_printed_without_what_a_terminal_obeys(tmp_path, monkeypatch, capfd, make):
     monkeypatch.chdir(tmp_path)
@@ -448,6 +451,7 @@ def test_version_and_help():
     assert subprocess.run([script, "--version"], capture_output=True, text=True).stdout.startswith("onnxgrad ")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

@@ -126,6 +126,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_one_error_and_writes_nothing(place, case):
     prepare, line, words = CASES[case]

@@ -10,6 +10,7 @@ from tests.commands import command
 from tests.training.nets import mlp
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("optimizer", "words"), [("adam:convention=onnx", "2 operators of"), ("sgd", "1 operator of")])
 def test_lower(tmp_path, optimizer, words):
     onnx.save(attach(mlp(), loss="mse", optimizer=optimizer), tmp_path / "m.onnx")

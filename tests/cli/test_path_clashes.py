@@ -56,6 +56,7 @@ def run(line: str) -> int:
     return done.value.code
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -105,6 +106,7 @@ def test_it_is_refused(line, says, place, capsys):
     assert contents(place) == before
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "line",
     [

@@ -32,6 +32,7 @@ def shapes(path) -> dict[str, list[int]]:
     return {t.name: list(t.dims) for t in onnx.load(path).graph.initializer}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("words", "width"),
     [

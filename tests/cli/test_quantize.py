@@ -61,6 +61,7 @@ def test_what_is_quantized_goes_on_training(place):
     assert types(place / "t.onnx") == types(place / "q.onnx")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("args", "message"),
     [

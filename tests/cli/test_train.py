@@ -234,6 +234,7 @@ def test_data_are_not_written_over(place):
         assert f"{flag} {what} would write over" in refused(place, *args)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("missing", "flags"),
     [("safetensors", ()), ("matplotlib", ("--plot", "p.png"))],

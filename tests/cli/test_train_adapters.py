@@ -54,6 +54,7 @@ def test_the_main_path(place):
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -83,6 +84,7 @@ def test_bad_input(place, args, message):
     assert {p: p.stat().st_mtime_ns for p in place.rglob("*")} == before, "nothing is written"
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("args", "kind", "trained"),
     [

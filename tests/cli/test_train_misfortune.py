@@ -60,6 +60,7 @@ RNG = np.random.default_rng(0)
 DATA, TARGETS = blobs(), RNG.random((90, 3))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("arrays", "loss", "words"),
     [
@@ -211,6 +212,7 @@ def maps(pid: int) -> str:
         return "onnxgrad"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_leaves_a_checkpoint_that_goes_on(place, name):
     command = [*arguments("--epochs", "100000", "--log", "log.jsonl"), "--batch-size", "8"]

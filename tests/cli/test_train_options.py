@@ -117,6 +117,7 @@ def test_averages_are_what_is_saved_and_measured(place):
     assert metrics["after"]["loss"] == pytest.approx(metrics["epochs"][-1]["validation_loss"], rel=1e-4)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("schedule", ["cosine:warmup=2", "one_cycle", "step:size=2,gamma=0", "plateau:patience=1"])
 def test_schedules(place, schedule):
     plain, scheduled = train(), train("--schedule", schedule, out="s.onnx")

@@ -56,6 +56,7 @@ def test_adapter(place):
     assert not (place / "out.onnx").exists()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -79,6 +79,7 @@ SECOND = ["Loop, scalars, stacked", "while below 20.0", "Scan, 2 steps",
           pytest.param("Scan, directions and axes", marks=pytest.mark.complete)]  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", SECOND)
 def test_second_order_both_ways(name):
     text, feeds, wrt = PROGRAMS[name]

@@ -35,6 +35,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("text", CASES.values(), ids=CASES)
 def test_slices_by_number(text):
     shape = (3, 5) if "[3,5] x" in text else (5, 3)

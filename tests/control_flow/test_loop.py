@@ -169,6 +169,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_loop_equals_its_unrolling(case):
     text, feeds, wrt, steps = case

@@ -115,6 +115,7 @@ def test_the_equations_give_what_the_kernel_gives(case):
         close(got[name], want, 1e-5, name)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_against_central_differences(case):
     op, options = case
@@ -144,6 +145,7 @@ def written_out(model, wrt):
     return plain
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op", GATES)
 @pytest.mark.parametrize("lengths", [[T, 0], [0, 1], [0, 0]])
 def test_empty_sequences(op, lengths):

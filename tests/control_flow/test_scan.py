@@ -128,6 +128,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_scan_equals_its_unrolling(case):
     text, feeds, wrt = case

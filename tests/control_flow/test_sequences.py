@@ -77,6 +77,7 @@ RANKS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_container_equals_its_contents(name):
     texts = [HEAD.format(RANKS.get(name, "[N,3]")) + body for body in PAIRS[name]]
@@ -135,6 +136,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", LOOPS)
 def test_sequences_and_shapes_that_vary_in_a_loop(name):
     text, steps = LOOPS[name]

@@ -42,6 +42,7 @@ GROWS = """agraph (F[1] x, F[1] w, int64 n) => (F[K] y)
     b = Tanh(r) }> (n, , x) }"""
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("undeclared", [False, True])
 def test_a_loop_in_a_loop_whose_state_grows(undeclared):
     found = shapes(GROWS, undeclared=undeclared)

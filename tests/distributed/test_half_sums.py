@@ -60,6 +60,7 @@ def reference(size: int, steps: int, length: int, dtype=np.float32) -> list[np.n
     return found
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(("size", "length"), [(1, 5), (2, 7), (3, 1000), (8, 1001), (8, 3), (64, 200)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_are_those_of_a_plain_program_and_equal_everywhere(size, length, dtype):

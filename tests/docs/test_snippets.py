@@ -19,6 +19,7 @@ ACTING = ("__main__", "as_autograd")  # modules that do something when they are 
 MODULES = [m.name for m in pkgutil.walk_packages(onnxgrad.__path__, "onnxgrad.") if not m.name.endswith(ACTING)]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_blocks_run_in_order(page, tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)

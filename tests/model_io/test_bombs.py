@@ -385,6 +385,7 @@ def test_arrays_that_unpack_to_more_than_such_data_come_to(tmp_path, monkeypatch
     assert len(open_data(tmp_path / "honest.npz")["x"]) == 300_000
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("size", [(20_000, 20_000), (100_000, 1_000)])
 def test_a_picture_of_more_pixels_than_pictures_have(size, tmp_path):
     image = pytest.importorskip("PIL.Image")
@@ -420,6 +421,7 @@ DECLARED = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("kind", DECLARED)
 @pytest.mark.parametrize("how", ["path", "proto", "ir"])
 def test_what_a_model_declares_wrongly_is_no_bug_in_a_rule(kind, how, tmp_path):
@@ -454,6 +456,7 @@ LARGE = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_rule_writes_no_large_constant(kind, tmp_path):
     """Matrices of bands, places of tiles and unit matrices of the sizes that a model declares."""
@@ -473,6 +476,7 @@ def _derivative(text, x):
     return Function(vjp(model, wrt="x"))(x, g)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "op",
     [

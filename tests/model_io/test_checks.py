@@ -238,6 +238,7 @@ def runs(proto):
     return True
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("row", ROWS, ids=[f"{i}-{row[0]}" for i, row in enumerate(ROWS)])
 def test_an_invalid_node_is_one_error_that_names_it(row):
     """Or ONNX Runtime refuses the derivative, as it refuses the model."""

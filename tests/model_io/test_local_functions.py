@@ -71,6 +71,7 @@ def agree(a: onnx.ModelProto, b: onnx.ModelProto, feeds=None, tolerance: float =
         np.testing.assert_allclose(got[name], want[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("derive", [grad, value_and_grad, vjp, jvp])
 def test_a_transformer_of_one_function(derive):
     source = transformer(8)
@@ -93,6 +94,7 @@ def test_48_layers_are_not_48_copies():
     agree(kept, flat, {"x": np.random.default_rng(0).standard_normal((1, 3, 8)).astype(np.float32)}, tolerance=1e-4)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("outer", [grad, jvp])
 @pytest.mark.parametrize("inner", [grad, jvp])
 def test_second_order(inner, outer):
@@ -108,6 +110,7 @@ def test_second_order(inner, outer):
     agree(kept, inlined(both), tolerance=1e-4)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", range(14))
 def test_random_programs(seed, all_kept):
     source = Random(seed).model()

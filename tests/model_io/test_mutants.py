@@ -67,6 +67,7 @@ def test_a_training_step_of_a_model_that_contradicts_itself():
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "line",
     ["check", "check --train", "grad --wrt x -o {}/g.onnx", "train --data {}/d.npz --loss mse -o {}/t.onnx"],

@@ -123,6 +123,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("scale", [0.0, 0.25])
 @pytest.mark.parametrize("way", WAYS)
 def test_linear_attention(way: str, scale: float) -> None:

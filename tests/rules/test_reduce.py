@@ -106,6 +106,7 @@ def test_axes_may_be_computed_in_the_graph(op: str, keepdims: int, given: np.nda
     agrees(op, keepdims, given, operand(op))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 1, 1)], ids=str)
 @pytest.mark.parametrize("given", [axes(0), axes(2, 1)], ids=str)
 def test_axes_of_a_product_may_be_computed(given: np.ndarray, shape: tuple[int, ...]) -> None:

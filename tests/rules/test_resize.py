@@ -216,6 +216,7 @@ MOVES = [
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("scales", [(1.7, 2.3), (0.85, 1.3)], ids=str)
 @pytest.mark.parametrize(("form", "wrt"), MOVES)
 @pytest.mark.parametrize(("mode", "excluding"), [("linear", 0), ("cubic", 0), ("cubic", 1)])

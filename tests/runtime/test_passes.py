@@ -110,6 +110,7 @@ def state_after(step, options):
 CASES = [(name, defect) for name in ("kernels", "elementwise", "in_place") for defect in DEFECTS]
 
 
+@pytest.mark.sweep(5)
 @needs_kernels
 @pytest.mark.parametrize(
     ("name", "defect"),

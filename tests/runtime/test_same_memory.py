@@ -29,6 +29,7 @@ def runner(step, threads=1, **more):
     return StepRunner(step, options=Options(threads=threads, target="portable", **more))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("model", WEIGHTS)
 def test_the_same_bits_as_in_two_buffers(model, threads):

@@ -19,6 +19,7 @@ def good(tmp_path):
     return tmp_path / "m.onnx"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("head", "body"),
     [
@@ -53,6 +54,7 @@ def test_a_file_that_is_refused_is_an_error_unless_its_source_is(good, tmp_path)
         check_runs(tmp_path / "bad.onnx", tmp_path / "bad.onnx")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "line",
     [

@@ -157,6 +157,7 @@ def test_other_outputs():
 # --- control flow, in stacks -------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mode", ["reverse", "forward"])
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
 def test_a_recurrence_keeps_one_scan_for_all_directions(kind, mode, form):

@@ -68,6 +68,7 @@ def slopes(f, x, w, step=1e-6):
     return np.array([(f(x + step * e, w) - f(x - step * e, w)) / (2 * step) for e in np.eye(3)])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_transform_sees_through_them(name):
     (x, w), f = POINT, MODELS[name][1]

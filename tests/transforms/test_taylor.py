@@ -125,6 +125,7 @@ CONSTANTS = "double c = {1.5}, double[3] c3 = {1, 2, 3}, double[1, 3] cc = {1, 2
             "int64[2] i = {2, 0}, int64 i0 = {0}"  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES)
 def test_operators(case):
     inputs, constants, body = CASES[case]

@@ -38,6 +38,7 @@ EXPORTS = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("source", ["same", "fused", "transposed"])
 @pytest.mark.parametrize("target", EXPORTS)
@@ -99,6 +100,7 @@ QUANTIZERS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("scheme", QUANTIZERS)
 @pytest.mark.parametrize("fused", [False, True])
 def test_quantized(tmp_path, scheme, fused):

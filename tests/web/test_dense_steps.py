@@ -82,6 +82,7 @@ def of_masks(folder: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     return attach(model, loss=loss, optimizer="adam", learning_rate=1e-2), {"x": x, "labels": labels}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("made", [of_detector, of_masks])
 def test_ten_steps(made, modules, tmp_path):
     found = browser.find()

@@ -98,6 +98,7 @@ def the_sum(x, seed, geometry):
     return w
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_weights(name):
     operators, seed = pulled(GEOMETRIES[name])
@@ -177,6 +178,7 @@ def test_transposed_convolution():
     operators.compare(seed, ["ConvWeightGrad"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "name",
     ["3×3", "padding at the end", "3×3, strided", "dilated", "depthwise", "1×1", "bands", "Winograd, uneven padding"],

@@ -67,6 +67,7 @@ def the_sums(arrays, seed, pads):
     return y + arrays.get("b", np.zeros(len(w)))[:, None, None], dx
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_sums(always, name, bias):
@@ -80,6 +81,7 @@ def test_sums(always, name, bias):
         np.testing.assert_allclose(one, expected, rtol=1e-5, atol=3e-5)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("channels", [16, 64, 256])
 @pytest.mark.parametrize(
     "activation", [lambda x: x, lambda x: np.maximum(x, 0), lambda x: x + 3], ids=["±", "ReLU", "+3"]
@@ -207,6 +209,7 @@ def the_deep_sums(arrays, seed, pads):
     return y + arrays.get("b", np.zeros(len(w)))[:, None, None, None], dx
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", DEEP)
 def test_sums_in_depth(always, name, bias):

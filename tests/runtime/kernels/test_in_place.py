@@ -78,6 +78,7 @@ def in_two(step, options):
     return StepRunner(step, options=dataclasses.replace(options, without=("in_place",)))
 
 
+@pytest.mark.sweep(3)
 @needs_kernels
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("case", MODELS)

@@ -73,6 +73,7 @@ LAYERS = list(itertools.product(GATES, (False, True), (1, 2), ("N", ROWS), (1,))
 LAYERS += list(itertools.product(GATES, (False, True), (1,), ("N", ROWS), (2,)))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", LAYERS, ids=lambda c: "-".join(map(str, c)))
 def test_recurrent_layers(case):
     """The weights of a layer are read in bodies that a kernel replaces, and updated where they lie."""
@@ -115,6 +116,7 @@ def test_products_like_attention(case):
     agree(network(nodes, arrays, x.shape, [ROWS, 3]), {"x": x, "labels": np.arange(ROWS) % 3})
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize("strides", [1, 2])
 @pytest.mark.parametrize("group", [1, 2])

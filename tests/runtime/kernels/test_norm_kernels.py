@@ -101,6 +101,7 @@ GROUPS = [((2, 4, 5, 7), 2), ((1, 1, 1, 2), 1), ((3, 6, 40), 3), ((2, 32, 33, 9)
           ((2, 4, 3, 4, 5), 4), ((40, 4, 2, 2), 1)]  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("shape", "groups"), GROUPS, ids=str)
 @pytest.mark.parametrize("per_group", [False, True])
 def test_group_norm(shape, groups, per_group):

@@ -116,6 +116,7 @@ def test_the_same_bits(case):
 PLAIN = {kernel: (optimizer, arguments) for optimizer, arguments, kernel in reversed(CASES.values())}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kernel", PLAIN)
 def test_on_several_threads(kernel):
     """Sizes around those at which work is divided, which no vector divides."""

@@ -68,6 +68,7 @@ def same(step, batches, kernels, threads=(1, 2)):
             np.testing.assert_array_equal(native[1][name], expected, err_msg=name)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "momentum"])
 def test_the_same_bits(optimizer, sizes):
@@ -78,6 +79,7 @@ def test_the_same_bits(optimizer, sizes):
     same(step, feeds(rows, counts), [kernel], threads=(1, 2, 3))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kernel", PLAIN)
 def test_all_optimizers(kernel):
     step = compiled(tables(60, 90), *PLAIN[kernel])

@@ -36,6 +36,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("rows", [0, 1, 4, 5, 191, 193, 500, 5000])
 @pytest.mark.parametrize(("m", "n"), [(64, 64), (43, 96), (300, 250), (4096, 1), (7, 608)], ids=str)
 def test_against_float64(rows, m, n):

@@ -55,6 +55,7 @@ def pulled(op, options, sizes):
     return derived, feeds | seeds
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", [c for c in CASES.values() if "elu" not in c[1].get("activations", ())], ids=str)
 def test_layers(case):
     op, options = case
@@ -66,6 +67,7 @@ def test_layers(case):
 SIZES = [(1, 1, 1), (4, 1, 33), (3, 2, 64), (3, 3, 40), (2, 4, 16), (5, 7, 21), (9, 16, 32), (3, 19, 65), (2, 70, 17)]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("op", GATES)
 def test_sizes(op, sizes):
@@ -212,6 +214,7 @@ def body(name):
     return scan(BODIES[name], WIDTHS.get(name, 4))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies(name):
     for times, rows in ((5, 3), (1, 1), (2, 21), (3, 300)):

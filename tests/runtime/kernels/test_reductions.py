@@ -43,6 +43,7 @@ SHAPES = [
 AXES = [(0, 2, 3), (0,), (3,), (1, 2), (0, 1, 2, 3), (1, 3)]
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_axes_of_any_shape(shape, axes):

@@ -117,6 +117,7 @@ def test_cross_entropy(shape, reduction):
     compare(loss(shape, reduction))
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("shape", [(30, 40), (3, 4, 30)], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("kind", [np.int64, np.int32])

@@ -162,6 +162,7 @@ FORGED = {
 }
 
 
+@pytest.mark.sweep(3)
 @needs_kernels
 @pytest.mark.parametrize("how", FORGED)
 def test_notes_of_a_file_that_mean_harm(how):

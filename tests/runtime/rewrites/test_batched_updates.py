@@ -52,6 +52,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("name", "dtype"), [*((name, np.float32) for name in CASES), ("adam", np.float64)])
 def test_the_same_bits(name, dtype):
     how = dict(CASES[name])

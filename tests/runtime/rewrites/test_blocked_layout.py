@@ -68,6 +68,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CASES)
 def test_same_numbers(name):
     how, count = CASES[name]

@@ -63,6 +63,7 @@ def test_one_adapter_alone_is_itself(base, folders, tmp_path):
     )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("method", ["linear", "ties", "dare_linear", "dare_ties"])
 def test_a_combination_is_switched_and_trained_on(base, folders, tmp_path, method):
     density = None if method == "linear" else 0.6

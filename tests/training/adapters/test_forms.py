@@ -110,6 +110,7 @@ def test_loaded_it_is_what_was_saved(trained, base, folder):
     assert again.evaluate(DATA)["loss"] < before
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_saved_in_mid_training_it_goes_on(base, tmp_path, form):
     targets = ["wq", "head", *(["spatial", "table"] if form == "dora" else [])]

@@ -78,6 +78,7 @@ def moved(found, model):
     return np.flatnonzero((new != old).any(0)).tolist()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("form", FORMS)
 def test_values_alone(form, dora):
@@ -93,6 +94,7 @@ def test_values_alone(form, dora):
     assert np.abs(scores(found.inference_ir(), FEEDS) - scores(model, FEEDS)).max() > 0.05
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("form", ["split after a bias", "by heads"])
 def test_queries_and_values_saved_and_loaded(form, dora, tmp_path):

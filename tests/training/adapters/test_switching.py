@@ -67,6 +67,7 @@ def base():
     return every_kind()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("form", FORMS)
 def test_outputs_are_those_of_merged_models(node, modules, base, tmp_path, form, runtime):

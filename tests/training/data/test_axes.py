@@ -21,6 +21,7 @@ def rows(count):
     return {"X": draw((count, 1, 3, 3)).astype(np.float32), "C": draw((count, 2)).astype(np.float32)}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("count", [3, 8, 12, 13])
 @pytest.mark.parametrize("model", [today, picture])
 def test_the_picture_of_the_proposal(model, count):

@@ -87,6 +87,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("proto", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("of", [(0, 1, 2), (0, 2), (1,)])
 def test_data_that_lack_a_class_are_measured_by_the_models_names(proto, of):

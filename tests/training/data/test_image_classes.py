@@ -51,6 +51,7 @@ def trained(tmp_path):
     return trainer
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kinds", [("bee",), ("bee", "cat"), ("ant", "cat"), KINDS])
 def test_a_missing_class_moves_no_other(trained, tmp_path, kinds):
     held_out = pictures(tmp_path / "test", kinds)

@@ -93,6 +93,7 @@ def refused(proto, data, loss, words):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("labels", "words"),
@@ -108,6 +109,7 @@ def test_class_numbers_that_no_score_has(way, labels, words, tmp_path):
     refused(model(), way(labels, tmp_path), "cross_entropy", words)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("labels", "words"),

@@ -149,6 +149,7 @@ def _write(path: Path):
     return path
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl", ".csv"])
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
 def test_files_are_read_in_parts(suffix, folder, tmp_path):
@@ -272,6 +273,7 @@ def test_ranks_have_blocks_of_every_batch(buffer):
     assert all(parts)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("source", ["rows", "batches", "parquet"])
 @pytest.mark.parametrize("settings", [{}, {"shuffle_buffer": 20}, {"steps_per_epoch": 3}], ids=str)
 def test_a_resumed_run_is_the_same_run(source, settings, tmp_path):
@@ -352,6 +354,7 @@ def test_text_classes_of_a_stream_are_named():
     assert trainer.classes == tuple(names)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("data", "settings", "message"),
     [
@@ -415,6 +418,7 @@ except MemoryError:
 """
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 @pytest.mark.parametrize("order", ["as it comes", "shuffled"])
 def test_a_stream_larger_than_memory(order, tmp_path):

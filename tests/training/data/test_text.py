@@ -183,6 +183,7 @@ def test_a_tokenizer_of_a_stranger(tmp_path, monkeypatch, make, says):
         Text(tmp_path / "tokenizer.json")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("ask", [Preprocessing.own_text, lambda p: p.text(None, 3)])
 def test_a_tokenizer_of_a_stranger_in_a_model(monkeypatch, ask):
     pytest.importorskip("tokenizers")
@@ -191,6 +192,7 @@ def test_a_tokenizer_of_a_stranger_in_a_model(monkeypatch, ask):
         ask(Preprocessing(tokenizer=_grows(9)))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("parts", "text", "says"),
     [

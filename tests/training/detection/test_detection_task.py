@@ -49,6 +49,7 @@ def boxes(tmp_path_factory):
     return folder / "boxes.json"
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_trains(kind, boxes, tmp_path):
     model = detector(kind, ["ant", "bee", "cat"])
@@ -158,6 +159,7 @@ def test_a_loss_is_refused(boxes):
         onnxgrad.train(detector("yolov8", ["ant"]), boxes, task="detection", loss="mse")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", ["yolov8", "yolox", "ssd", "detr"])
 def test_step_for_browsers(kind, boxes, tmp_path):
     """The step of a detector runs on a host without onnxgrad, in the operators of the web."""

@@ -86,6 +86,7 @@ def test_masks_and_key_points_are_left_out(kind):
     assert "masks" not in plain.text
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
 def test_batch_becomes_dynamic(kind):
     model = open_model(detector(kind, NAMES)).model
@@ -113,6 +114,7 @@ def test_batch_that_stays():
     assert model.graph.inputs[0].shape[0] == 1
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", [*KINDS, "detr_stack", "detr_post"])
 @pytest.mark.parametrize("names", [["cat", "fox"], ["cat", *"abcdefgh"]], ids=["fewer", "more"])
 def test_other_classes(kind, names):

@@ -62,6 +62,7 @@ def test_equal_to_the_original(kind):
     np.testing.assert_allclose(total, sum(expected.values()), rtol=1e-4)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_no_labels(kind):
     loss, c = _loss(kind)
@@ -147,6 +148,7 @@ def _overlap(p, q, kind):
     return found
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 4, 6), (4, 8, 8), (4, 10, 40)])
 @pytest.mark.parametrize("contended", [False, True])
 def test_pairs_of_least_cost(sizes, contended):

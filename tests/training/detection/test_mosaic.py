@@ -33,6 +33,7 @@ def data(tmp_path_factory):
     return read_detection(folder / "boxes.csv")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("how", ["mosaic", "zoom", "crop=30", "flip=1", "vflip=1", "mosaic,zoom,crop,flip,vflip"])
 def test_boxes_stay_on_their_objects(data, how):
     variant = BoxVariants(Augment.of(how))

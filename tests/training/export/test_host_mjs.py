@@ -29,6 +29,7 @@ def exported(tmp_path_factory) -> Path:
     return exported_step(tmp_path_factory.mktemp("device"))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("parts", "threads"), [(1, 1), (2, 3)])
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_ten_steps(node, modules, exported, tmp_path, runtime, parts, threads):
@@ -78,6 +79,7 @@ console.log(JSON.stringify([[a, b, { loss }, again].map((found) => scalar(found.
 """
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_evaluation_and_the_state(node, modules, tmp_path, runtime):
     contract = export_step(attach(onnx.parser.parse_model(NORMED), optimizer="sgd", learning_rate=0.1), tmp_path)
@@ -91,6 +93,7 @@ def test_evaluation_and_the_state(node, modules, tmp_path, runtime):
     assert replaced == 2 * len(contract["models"]["train"]["state"])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_weights_in_a_file_of_their_own(node, modules, tmp_path, runtime, monkeypatch):
     monkeypatch.setattr(save, "EXTERNAL_FROM", 0)
@@ -253,6 +256,7 @@ REFUSALS = {
 SAID = {"operator", "opset", "model", "file", "width", "another export"}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("runtime", "case"), [(r, c) for r in RUNTIMES for c in REFUSALS if r == RUNTIMES[0] or c in SAID]
 )

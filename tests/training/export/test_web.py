@@ -99,6 +99,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_steps_of_any_runtime(tmp_path, optimizer):
     schedule = "cosine:total=20,warmup=2"

@@ -150,6 +150,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("kind", "length", "rows", "keys"), CASES)
 def test_gradients_are_those_of_all_scores_at_once(kind, length, rows, keys, monkeypatch):
     monkeypatch.setattr(attention_blocks, "KEYS", keys)
@@ -166,6 +167,7 @@ def test_gradients_are_those_of_all_scores_at_once(kind, length, rows, keys, mon
 FAR = 2.0**30
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", ["portable", pytest.param("native", marks=needs_kernels)])
 @pytest.mark.parametrize("kind", ["mask", "causal", "lowest", "added"])
 def test_gradients_in_float32_are_near_to_float64(kind, target, monkeypatch):
@@ -209,6 +211,7 @@ def test_a_step_in_16_bits_has_its_blocks_in_16_bits():
         np.testing.assert_allclose(found[name], array, rtol=0.02, atol=2e-3, err_msg=name)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "attributes", [{"kv_num_heads": 1}, {"kv_num_heads": 1, "is_causal": 1, "softcap": 1.5}, {"is_causal": 1}]
 )
@@ -233,6 +236,7 @@ def test_heads_that_share_keys(attributes, monkeypatch):
         np.testing.assert_allclose(results[1][name], array, rtol=1e-9, atol=1e-13, err_msg=name)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "more", [{}, {"local_window_size": 4}, {"softcap": 1.5}, {"do_rotary": 1}, {"smooth_softmax": 1}], ids=str
 )
@@ -269,6 +273,7 @@ def test_group_query_attention(more, monkeypatch):
         np.testing.assert_allclose(results[1][name], array, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("unidirectional", [0, 1])
 @pytest.mark.parametrize("operator", ["Attention", "MultiHeadAttention"])
 def test_operators_of_onnx_runtime(operator, unidirectional, monkeypatch):

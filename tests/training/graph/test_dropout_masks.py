@@ -93,6 +93,7 @@ def test_the_gradient_goes_through_the_same_mask():
     assert one.step(rows)["loss"] != two.step(rows)["loss"]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("at", [2, 6, 7])
 def test_a_run_that_resumes_drops_the_same(tmp_path, at):
     def trainer():

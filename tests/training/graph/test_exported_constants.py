@@ -77,6 +77,7 @@ def model(text, **held):
     return net
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_tensor_is_what_it_is_used_as(case):
     text, array, trains = CASES[case]

@@ -42,6 +42,7 @@ def unpacked(array):
     return np.stack([array & 15, array >> 4], -1).reshape(*array.shape[:-1], -1).astype(np.int64)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("points", "opset"), [(None, 21), (True, 21), (None, 20), (True, 23)])
 def test_adapters_train_as_beside_the_same_floats(points, opset):
     runs, data = {}, np.random.default_rng(1)

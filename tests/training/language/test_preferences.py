@@ -48,6 +48,7 @@ def formula(task, model, reference, beta=0.1):
     return (-p + beta * np.log1p(np.exp(odds[1] - odds[0]))).mean()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("export", [lambda: decoder(past=False), decoder, merged_decoder])
 @pytest.mark.parametrize("task", ["dpo", "orpo"])
 def test_the_loss_is_that_of_the_formula_and_falls(task, export):
@@ -109,6 +110,7 @@ def test_a_trained_model_generates(tmp_path):
     assert trainer.preprocessing.task["name"] == "causal_lm"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("task", "rows", "settings", "message"),
     [

@@ -30,6 +30,7 @@ def judge(fed="int64[N, T] input_ids, int64[N, T] attention_mask", output="float
     return proto
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("reward", [share_of_cats, judge()], ids=["function", "model"])
 def test_the_reward_rises(reward):
     means = []

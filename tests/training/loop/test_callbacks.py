@@ -94,6 +94,7 @@ def test_a_plateau_lowers_the_rate():
     assert rates.seen == [first] * 12 + [first / 2] * 6
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("at", [4, 8, 9, 13])
 def test_what_a_callback_remembers_survives_an_interruption(tmp_path, at):
     def callbacks():

@@ -63,6 +63,7 @@ def test_short_names_are_settings_too():
     assert next(iter(trainer(lr=0.25).step.rates.values())).numpy() == 0.25
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("call", "words"),
     [

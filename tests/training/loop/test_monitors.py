@@ -66,6 +66,7 @@ def test_the_best_states_are_kept(tmp_path):
         fitted(keep=2)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("at", [5, 6, 7, 11])
 def test_measuring_between_epochs_survives_an_interruption(tmp_path, at):
     options = {"epochs": 5, "evaluate_every": 2, "keep": 2, "metrics": ["auc"], "monitor": "validation_auc"}

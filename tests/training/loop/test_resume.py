@@ -15,6 +15,7 @@ from tests.training.loop.test_trainer import ONE, Recorder, bits
 from tests.training.models import blobs, classifier, trainable
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 @pytest.mark.parametrize("at", [1, 6, 9, 12])
 def test_a_run_that_resumes_takes_the_same_steps(tmp_path, optimizer, at):
@@ -138,6 +139,7 @@ def test_a_checkpoint_without_settings_goes_on(tmp_path):
     assert bits(again.state()) == bits(whole.state())
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("key", ["callbacks", "history"])
 @pytest.mark.parametrize("value", [["x"], [[1]], {"curve": 1}, {"epochs": [1], "curve": {}}, "x"])
 def test_a_document_of_wrong_types_inside_is_one_message(tmp_path, key, value):
@@ -236,6 +238,7 @@ def _recorded(**entries):
     return {"history": {"epochs": [{"epoch": 1, "step": 3, "loss": 1.0} | entries], "curve": curve}}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -268,6 +271,7 @@ def test_a_document_that_somebody_made_up_is_refused(tmp_path, change, says):
     assert bits(again.state()) == start
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "entry",
     [

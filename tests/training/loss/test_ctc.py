@@ -74,6 +74,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.torch
 @pytest.mark.parametrize(("reduction", "lengths"), [("mean", False), ("sum", True)])
 @pytest.mark.parametrize("case", CASES)

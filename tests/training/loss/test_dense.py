@@ -229,6 +229,7 @@ def prediction(name, shape):
     return rng.uniform(0, 1, (2, *shape)) if name == "ssim" else rng.standard_normal((2, *shape))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients(case):
     name, options, shape, labels, formula = CASES[case]
@@ -245,6 +246,7 @@ def test_values_and_gradients(case):
     np.testing.assert_allclose(gradient, expected, **tolerance)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", CASES)
 def test_sums(case):
     """A sum is of rows, or of the elements of heat maps; a loss of a batch as a whole is one number."""
@@ -307,6 +309,7 @@ def test_refusals(loss, shape, message):
         attach(linear(shape), optimizer="sgd", loss=loss)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("loss", ["dice:ignore_index=9", "lovasz:ignore_index=9", "boundary", "binary_dice", "silog"])

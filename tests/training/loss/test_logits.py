@@ -150,6 +150,7 @@ def wanted(loss, tail, wide, out, w, labels):
     return -np.mean(labels * np.log(p) + (1 - labels) * np.log(1 - p))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("loss", "tail", "wide", "out"), CASES)
 def test_the_loss_is_that_of_the_probabilities(loss, tail, wide, out):
     w = np.random.default_rng(1).standard_normal((4, wide)).astype(np.float32)

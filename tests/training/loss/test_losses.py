@@ -299,6 +299,7 @@ def test_classes_need_an_axis():
         attach(model, loss="cross_entropy")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("rank", [3, 4])
 @pytest.mark.parametrize(
     "options", [{}, {"ignore_index": 1}, {"weight": [0.5, 2.0, 1.0, 3.0], "ignore_index": 2}, {"reduction": "sum"}]

@@ -32,6 +32,7 @@ def _cross_entropy(scores, labels):
     return -xp.mean(xp.take_along_axis(log_softmax(scores, axis=1), labels[:, None], axis=1))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("loss", "named", "labels"),
     [
@@ -70,6 +71,7 @@ def first_loss(text, data, loss):
     return trainer.history.epochs[0]["loss"]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("columns", [False, True], ids=["[N]", "[N, 1]"])
 @pytest.mark.parametrize("text", [ONE, FLAT], ids=["scores [N, 1]", "scores [N]"])
 @pytest.mark.parametrize(
@@ -92,6 +94,7 @@ def test_numbers_of_rows_meet_the_scores_of_their_own_row(text, loss, wanted, co
     assert np.isclose(first_loss(text, data, loss), wanted, rtol=1e-4)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "loss",
     [
@@ -225,6 +228,7 @@ def test_terms_of_parts_of_a_batch():
 # --- weights of rows ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("loss", "labels"),
     [

@@ -45,6 +45,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize(("n", "t"), [(6, 5), (5, 5), (6, 1), (1, 4)])
 def test_scores_with_time_first_meet_the_labels_of_their_rows(shapes, n, t):
@@ -79,6 +80,7 @@ def test_training_on_them_leaves_a_right_model_right():
     assert history.epochs[-1]["loss"] < wanted(data, weight)[0] < 0.1
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("loss", ["mse", "l1", "cosine", "kl", "focal", "nll"])
 def test_other_losses_of_them_are_those_of_the_model_with_rows_first(loss):
     data = rows(5, 5)

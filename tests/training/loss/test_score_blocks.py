@@ -81,6 +81,7 @@ def data(rank=2, rows=5, ignored=None):
     return feeds
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("options", "block"),
     [
@@ -106,6 +107,7 @@ def test_the_loss_and_its_gradient_are_those_of_all_scores_at_once(options, bloc
         np.testing.assert_allclose(found[name], array, rtol=1e-11, atol=1e-14, err_msg=name)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("head", [h for h in HEADS if h != "turned"])
 def test_scores_are_found_in_many_forms(head, rank):
@@ -191,6 +193,7 @@ def test_what_a_step_takes_at_its_fullest_is_that_of_a_block():
     assert peaks[0] > rows * words * 4
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("head", "rank"), [("plain", 1), ("tied", 2)])
 @pytest.mark.parametrize("options", [{}, {"ignore_index": -100}], ids=["all", "ignored"])
 def test_an_evaluation_gives_the_same_loss_and_scores(options, head, rank, tmp_path):

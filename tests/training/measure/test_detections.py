@@ -155,6 +155,7 @@ def test_no_detector(tmp_path):
         onnxgrad.evaluate(model, str(write_coco(tmp_path)), task="detection")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[-1]])
 def test_a_run_measures_as_the_command(kind, tmp_path):
     """The metrics of a run are those of the saved file; the report shows boxes, curves and the confusion matrix."""

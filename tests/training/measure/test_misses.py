@@ -119,6 +119,7 @@ def test_reports_show_what_is_confused(digits):
     assert picture(first).std() > 20
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["$\\frac{$", "$_$", "a$b", "\\$", "\udcff\x00\n", "x" * 100_000, "{\\bf"])
 def test_names_of_classes_are_drawn_as_they_are(name):
     """Between $ matplotlib reads a formula, of which most are not well formed."""

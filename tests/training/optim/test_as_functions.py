@@ -34,6 +34,7 @@ def called(function, inputs, outputs):
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("shape", [(3,), (4, 3)], ids=["vector", "matrix"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_loop_of_calls_trains_as_the_step(name, shape):

@@ -52,6 +52,7 @@ def trainer(kind, **options):
     return Trainer(network(kind), loss="cross_entropy", options=OPTIONS, **{"optimizer": "adam", **options})
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
 def test_a_half_model_learns_as_its_float32_twin(kind, optimizer):

@@ -155,6 +155,7 @@ def test_the_curvature_of_classes():
     assert all(b <= a for a, b in itertools.pairwise(found))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("optimizer", ["lm", "lbfgs"])
 def test_a_file_goes_on_where_it_was(optimizer, tmp_path):
     data = {"x": X, "labels": Y}

@@ -64,6 +64,7 @@ def by_hand(split, data, size, every, rate, momentum):
     return found, means
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(
     ("size", "every", "outer"), [(2, 3, (None, None)), (3, 4, (0.5, 0.0)), (4, 1, (None, 0.3)), (1, 5, (1.2, None))]
@@ -186,6 +187,7 @@ def numbers(trainer):
     return [{k: v for k, v in r.items() if "second" not in k} for r in trainer.history.epochs]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("low", "dies"), [*((low, (1, 9)) for low in LOW), (LOW[-1], (0, 14))], ids=str)
 def test_a_run_that_is_killed_goes_on_exactly(low, dies, tmp_path):
     """An epoch has six steps, so no exchange falls on its end; the last of its batches has rows for some ranks only."""

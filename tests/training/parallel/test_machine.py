@@ -48,6 +48,7 @@ def check_replicas(found):
             assert {k: v.tobytes() for k, v in one.items()} == {k: v.tobytes() for k, v in other.items()}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("case", "size", "parts"), [(c, 3 + i % 3, 1 + i % 2) for i, c in enumerate(CASES)])
 def test_ranks_do_what_one_process_does(case, size, parts):
     """Same losses, same weights, same state; replicas are equal bit by bit. Twelve rows on five ranks are uneven."""

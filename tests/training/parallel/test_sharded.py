@@ -93,6 +93,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_replicated_training(case):
     options, size, atol = CASES[case]

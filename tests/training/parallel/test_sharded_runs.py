@@ -134,6 +134,7 @@ def test_an_index_with_impossible_parts_is_refused(tmp_path, shape):
         Checkpoint.load(tmp_path / FILE)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("optimizer", "last"), [("adam", [(2, False), (1, True), (2, True)]), ("lamb", [])])
 def test_four_two_three_ranks_go_on(tmp_path, optimizer, last):
     """And ranks that share nothing out, and one alone, and again; all in the course of one run."""
@@ -273,6 +274,7 @@ def kept(tmp_path_factory):
     return folder
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_told_and_nothing_is_touched(tmp_path, kept, damage):
     do, said = DAMAGE[damage]

@@ -70,6 +70,7 @@ LOSSES = ["cross_entropy", "cross_entropy:ignore_index=0", Loss("cross_entropy",
           Loss("cross_entropy", reduction="sum")]  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("loss", "size", "rows"), [*zip(LOSSES, (2, 5, 3, 2), (8, 11, 7, 9)), (LOSSES[0], 6, 5)])
 def test_ranks_do_what_one_process_does(loss, size, rows):
     """With shards of different sizes, or empty ones, and a rank of whose rows none counts (labels are sorted)."""

@@ -59,6 +59,7 @@ def alone():
     return trainer
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_a_run_is_that_of_one_process(alone, size):
     trainers = fitted(size, validation=blobs(300, 1), metrics=METRICS)
@@ -156,6 +157,7 @@ def test_an_interrupt_of_one_rank_stops_all_and_other_numbers_of_ranks_go_on(tmp
     assert len(numbers(one)) == 4
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("shard", [False, True])
 def test_a_trainer_that_was_interrupted_fits_again(shard):
     """The requests that ended a run before are forgotten: by the ranks that were asked, and by the others."""

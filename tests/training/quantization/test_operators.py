@@ -129,6 +129,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_saved_file_has_the_same_operators(name, tmp_path):
     model, data = CASES[name](tmp_path / "q.onnx")

@@ -132,6 +132,7 @@ def test_the_usual_way(floats, plain, tmp_path):
     assert isinstance(as_ir, ir.Model)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_saved_file_is_what_training_evaluated(floats, scheme, tmp_path):
     ready = quantized(floats, DATA, Scheme(**SCHEMES[scheme]))
@@ -392,6 +393,7 @@ def test_shared_integers_with_other_scales_stay():
     assert "q" in opened.graph.initializers
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("constants", [False, True])
 def test_quantized_by_others(plain, constants):
     """Operators of ONNX Runtime's own domain; scales and weights in Constant nodes."""

@@ -55,6 +55,7 @@ def test_the_mean_of_roundings_is_the_value(axis):
     assert (np.abs(found.mean(0) - x / steps) < 4 * error).all()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", ["QDQ", "operators", "4 bits"])
 def test_integers_learn(kind, tmp_path):
     model, data = {

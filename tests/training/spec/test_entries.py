@@ -65,6 +65,7 @@ def norm_net() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"])
 def test_what_attach_writes(optimizer):
     model = attach(mlp(), loss="mse", optimizer=optimizer, weight_decay=0.01)

@@ -277,6 +277,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CHANGES)
 def test_one_violated_rule(case):
     change, rule, message = CHANGES[case]

@@ -40,6 +40,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("parts", [5])
 @pytest.mark.parametrize("case", CASES)
 def test_parts_add_up_to_the_batch(case, parts):

@@ -60,6 +60,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES)
 def test_parts_give_the_gradient_of_the_batch(case):
     """SGD of step size 1 moves the weights by the gradient; five parts do not divide 12 rows evenly."""
@@ -149,6 +150,7 @@ def test_the_state_of_an_optimizer_follows_and_resumes(tmp_path):
         np.testing.assert_array_equal(resumed.state()[name], array)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("case", "size", "settings"),
     [

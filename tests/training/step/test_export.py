@@ -59,6 +59,7 @@ def test_every_model_is_sound(tmp_path):
         }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.target("portable")  # as in the host, to the last bit
 @pytest.mark.parametrize("optimizer", ["adam", "momentum", "lion"])
 def test_the_example_host_takes_the_steps_of_the_trainer(tmp_path, optimizer):
@@ -84,6 +85,7 @@ def test_the_host_imports_nothing_else(tmp_path):
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -166,6 +168,7 @@ def test_further_results(tmp_path):
         export_step(source, tmp_path, outputs=["nothing"])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

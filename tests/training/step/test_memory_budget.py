@@ -178,6 +178,7 @@ def test_the_same_training_in_less_memory(name):
         assert measured < measured_peak(step, batches[0], options) * (MODELS[name][3] + 0.12), options
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["mlp", "residual cnn", "dropout"])
 def test_to_the_bit_where_the_same_kernels_run(name):
     step, planned, rows = planned_of(name)
@@ -190,6 +191,7 @@ def test_to_the_bit_where_the_same_kernels_run(name):
         np.testing.assert_array_equal(other.state()[key], value, err_msg=key)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("level", ["none", "basic", "extended", "all"])
 def test_no_optimization_of_the_runtime_undoes_it(level):
     step, planned, rows = planned_of("mlp")
@@ -436,6 +438,7 @@ def test_a_process_grows_by_less():
     assert grown[1] < least * 1.3
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", [{}, {"clip_norm": 1.0}])
 def test_the_order_alone_gives_back_sooner(how):
     """Gradients are computed when their cotangents are there, also where the norm of all of them is taken."""

@@ -178,6 +178,7 @@ def test_the_command_refuses_a_precision_that_there_is_not(place):
     assert "precision is fp32, fp16 or bf16, not 'fp8'" in said(place, f"{TRAIN} --precision fp8", code=2)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("more", ["", " --accumulate 2"])
 def test_the_command_trains_in_16_bits_where_a_provider_has_them(place, monkeypatch, more):
     """A provider that is in every ONNX Runtime, and leaves all nodes to the CPU, is declared to have them."""

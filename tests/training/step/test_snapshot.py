@@ -22,6 +22,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(map(str, s.values())))
 def test_it_goes_on_with_the_same_bits(tmp_path, settings):
     parts = 2 if "accumulate" in settings else 1
