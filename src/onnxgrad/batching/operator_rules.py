@@ -16,6 +16,7 @@ from onnxgrad.batching.batched_node import BatchedNode, Unstackable, Write
 from onnxgrad.batching.product_rules import conv, einsum, fold_known, gemm, matmul, recurrent, resize, rows
 from onnxgrad.ir import Var
 from onnxgrad.ir.operators import ByOperator, Kind
+from onnxgrad.ir.shapes import axis_first
 from onnxgrad.rules.op import Op
 
 # --- by kind ----------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def _gather(s: BatchedNode) -> Var:
     if not s.stacked[1]:
         return s.b.Gather(s.x[0], s.x[1], axis=axis + 1)
     s.only(1)
-    return _first(s.b.Gather(s.x[0], s.x[1], axis=axis), axis)
+    return axis_first(s.b.Gather(s.x[0], s.x[1], axis=axis), axis)
 
 
 @_rule("GatherElements")
@@ -230,22 +231,17 @@ def _scatter_elements(s: BatchedNode) -> Var:
 def _scatter_nd(s: BatchedNode) -> Var:
     if s.stacked[1]:
         raise Unstackable
-    return _first(s.emit_again(_last(s.stack(0)), s.x[1], _last(s.stack(2))), s.rank(0))
+    return axis_first(s.emit_again(_last(s.stack(0)), s.x[1], _last(s.stack(2))), s.rank(0))
 
 
 @_rule("ReverseSequence")
 def _reverse_sequence(s: BatchedNode) -> Var:
-    return _first(s.emit_again(_last(s.only(0)), s.x[1]), s.rank(0))
+    return axis_first(s.emit_again(_last(s.only(0)), s.x[1]), s.rank(0))
 
 
 def _last(x: Var) -> Var:
     """Move the batch axis to the end."""
     return x.builder.Transpose(x, perm=[*range(1, x.rank), 0])
-
-
-def _first(x: Var, at: int) -> Var:
-    """Move the batch axis from `at` back to the front."""
-    return x.builder.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]) if at else x
 
 
 def _length(x: Var) -> int:

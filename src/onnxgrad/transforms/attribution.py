@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.match import is_op, only_reader
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import Derivation
+from onnxgrad.transforms.derivation import Derivation, check_rank
 from onnxgrad.transforms.gradient_lowering import open_lowered
 from onnxgrad.transforms.keep_functions import transform
 from onnxgrad.transforms.select_values import Names
@@ -166,11 +165,9 @@ def _average_gradients(model: AnyModel, wrt: Names, of: Names | None, points: An
     """`model` with the mean gradient over the `points` of each `wrt`, times a factor, as its outputs."""
     d = Derivation(model, wrt, of)
     b = d.builder
-    for name, value in d.wrt.items():
-        if not value.is_graph_input() or value.is_initializer():
-            raise BadInput(f"`wrt` {name!r} is no input of the model")
-        if value.shape is None:
-            raise BadInput(f"the rank of {name!r} is not known")
+    d.refuse_computed()
+    for value in d.wrt.values():
+        check_rank(value)
     inner = list(d.wrt.values())
     nodes = d.lowered(list(d.of.values()))
     pulled = reverse(b, nodes, d.ones(), inner)
@@ -178,16 +175,7 @@ def _average_gradients(model: AnyModel, wrt: Names, of: Names | None, points: An
     whole = [d.replaced(v, "point") for v in inner]
     d.graph.outputs.clear()
     columns, factors = zip(*(points(d, x, name) for x, name in zip(whole, d.wrt)))
-
-    def write(slices: list[Var]) -> list[Var]:
-        for value, piece in zip(inner, slices):
-            piece.value.shape = value.shape
-            value.replace_all_uses_with(piece.value)
-        d.graph.sort()
-        return gradients
-
-    stacks = vmapped(b, list(columns), write, [Batched(x) for x in whole])
-    d.graph.sort()
+    stacks = d.over_slices(inner, columns, gradients, whole)
     for name, x, stack, factor in zip(d.wrt, whole, stacks, factors):
         if factor is not None and factor.rank > x.rank:  # one for each point
             stack, factor = factor * stack, None
@@ -228,8 +216,7 @@ def occlusion(
     b = d.builder
     ((name, value),) = d.wrt.items()
     ((of_name, end),) = d.of.items() if len(d.of) == 1 else [("", None)]
-    if not value.is_graph_input() or value.is_initializer():
-        raise BadInput(f"`wrt` {name!r} is no input of the model")
+    d.refuse_computed()
     sizes = [n for n in (value.shape or ())[1:] if isinstance(n, int)]
     if value.shape is None or len(sizes) != len(value.shape) - 1 or not sizes:
         raise BadInput(f"occlusion takes an input [N, …] of known sizes, and {name!r} leaves some open")
@@ -241,16 +228,7 @@ def occlusion(
     # the first variant is not covered
     kept = b.const(np.concatenate([np.ones((1, 1, *sizes)), 1 - covers[:, None]]), whole.dtype)
     column = whole * kept + b.const(baseline, whole.dtype) * b.Sub(1.0, kept)
-
-    def write(slices: list[Var]) -> list[Var]:
-        (piece,) = slices
-        piece.value.shape = value.shape
-        value.replace_all_uses_with(piece.value)
-        d.graph.sort()
-        return [b.var(end)]
-
-    (stack,) = vmapped(b, [column], write, [Batched(b.var(end))])
-    d.graph.sort()
+    (stack,) = d.over_slices([value], [column], [b.var(end)], [b.var(end)])
     lost = b.Slice(stack, [0], [1], [0]) - b.Slice(stack, [1], [np.iinfo(np.int64).max], [0])  # [windows, N]
     shares = covers.reshape(len(covers), -1) / np.maximum(covers.sum(0), 1).reshape(1, -1)
     each = b.Transpose(lost, perm=[1, 0]) @ b.const(shares, whole.dtype)

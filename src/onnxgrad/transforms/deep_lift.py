@@ -14,7 +14,6 @@ import onnx_ir as ir
 from onnxgrad.engine import reverse
 from onnxgrad.engine.activity import active_values
 from onnxgrad.engine.resolve import rule_of
-from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import captured, subgraphs
@@ -59,9 +58,7 @@ def deep_lift(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """
     d = Derivation(model, wrt, of)
     b = d.builder
-    for name, value in d.wrt.items():
-        if not value.is_graph_input() or value.is_initializer():
-            raise BadInput(f"`wrt` {name!r} is no input of the model")
+    d.refuse_computed()
     inner, nodes = list(d.wrt.values()), d.lowered(list(d.of.values()))
     active = active_values(nodes, inner, b)
     ways = {v: b.var(v) - d.input(v, f"{name}_baseline") for name, v in d.wrt.items()}

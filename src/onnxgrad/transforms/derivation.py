@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -25,6 +25,14 @@ from onnxgrad.transforms.gradient_lowering import open_lowered
 from onnxgrad.transforms.keep_functions import Attempt
 from onnxgrad.transforms.select_values import Names, default_of, float_values, of_values
 from onnxgrad.transforms.zero_derivatives import warn_of_constant_sums, warn_unconnected
+
+
+def check_rank(value: ir.Value, name: str | None = None) -> int:
+    """The number of axes of `value`. Raises BadInput, about `name` or its own name, if it is not known."""
+    if value.shape is None:
+        hint = "declare its shape in the model's value_info"
+        raise BadInput(f"the rank of {name or value.name!r} is not known\n  hint: {hint}")
+    return len(value.shape)
 
 
 class Derivation:
@@ -80,16 +88,12 @@ class Derivation:
 
     def input(self, like: ir.Value, name: str, directions: int | str | None = None) -> Var:
         """A new graph input with the type and shape of `like`; with `directions`, as many of it in a stack."""
-        if like.shape is None and isinstance(like.type, ir.TensorType):  # a graph input must declare its number of axes
-            hint = "declare its shape in the model's value_info"
-            raise BadInput(f"the rank of {like.name!r} is not known\n  hint: {hint}")
-        value = ir.Value(
-            name=self.builder.names.exactly(identifier(name)),
-            type=like.type,
-            shape=None
-            if like.shape is None
-            else ir.Shape([*([] if directions is None else [directions]), *like.shape]),
-        )
+        if isinstance(like.type, ir.TensorType):  # a graph input must declare its number of axes
+            check_rank(like)
+        shape = like.shape
+        if shape is not None and directions is not None:
+            shape = ir.Shape([directions, *shape])
+        value = ir.Value(name=self.builder.names.exactly(identifier(name)), type=like.type, shape=shape)
         self.graph.inputs.append(value)
         return self.builder.var(value)
 
@@ -97,9 +101,7 @@ class Derivation:
         """An input in place of the input `value`, which is no input any more; `name` is a stem for a new name."""
         new = ir.Value(name=value.name, type=value.type, shape=shape or value.shape)
         value.name = self.builder.names.fresh(name)
-        inputs = [new if v is value else v for v in self.graph.inputs]
-        self.graph.inputs.clear()
-        self.graph.inputs.extend(inputs)
+        self.graph.inputs[:] = [new if v is value else v for v in self.graph.inputs]
         return self.builder.var(new)
 
     def output(self, var: Var, name: str, like: ir.Value) -> str:
@@ -138,7 +140,8 @@ class Derivation:
     def pull_cotangents(self, directions: int | str | None = None) -> list[Var]:
         """Add inputs for cotangents of `of`, and the gradient outputs; the inputs."""
         ends, wrt = list(self.of.values()), list(self.wrt.values())
-        seeds, self.signature.cotangents = self._seeds(self.of, "cotangent", directions)
+        seeds = [self.input(v, f"{name}_cotangent", directions) for name, v in self.of.items()]
+        self.signature.cotangents = {name: seed.name for name, seed in zip(self.of, seeds)}
 
         def write(slices: Sequence[Var]) -> list[Var]:
             return self.derivatives_of(reverse(self.builder, list(self.graph), dict(zip(ends, slices)), wrt), self.wrt)
@@ -146,17 +149,22 @@ class Derivation:
         self.add_gradients(write(seeds) if directions is None else self._batch(seeds, write, self.wrt, ends))
         return seeds
 
-    def _seeds(
-        self, at: Mapping[str, ir.Value], kind: str, directions: int | str | None
-    ) -> tuple[list[Var], dict[str, str]]:
-        """An input for the `kind` of each value `at`, and their names."""
-        seeds = [self.input(v, f"{name}_{kind}", directions) for name, v in at.items()]
-        return seeds, {name: seed.name for name, seed in zip(at, seeds)}
+    def tangent_inputs(self, directions: int | str | None = None) -> dict[ir.Value, Var]:
+        """An input for the tangent of each `wrt`, by value."""
+        seeds = {v: self.input(v, f"{name}_tangent", directions) for name, v in self.wrt.items()}
+        self.signature.input_tangents = {name: seeds[v].name for name, v in self.wrt.items()}
+        return seeds
+
+    def add_products(self, products: Mapping[ir.Value, Var], kind: str) -> None:
+        """Add the outputs of products with a vector, ``{wrt}_{kind}``; zero for a `wrt` without one."""
+        for name, value in self.wrt.items():
+            product = products.get(value) or self.zeros(value)
+            self.signature.products[name] = self.output(product, f"{name}_{kind}", value)
 
     def push_tangents(self, directions: int | str | None = None) -> list[Var]:
         """Add inputs for tangents of `wrt`, and outputs for those of `of`; the inputs."""
         ends, wrt = list(self.of.values()), list(self.wrt.values())
-        seeds, self.signature.input_tangents = self._seeds(self.wrt, "tangent", directions)
+        seeds = list(self.tangent_inputs(directions).values())
 
         def write(slices: Sequence[Var]) -> list[Var]:
             return self.derivatives_of(forward(self.builder, list(self.graph), dict(zip(wrt, slices)), ends), self.of)
@@ -179,12 +187,41 @@ class Derivation:
         of: Sequence[ir.Value],
     ) -> list[Var]:
         for name, value in likes.items():
-            if value.shape is None:
-                hint = "declare its shape in the model's value_info"
-                raise BadInput(f"the rank of {name!r} is not known\n  hint: {hint}")
+            check_rank(value, name)
         self.lowered(of)
         results = [Batched(self.builder.var(self.builder.now(v))) for v in likes.values()]
         return vmapped(self.builder, seeds, write, results)
+
+    def over_slices(
+        self,
+        values: Sequence[ir.Value],
+        columns: Sequence[Var],
+        results: list[Var],
+        likes: Iterable[Var],
+        axis: int | None = None,
+    ) -> list[Var]:
+        """`results`, each like one of `likes`, for every slice of `columns` in the place of `values`, stacked.
+
+        With an `axis`, a slice gets a new axis of length 1 there.
+        """
+
+        def write(slices: Sequence[Var]) -> list[Var]:
+            for value, piece in zip(values, slices):
+                new = piece if axis is None else self.builder.Unsqueeze(piece, [axis])
+                new.value.shape = value.shape
+                value.replace_all_uses_with(new.value)
+            self.graph.sort()
+            return results
+
+        stacks = vmapped(self.builder, columns, write, [Batched(x) for x in likes])
+        self.graph.sort()
+        return stacks
+
+    def refuse_computed(self) -> None:
+        """Raise BadInput unless every `wrt` is an input of the model."""
+        for name, value in self.wrt.items():
+            if not value.is_graph_input() or value.is_initializer():
+                raise BadInput(f"`wrt` {name!r} is no input of the model")
 
     def ones(self) -> dict[ir.Value, Var]:
         """The seeds for which the cotangent of `wrt` is the gradient of the sum of `of`."""

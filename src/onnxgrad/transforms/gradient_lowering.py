@@ -88,7 +88,7 @@ class WithoutGradients:
         """The current value for the original name `name`."""
         if name not in self.values:
             raise UnknownName(name, self.values, "value")
-        return self.now(self.values[name])
+        return self.builder.now(self.values[name])
 
     def expose(self, name: str) -> ir.Value:
         """A value fit to be the graph output `name`: made by a node of the graph, and exposed once.
@@ -121,12 +121,6 @@ class WithoutGradients:
         replaced = [name for name, value in self.values.items() if value in self.builder.moved]
         values = {name: self.named(name) for name in dict.fromkeys([*self._outputs, *replaced])}
         self.graph.outputs.extend(values[name] for name in self._outputs)
-
-    def now(self, value: ir.Value) -> ir.Value:
-        """The current replacement of `value`, which may have been replaced several times."""
-        while value in self.builder.moved:
-            value = self.builder.moved[value]
-        return value
 
     def _renew(self) -> None:
         """Have a builder that shares nothing with nodes that another round will move."""
@@ -197,14 +191,14 @@ class WithoutGradients:
     def _gradient(self, node: ir.Node) -> list[Var | None]:
         """∂(Σy)/∂x for each x of `xs` that is asked for; zeros where y does not depend on x."""
         where = described(node)
-        bound = Bound.of(node)
-        xs, zs, y = [self.now(v) for v in bound.xs], [self.now(v) for v in bound.zs], self.now(bound.y)
+        bound, now = Bound.of(node), self.builder.now
+        xs, zs, y = [now(v) for v in bound.xs], [now(v) for v in bound.zs], now(bound.y)
         names = strings(node, "xs")
         for name, x in zip([*names, "y"], [*xs, y]):
             if not is_differentiable(x):
                 raise BadInput(f"{where}: {name!r} is a tensor of {type_text(x.dtype)}; only floats have derivatives")
         nodes = ancestors([n for graph in self._open for n in graph], [y], {*xs, *zs})
-        fed = dict(zip([*xs, *zs], map(self.now, bound.fed)))
+        fed = dict(zip([*xs, *zs], map(now, bound.fed)))
         if any(value is not named for named, value in fed.items()):
             at = self._substituted(nodes, fed, where)
             nodes = [at.nodes.get(n, n) for n in nodes]
@@ -216,7 +210,7 @@ class WithoutGradients:
         seed = self.builder.full_like(Var(self.builder, y), 1)
         gradients = reverse(self.builder, nodes, {y: seed}, asked)
         return [
-            (gradients.get(x) or self.builder.zeros_like(Var(self.builder, self.now(x)))) if out.name else None
+            (gradients.get(x) or self.builder.zeros_like(Var(self.builder, now(x)))) if out.name else None
             for x, out in zip(xs, node.outputs)
         ]
 

@@ -16,8 +16,9 @@ from onnxgrad.batching.directions import Batched, identity, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.shapes import axis_first
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.derivation import Derivation
+from onnxgrad.transforms.derivation import Derivation, check_rank
 from onnxgrad.transforms.keep_functions import transform
 from onnxgrad.transforms.select_values import Names
 from onnxgrad.wording import shape_text
@@ -83,8 +84,7 @@ def hessian(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
         OnnxGradError: as `vjp`.
     """
     d = Derivation(model, wrt, of)
-    for name, value in d.wrt.items():
-        _rank(name, value, None)
+    check_rows(d.wrt, None)
     gradients = gradients_of(d)
     for a, x in d.wrt.items():
         for b, h in _columns(d, a, gradients, None, first=True).items():
@@ -170,7 +170,9 @@ def check_axis(batch: int | None) -> None:
 def check_rows(values: dict[str, ir.Value], batch: int | None) -> None:
     """Refuse values of unknown rank, and rows along `batch` that cannot belong together."""
     for name, value in values.items():
-        _rank(name, value, batch)
+        rank = check_rank(value, name)
+        if batch is not None and not -rank <= batch < rank:
+            raise BadInput(f"{name!r} has no axis {batch} for rows: its shape is {shape_text(value.shape)}")
     if batch is not None:
         _rows_agree(values, batch)
 
@@ -186,13 +188,6 @@ def unit_directions(x: Var, batch: int | None) -> Var:
     whole = b.Expand(b.Unsqueeze(units, [at + 1]), b.join(count, b.shape_of(x)))
     whole.value.shape = ir.Shape([lead, *x.dims])
     return whole
-
-
-def _rank(name: str, value: ir.Value, batch: int | None) -> None:
-    if value.shape is None:
-        raise BadInput(f"the rank of {name!r} is not known\n  hint: declare its shape in the model's value_info")
-    if batch is not None and not -len(value.shape) <= batch < len(value.shape):
-        raise BadInput(f"{name!r} has no axis {batch} for rows: its shape is {shape_text(value.shape)}")
 
 
 def _rows_agree(values: dict[str, ir.Value], batch: int) -> None:
@@ -249,10 +244,7 @@ def _all_rows(seed: Var, like: Var, batch: int | None) -> Var:
 
 def _to_front(x: Var, batch: int | None) -> Var:
     """`x` with the axis `batch` first."""
-    if batch is None or batch % x.rank == 0:
-        return x
-    at = batch % x.rank
-    return x.builder.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)])
+    return x if batch is None else axis_first(x, batch)
 
 
 def _shape_blocks(j: Var, rows: Var, columns: Var, batch: int | None) -> Var:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.control_flow.unread_results import drop_unread
@@ -193,6 +192,5 @@ def _take_shapes_elsewhere(d: Derivation, dropped: list[ir.Value]) -> None:
                 else:
                     other, axis = sizes[n.value]  # type: ignore[index]
                     parts.append(builder.shape_of(builder.var(other), axis, axis + 1))
-            whole = builder.join(*parts) if parts else builder.const(np.zeros(0, np.int64))
-            node.outputs[0].replace_all_uses_with(whole.value)
+            node.outputs[0].replace_all_uses_with(builder.join(*parts).value)
     d.graph.sort()

@@ -6,12 +6,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.batching.directions import Batched, vmapped
-from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput
-from onnxgrad.ir import Var
+from onnxgrad.ir.shapes import axis_first
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation
+from onnxgrad.transforms.jacobians import check_axis, gradients_of
 from onnxgrad.transforms.keep_functions import transform
 from onnxgrad.transforms.select_values import Names
 
@@ -37,8 +36,7 @@ def per_example_grad(
         BadInput: a `wrt` that is not shared, an input without an axis `batch`, inputs of several batch sizes.
         OnnxGradError: as `vjp`.
     """
-    if isinstance(batch, bool) or not isinstance(batch, int):
-        raise BadInput(f"`batch` is the number of an axis, not {batch!r}")
+    check_axis(batch)
     common = {shared} if isinstance(shared, str) else set(shared)
     shapes: dict[str, ir.Shape] = {}
     d = Derivation(model, wrt, of, lambda private: shapes.update(_as_batch_of_one(private, batch, common)))
@@ -50,24 +48,13 @@ def per_example_grad(
         if value.shape is None:
             raise BadInput(f"the rank of {name!r} is not known")
     b = d.builder
-    pulled = reverse(b, d.nodes, d.ones(), list(d.wrt.values()))
-    gradients = [pulled.get(v) or d.zeros(v) for v in d.wrt.values()]
+    gradients = [b.var(g) for g in gradients_of(d).values()]
     single = [v for v in d.graph.inputs if v.name in shapes]
     whole = [d.replaced(v, "example", shapes[v.name or ""]) for v in single]
     d.graph.outputs.clear()
 
-    def write(slices: list[Var]) -> list[Var]:
-        for value, piece in zip(single, slices):
-            alone = b.Unsqueeze(piece, [batch])
-            alone.value.shape = value.shape
-            value.replace_all_uses_with(alone.value)
-        d.graph.sort()
-        return gradients
-
-    columns = [_examples_first(x, batch) for x in whole]
-    results = vmapped(b, columns, write, [Batched(b.var(v)) for v in d.wrt.values()])
-    d.graph.sort()
-    d.add_gradients(results)
+    columns = [axis_first(x, batch) for x in whole]
+    d.add_gradients(d.over_slices(single, columns, gradients, map(b.var, d.wrt.values()), batch))
     return d.close()
 
 
@@ -99,8 +86,3 @@ def _as_batch_of_one(model: ir.Model, batch: int, shared: set[str]) -> dict[str,
         for value in (*(g.inputs if g is not graph else ()), *(v for node in g for v in node.outputs)):
             value.shape = None
     return shapes
-
-
-def _examples_first(x: Var, batch: int) -> Var:
-    at = batch % x.rank
-    return x.builder.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]) if at else x

@@ -33,14 +33,8 @@ def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
 
 def _hvp(d: Derivation) -> Any:
     gradients = gradients_of(d)
-    seeds = {}
-    for name, value in d.wrt.items():
-        seeds[value] = d.input(value, f"{name}_tangent")
-        d.signature.input_tangents[name] = seeds[value].name
-    tangents = forward(d.builder, list(d.graph), seeds, list(gradients.values()))
-    for name, value in d.wrt.items():
-        t = tangents.get(gradients[name])
-        d.signature.products[name] = d.output(d.zeros(value) if t is None else t, f"{name}_hvp", value)
+    tangents = forward(d.builder, list(d.graph), d.tangent_inputs(), list(gradients.values()))
+    d.add_products({v: tangents[g] for v, g in zip(d.wrt.values(), gradients.values()) if g in tangents}, "hvp")
     return d.close()
 
 
@@ -65,11 +59,7 @@ def gauss_newton_vp(model: AnyModel, *, wrt: Names, of: Names | None = None, los
 
 def _gnvp(d: Derivation, loss: str | None) -> Any:
     of_values = list(d.of.values())
-    seeds = {}
-    for name, value in d.wrt.items():
-        seeds[value] = d.input(value, f"{name}_tangent")
-        d.signature.input_tangents[name] = seeds[value].name
-    pushed = forward(d.builder, d.nodes, seeds, of_values)
+    pushed = forward(d.builder, d.nodes, d.tangent_inputs(), of_values)
     if loss is None:
         curved = pushed
     else:
@@ -80,8 +70,5 @@ def _gnvp(d: Derivation, loss: str | None) -> Any:
         slopes = reverse(d.builder, list(d.graph), ones, of_values)
         bent = forward(d.builder, list(d.graph), pushed, [g.value for g in slopes.values()])
         curved = {v: bent[g.value] for v, g in slopes.items() if g.value in bent}
-    products = reverse(d.builder, list(d.graph), curved, list(d.wrt.values())) if curved else {}
-    for name, value in d.wrt.items():
-        g = products.get(value)
-        d.signature.products[name] = d.output(d.zeros(value) if g is None else g, f"{name}_gnvp", value)
+    d.add_products(reverse(d.builder, list(d.graph), curved, list(d.wrt.values())) if curved else {}, "gnvp")
     return d.close()

@@ -19,6 +19,7 @@ from onnxgrad.ir.graph import dependents, named_values, reads, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
 from onnxgrad.ir.operators import traits_of
+from onnxgrad.ir.shapes import axis_first
 from onnxgrad.lower import expand
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.gradient_lowering import open_lowered
@@ -213,11 +214,9 @@ def _column(b: Builder, value: ir.Value, axis: int, size: int | str) -> Var:
         del graph.initializers[name]
         value.const_value = None  # which shares its name with the caller's tensor
     inputs = [new if v is value else v for v in graph.inputs]
-    graph.inputs.clear()
-    graph.inputs.extend(inputs if new in inputs else [*inputs, new])
+    graph.inputs[:] = inputs if new in inputs else [*inputs, new]
     value.name = b.names.fresh(name)
-    x = b.var(new)
-    return b.Transpose(x, perm=[axis, *(i for i in range(x.rank) if i != axis)]) if axis else x
+    return axis_first(b.var(new), axis)
 
 
 class _Sizes:

@@ -209,8 +209,7 @@ class _Cut:
         return ir.tensor(np.zeros(shape, self.dtype.numpy()), name=name)
 
     def _close(self, b: Builder, outputs: Sequence[ir.Value]) -> None:
-        b.graph.outputs.clear()
-        b.graph.outputs.extend(dict.fromkeys(outputs))
+        b.graph.outputs[:] = list(dict.fromkeys(outputs))
         finish(b.graph)
 
     def _step(
@@ -227,8 +226,7 @@ class _Cut:
         others |= self.step.reads
         mine = {t.input for t in state.values()}
         known = {n: t for n, t in others.items() if n in inputs and n not in mine and inputs[n] in used}
-        graph.inputs.clear()
-        graph.inputs.extend(inputs[n] for n in [*batch, *(t.input for t in state.values()), *known, *rates])
+        graph.inputs[:] = [inputs[n] for n in [*batch, *(t.input for t in state.values()), *known, *rates]]
         in_good_order(model)
         return replace(
             self.step, model=model, state=state, batch=batch, results=results, loss=loss, rates=rates, reads=known

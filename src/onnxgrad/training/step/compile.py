@@ -213,8 +213,7 @@ def _compile_entry(
     inputs = {v.name or "": v for v in graph.inputs}
     batch = [name for name in data if inputs[name] in read_by]
     only_read = {n: t for n, t in merged.hosted.items() if n not in state and inputs[n] in read_by}
-    graph.inputs.clear()
-    graph.inputs.extend(inputs[name] for name in [*batch, *state, *only_read, *merged.fed])
+    graph.inputs[:] = [inputs[name] for name in [*batch, *state, *only_read, *merged.fed]]
     step.opset_imports.pop(DOMAIN, None)
     step.metadata_props.clear()
     found = Step(step, state, batch, results, results[0] if loss else "", merged.fed, only_read)
