@@ -64,14 +64,15 @@ def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns | Path,
         read = partial(open_documents, split=recipe.task.documents, inputs=inputs)
         if recipe.data.validation is not None:
             recipe = replace(recipe, data=replace(recipe.data, validation=read(recipe.data.validation)))
-        return read(data), recipe
     if recipe.data.is_streamed or is_stream(data):
         return data, recipe
+    if recipe.task.name:
+        return read(data), recipe
     if recipe.data.tables is not None:  # which the training rows decide
         inputs = {}
     columns = open_data(data, images, inputs, trained.inputs)
     columns.source = str(data)
-    if recipe.data.validation is not None:  # by the names of the columns that are trained on, whatever their order here
+    if recipe.data.validation is not None:  # by the names of the columns that are trained on, here in any order
         same = {n: c.features for n, c in columns.items() if c.features is not None}
         held_out = open_data(recipe.data.validation, images, inputs, {**trained.inputs, **same})
         held_out.source = str(recipe.data.validation)

@@ -26,9 +26,8 @@ from onnxgrad.model_io import load_model
 from onnxgrad.runtime.trial import check_runs
 from onnxgrad.settings import setting
 from onnxgrad.training import Interrupted, train
-from onnxgrad.training.data import split
+from onnxgrad.training.data import Data, split
 from onnxgrad.training.data.columns import Columns
-from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watchers
@@ -178,9 +177,7 @@ class Job:
         recipe = self.recipe
         trainer = trainer_for(self.model, data, recipe)
         rows = trainer.training_data(data, preparation=recipe.data)
-        if isinstance(rows, Stream):
-            raise BadInput("--find-lr needs rows by number; give it some rows of the stream in a file")
-        if recipe.data.validation_split is not None:
+        if recipe.data.validation_split is not None and isinstance(rows, Data):
             rows, _ = split(rows, recipe.data.validation_split, recipe.loop.seed)
         found = trainer.find_rate(rows, batch_size=recipe.loop.batch_size, seed=recipe.loop.seed)
         if recipe.log.plot is not None and trainer.is_writer:

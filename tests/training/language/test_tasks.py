@@ -6,13 +6,14 @@ import warnings
 
 import numpy as np
 import onnx
+import pyarrow.parquet
 import pytest
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Session
 from onnxgrad.training import Trainer, evaluate, predict, train
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.language import chat
+from onnxgrad.training.language import chat, documents
 from onnxgrad.training.language.masking import Masking
 from onnxgrad.training.loop.callbacks import Callback
 from tests.cli.said import said
@@ -112,6 +113,71 @@ def test_conversations_are_truncated_with_a_warning(place):
     assert max(rows.lengths) == 16
 
 
+def streams_of_texts(place):
+    (place / "texts.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in TEXTS))
+    table = pyarrow.table({"text": TEXTS})
+    pyarrow.parquet.write_table(table, place / "texts.parquet", row_group_size=2)
+    yield place / "corpus.txt"
+    yield place / "texts.jsonl"
+    yield place / "texts.parquet"
+    yield lambda: iter(TEXTS)
+    yield lambda: iter([{"text": TEXTS[:3]}, {"text": TEXTS[3:]}])
+    yield lambda: table.to_batches(2)
+
+
+def test_documents_are_streamed(place, monkeypatch):
+    """The steps are those of the documents in memory, whose rows are padded to the longest of a batch."""
+    monkeypatch.setattr(documents, "_AT_A_TIME", 2)
+    settings = {"tokenizer": place / "tokenizer.json", "batch_size": 3, "epochs": 2, "shuffle": False}
+    trainers = []
+    for source in (TEXTS, *streams_of_texts(place)):
+        trainers.append(Trainer(decoder(), task="causal-lm", optimizer="sgd", learning_rate=0.1))
+        trainers[-1].fit(source, **settings, stream=isinstance(source, type(place)))
+        for name, array in trainers[0].state().items():
+            np.testing.assert_allclose(trainers[-1].state()[name], array, rtol=1e-5, atol=1e-7, err_msg=str(source))
+
+
+def test_conversations_are_streamed(place):
+    rows = [{"messages": CHAT[:3]}, {"messages": CHAT}]
+    settings = {"tokenizer": place / "tokenizer.json", "shuffle": False}
+    losses = []
+    for source in (rows, lambda: iter(rows), lambda: iter([{"messages": [CHAT[:3], CHAT]}])):
+        trainer = Trainer(decoder(), task="causal-lm", optimizer="sgd", learning_rate=0.1)
+        losses.append(trainer.fit(source, **settings).epochs[0]["loss"])
+    np.testing.assert_allclose(losses[1:], losses[0], rtol=1e-6)
+
+
+def test_masks_of_a_stream_are_new_in_each_epoch(place):
+    batches = []
+
+    class Seen(Callback):
+        def start(self, run):
+            step = run.machine.step
+            monkeypatch.setattr(run.machine, "step", lambda batch: (batches.append(dict(batch)), step(batch))[1])
+
+    trainer = Trainer(decoder(past=False), task="masked-lm", optimizer="sgd", learning_rate=0.0)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        trainer.fit(lambda: iter(TEXTS), tokenizer=place / "tokenizer.json", epochs=2, callbacks=[Seen()])
+    first, second = batches
+    assert (first["labels"] != second["labels"]).any()
+    assert (first["input_ids"] == WORDS.index("[MASK]")).any()
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "message"),
+    [
+        (lambda: iter([3]), {}, "item 0 of the training data is int, not a text or an object"),
+        (lambda: iter(TEXTS), {"documents": "file"}, "a stream of text has paragraphs"),
+        (lambda: iter(TEXTS), {"task": "orpo"}, "compares pairs of all rows"),
+    ],
+)
+def test_streams_of_documents_that_are_refused(place, source, settings, message):
+    trainer = Trainer(decoder(past=False), **{"task": "causal-lm", **settings})
+    with pytest.raises(BadInput, match=message):
+        trainer.fit(source, tokenizer=place / "tokenizer.json")
+
+
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("build", [lambda: decoder(past=False), decoder, merged_decoder])
 def test_losses_are_those_of_the_formula_with_any_cache(place, build):
     losses, model = Losses(), build()
@@ -186,6 +252,7 @@ def test_the_command_trains_measures_and_predicts(place):
     assert np.exp(mean) == pytest.approx(found["perplexity"], rel=1e-4)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -240,6 +307,7 @@ def test_predictions_of_trained_models_need_no_flags(place):
     assert predict(trained, TEXTS)["perplexity"].shape == (5,)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("build", [decoder, merged_decoder])
 def test_parts_of_a_batch_have_caches_of_their_own(place, build):
     found = []
@@ -321,6 +389,7 @@ def test_text_quantizes_a_model_and_trains_it_through_the_rounding(place):
     assert any(n.op_type == "DequantizeLinear" for n in onnx.load(place / "t.onnx").graph.node)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["use_cache_branch", "num_logits_to_keep"])
 def test_switches_of_exporters_may_be_scalars(place, name):
     """A scalar that selects: with the value 0, the model is the one that trains."""

@@ -20,6 +20,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import check_label_rows, check_spread, fed_whole, fixed_batch
+from onnxgrad.training.data.column_fit import TableSettings
 from onnxgrad.training.data.columns import Column, single_array
 from onnxgrad.training.data.fields import Field, check_counted, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
@@ -33,7 +34,6 @@ from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.sampling import balanced
 from onnxgrad.training.data.sources import open_data
-from onnxgrad.training.data.table import TableSettings
 from onnxgrad.training.data.text import Text, check_tokens, has_text_for_tokens
 from onnxgrad.training.data.wide import Joining, check_fed, check_numbers, check_present
 
@@ -291,9 +291,9 @@ class Data:
         else:
             yield from self._generate(size, order, start, part, 1, None)
 
-    def all_rows(self) -> dict[str, np.ndarray]:
-        """All rows as one batch."""
-        return next(self._generate(len(self), None, 0, (0, 1), 1, None))
+    def all_rows(self, draw: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+        """All rows as one batch; see `batches` for `draw`."""
+        return next(self._generate(len(self), None, 0, (0, 1), 1, draw))
 
     def _generate(
         self,

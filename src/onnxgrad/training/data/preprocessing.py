@@ -19,7 +19,7 @@ from onnxgrad.errors import BadInput, json_text, printable
 from onnxgrad.training.data.columns import Column, Dense, Features
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.images import Images
-from onnxgrad.training.data.raw_columns import check_raw, raw_column
+from onnxgrad.training.data.raw_columns import checked_raw, raw_column
 from onnxgrad.training.data.table import Table, cut_off
 from onnxgrad.training.data.text import Text
 from onnxgrad.training.data.tokenizer_file import parse_tokenizer
@@ -134,8 +134,7 @@ class Preprocessing:
             if f.name in self.columns:
                 name, kind, may_miss = self.columns[f.name]
                 check_present(f.name, Features((name,), name), columns)
-                raw = raw_column(columns[name], name)
-                check_raw(raw, name, kind == "text", may_miss, source)
+                raw = checked_raw(raw_column(columns[name], name), name, kind == "text", may_miss, source)
                 found[f.name] = Dense(raw.values)
                 f = replace(f, raw=True)
             changed.append(f)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,18 @@ class RawColumn:
         return self.values == "" if self.kind == "text" else np.isnan(self.values)
 
 
-def check_raw(raw: RawColumn, name: str, is_text: bool, may_miss: bool, source: str) -> None:
-    """Raise BadInput for a column of another type than in training, or with a missing value where none is allowed."""
+def checked_raw(raw: RawColumn, name: str, is_text: bool, may_miss: bool, source: str) -> RawColumn:
+    """`raw` as in training; without any value, of that type.
+
+    Raises:
+        BadInput: it is of another type, or a value is missing where none is allowed.
+    """
+    if raw.missing.all():
+        raw = (
+            RawColumn("text", np.full(len(raw.values), "", object))
+            if is_text
+            else RawColumn("number", np.full(len(raw.values), np.nan))
+        )
     if (raw.kind == "text") != is_text:
         raise BadInput(
             f"column {name!r} of {source} holds {raw.kind}s, and {'text' if is_text else 'numbers'} when the model was "
@@ -42,6 +54,7 @@ def check_raw(raw: RawColumn, name: str, is_text: bool, may_miss: bool, source: 
             f"column {name!r} of {source} has no value in row {np.argmax(missing)}, and the model was trained on rows "
             "without missing values\n  hint: train it with --missing mean, or leave the row out"
         )
+    return raw
 
 
 def raw_column(column: Column, name: str) -> RawColumn:
@@ -63,12 +76,23 @@ def raw_column(column: Column, name: str) -> RawColumn:
     values = ["" if v is None or v != v else v for v in array.tolist()]
     if all(isinstance(v, (bool, np.bool_)) or v == "" for v in values) and any(v != "" for v in values):
         return RawColumn("boolean", np.array([np.nan if v == "" else float(v) for v in values]))
-    if all(isinstance(v, (int, float)) or v == "" for v in values) and any(v != "" for v in values):
+    if all(isinstance(v, (int, float, Decimal)) or v == "" for v in values) and any(v != "" for v in values):
         return RawColumn("number", np.array([np.nan if v == "" else float(v) for v in values]))
+    if all(isinstance(v, datetime.date) or v == "" for v in values) and any(v != "" for v in values):
+        return _days(np.array([_naive(v) for v in values], "datetime64[us]"))
     if not all(isinstance(v, str) for v in values):
         other = next(v for v in values if not isinstance(v, str))
         raise BadInput(f"column {name!r} mixes text and other values, such as {other!r:.40}")
     return RawColumn("text", np.array(values, object))
+
+
+def _naive(value: Any) -> Any:
+    """A date or time without a zone, in UTC; NaT for a missing one."""
+    if value == "":
+        return np.datetime64("NaT")
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return value.astimezone(datetime.UTC).replace(tzinfo=None)
+    return value
 
 
 def _days(array: np.ndarray) -> RawColumn:

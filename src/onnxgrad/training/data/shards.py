@@ -5,6 +5,7 @@
 | ``.parquet`` | rows of a row group; a resumed run skips whole groups unread |
 | ``.arrow``, ``.feather``, ``.ipc`` | a record batch; likewise |
 | ``.csv``, ``.tsv``, ``.jsonl`` | a block of lines |
+| ``.txt``, ``.text``, ``.md`` | a paragraph, as the column ``text`` |
 | ``.tar`` | a sample: the files that share a name up to its first dot, as WebDataset writes them |
 
 A folder of such files is read in the sorted order of their names. In a sample, ``.jpg`` and other pictures feed
@@ -15,7 +16,9 @@ unpickled or unpacked to the disk.
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,9 +33,14 @@ from onnxgrad.training.data.images import SUFFIXES as PICTURES
 from onnxgrad.training.data.images import EncodedPicture
 
 _PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
-SUFFIXES = (*_PARQUET, *_ARROW, *text_tables.SUFFIXES, ".tar")
+_TEXT = (".txt", ".text", ".md")
+SUFFIXES = (*_PARQUET, *_ARROW, *text_tables.SUFFIXES, *_TEXT, ".tar")
 #: Rows of a part of a table, bytes of a block of text, and the largest file of a sample.
 _ROWS, _BLOCK, _LARGEST = 8192, 1 << 20, 1 << 28
+
+#: Types of a text table's columns in the order in which pyarrow tries them, and its error at a line of another type.
+_TYPES = ("null", "int64", "bool", "date32[day]", "time32[s]", "timestamp[s]", "timestamp[ns]", "double", "string")
+_WRONG_TYPE = re.compile(r"In CSV column #(\d+): .*conversion error", re.IGNORECASE)
 
 
 class Shards:
@@ -41,12 +49,15 @@ class Shards:
     Args:
         path: a file, or a folder of files of one kind.
 
+    Attributes:
+        types: of columns of text tables whose first lines show another one.
+
     Raises:
         BadInput: there is no such file, or it cannot be read as a stream.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.types = path, dict[str, str]()
         self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
         kinds = {p.suffix.lower() for p in self.files}
         if not self.files or len(kinds) > 1 or not kinds <= set(SUFFIXES):
@@ -56,6 +67,14 @@ class Shards:
             if not file.exists():
                 raise BadInput(f"there is no file {str(file)!r}")
             check_readable(file)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about the form of text tables."""
+        if self.files[0].suffix.lower() not in text_tables.SUFFIXES:
+            return []
+        with open_ordinary(self.files[0]) as file:
+            return text_tables.notes(file, self.files[0])
 
     def __iter__(self) -> Iterator[Any]:
         return self.read(0)
@@ -87,6 +106,9 @@ class Shards:
         if suffix == ".tar":
             yield from _samples(file)
             return
+        if suffix in _TEXT:
+            yield from _paragraphs(file)
+            return
         try:
             import pyarrow.csv
             import pyarrow.json
@@ -114,11 +136,54 @@ class Shards:
                     text_tables.check_lines(block, file)
                     yield pyarrow.json.read_json(block)
         else:
-            with open_ordinary(file) as opened:
-                options = text_tables.csv_options(opened, suffix)
-                yield from pyarrow.csv.open_csv(
-                    opened, read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK), **options
-                )
+            yield from self._blocks(file, suffix)
+
+    def _blocks(self, file: Path, suffix: str) -> Iterator[Any]:
+        """Blocks of lines of a text table; a column is read as the next type from a line on that is not of its type."""
+        import pyarrow as pa
+        import pyarrow.csv
+
+        rows, schema = 0, None
+        while True:
+            behind = rows
+            try:
+                with open_ordinary(file) as opened:
+                    types = {n: pa.type_for_alias(t) for n, t in self.types.items()}
+                    options = text_tables.csv_options(opened, suffix, types)
+                    size = pyarrow.csv.ReadOptions(block_size=_BLOCK)
+                    with pyarrow.csv.open_csv(opened, read_options=size, **options) as reader:
+                        schema = reader.schema
+                        for block in reader:
+                            gone = min(behind, block.num_rows)
+                            behind -= gone
+                            if gone < block.num_rows:
+                                rows += block.num_rows - gone
+                                yield block.slice(gone)
+                return
+            except pa.ArrowInvalid as error:
+                column = _WRONG_TYPE.search(str(error))
+                if column is None or schema is None:
+                    raise
+                name = schema.field(int(column[1])).name
+                now = self.types.get(name, str(schema.field(name).type))
+                if now not in _TYPES[:-1]:
+                    raise
+                self.types[name] = _TYPES[_TYPES.index(now) + 1]
+
+
+def _paragraphs(path: Path) -> Iterator[dict[str, str]]:
+    """The paragraphs of a text, which blank lines separate."""
+    lines: list[str] = []
+    indented = True
+    with open_ordinary(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig") as file:
+        for line in itertools.chain(file, [""]):
+            if line.strip():
+                lines.append(line if lines or indented else line.lstrip())
+                continue
+            indented = False
+            if lines:
+                yield {"text": "".join(lines).rstrip("\n")}
+                lines = []
 
 
 def _samples(path: Path) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,8 @@
 A stream is an iterable of rows or of batches (a generator, a ``DataLoader``, an ``IterableDataset``, a streaming
 ``datasets`` dataset, batches of Arrow or polars), a function that returns one, or files (see `shards`). Batches are
 taken as they come; rows, tables and shuffled rows are put together to batches of `batch_size`. Each part is prepared as
-`Data`, so columns are matched, joined, checked and tokenized alike.
+`Data`, so columns are matched, joined, checked and tokenized alike. A table whose columns are prepared is read once
+before, to fit the preparation.
 
 A pass over the stream is an epoch. With `steps_per_epoch`, epochs have so many steps, and passes follow each other. All
 ranks read the same stream, and each takes its block of every batch. A resumed run opens the stream again and skips what
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,17 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.batches import Data
+from onnxgrad.training.data.column_fit import TableSettings
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.items import chunks, open_items
 from onnxgrad.training.data.labels import ClassColumn
 from onnxgrad.training.data.padding import check_padding
 from onnxgrad.training.data.prefetch import ahead
+from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.shards import Shards
+from onnxgrad.training.data.sources import open_data
+from onnxgrad.training.data.text import Tokens
+from onnxgrad.training.data.wide import Joining, NoRowsLeft, fit_parts
 
 Batch = dict[str, np.ndarray]
 
@@ -45,10 +51,12 @@ class Stream:
         shuffle_buffer: rows among which the next ones are drawn at random; 0: rows stay in their order.
         steps_per_epoch: steps after which an epoch ends. Default: it ends with the stream.
         classes: the names of the classes in the order of their numbers.
+        cut: makes sources for `Data` of items, with True for a batch that came as one.
+        tables: how columns that are joined are prepared.
         arguments: further ones of `Data`.
 
     Raises:
-        BadInput: the source is empty, or its first part does not fit.
+        BadInput: the source is empty, or its first part does not fit; or tables are fitted, and it can be read once.
 
     Attributes:
         first: the first part, which shows how all are prepared.
@@ -64,13 +72,19 @@ class Stream:
         shuffle_buffer: int = 0,
         steps_per_epoch: int | None = None,
         classes: Sequence[str] | None = None,
+        cut: Callable[[Iterable[Any], Sequence[Field], str], Iterator[tuple[Any, bool]]] = chunks,
+        tables: TableSettings | None = None,
         **arguments: Any,
     ) -> None:
         check_whole(0, shuffle_buffer=shuffle_buffer)
         self.fields, self.name, self.buffer, self.steps_per_epoch = list(fields), name, shuffle_buffer, steps_per_epoch
         self.source: Any = Shards(Path(source)) if isinstance(source, (str, os.PathLike)) else source
-        self._prepare: Any = functools.partial(Data, fields=fields, classes=classes, **arguments)
+        self._cut, self._lacks_rows = cut, False
         self._opened = self._open(0)
+        self._notes: list[str] = [*getattr(self.source, "notes", ())] if isinstance(self.source, Shards) else []
+        if tables is not None:
+            arguments |= self._fit_tables(tables, arguments.get("inputs") or {}, arguments["trained"])
+        self._prepare: Any = functools.partial(Data, fields=fields, classes=classes, **arguments)
         self._pending: Iterator[tuple[Data, bool]] | None = self._parts(self._opened, 0)
         start = next(self._pending, None)
         if start is None:
@@ -106,9 +120,14 @@ class Stream:
             return None
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("whole", "fixed", "names", "classes", "preprocessing", "notes", "called", "columns", "files"):
+        if name in ("whole", "fixed", "names", "classes", "preprocessing", "called", "columns", "files"):
             return getattr(self.first, name)
         raise AttributeError(name)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about how rows are made."""
+        return [*self._notes, *self.first.notes]
 
     @property
     def labels(self) -> None:
@@ -190,11 +209,11 @@ class Stream:
     ) -> Iterator[tuple[Batch, int]]:
         """The batches of one pass, without the first `rows` rows."""
         skipped = 0
-        seeks = rows and not self.buffer and not self._as_batches and isinstance(self.source, Shards)
+        seeks = rows and not (self.buffer or self._as_batches or self._lacks_rows) and isinstance(self.source, Shards)
         parts = self._read_again(number, rows if seeks else 0)
         skipped = rows if seeks else 0
         turn = 0
-        for batch, count in self._put_together(parts, size, np.random.default_rng([seed, number, 0xB0F])):
+        for batch, count in self._put_together(parts, size, [seed, number]):
             turn += count
             if skipped < rows:
                 skipped += count
@@ -214,11 +233,7 @@ class Stream:
             yield from pending
             return
         self._pending = None
-        if not self.is_repeatable:
-            raise BadInput(
-                f"{self.name} is an iterator, which can be read once only: it has no beginning to go back to\n"
-                "  hint: hand over a function that returns it (lambda: rows()), or a list"
-            )
+        self._check_repeatable()
         items = self.source.read(skip) if isinstance(self.source, Shards) and skip else self._open(number)
         yield from self._parts(items, number)
 
@@ -231,22 +246,52 @@ class Stream:
             source.sampler.set_epoch(number)
         return open_items(source, self.name)
 
+    def _check_repeatable(self) -> None:
+        if not self.is_repeatable:
+            raise BadInput(
+                f"{self.name} is an iterator, which can be read once only: it has no beginning to go back to\n"
+                "  hint: hand over a function that returns it (lambda: rows()), or a list"
+            )
+
+    def _fit_tables(self, tables: TableSettings, inputs: Mapping[str, str], trained: Preprocessing) -> dict[str, Any]:
+        """Read the stream once for the preparation of its columns. Returns arguments of `Data`."""
+        self._check_repeatable()
+        self._lacks_rows = tables.missing == "drop"
+        joining = Joining(tables, frozenset(f.name for f in self.fields if f.dtype.kind in "iu"))
+        while True:
+            types = dict(getattr(self.source, "types", {}))
+            parts = (open_data(part) for part, _ in self._cut(self._opened, self.fields, self.name))
+            try:
+                fitted, notes = fit_parts(parts, inputs, trained.inputs, joining)
+            except BadInput:
+                if types == getattr(self.source, "types", {}):
+                    raise
+            self._opened = self._open(0)
+            if types == getattr(self.source, "types", {}):  # else a column was read as one of another type before
+                self._notes += notes
+                drops = tables if self._lacks_rows else None
+                return {"trained": trained.updated(Preprocessing(inputs=fitted)), "tables": drops}
+
     def _parts(self, items: Iterable[Any], number: int) -> Iterator[tuple[Data, bool]]:
-        for k, (part, as_batch) in enumerate(chunks(items, self.fields, self.name)):
-            yield self._prepare(part, name=self.name if not k else f"part {k} of {self.name}"), as_batch
+        for k, (part, as_batch) in enumerate(self._cut(items, self.fields, self.name)):
+            try:
+                yield self._prepare(part, name=self.name if not k else f"part {k} of {self.name}"), as_batch
+            except NoRowsLeft:
+                continue
 
     def _put_together(
-        self, parts: Iterator[tuple[Data, bool]], size: int, random: np.random.Generator
+        self, parts: Iterator[tuple[Data, bool]], size: int, draw: Sequence[int]
     ) -> Iterator[tuple[Batch, int]]:
         fixed = self.fixed
         if self._as_batches and not self.buffer and fixed is None:
-            for data, _ in parts:
-                yield data.all_rows(), len(data)
+            for k, (data, _) in enumerate(parts):
+                yield data.all_rows([*draw, k]), len(data)
             return
         size = fixed or size
-        held = _Rows(self.fields, self.whole, random if self.buffer else None)
-        for data, _ in parts:
-            held.add(data.all_rows(), len(data))
+        pads = {n: c.pad for n, c in self.columns.items() if isinstance(c, Tokens)}
+        held = _Rows(self.fields, self.whole, np.random.default_rng([*draw, 0xB0F]) if self.buffer else None, pads)
+        for k, (data, _) in enumerate(parts):
+            held.add(data.all_rows([*draw, k]), len(data))
             while held.count >= self.buffer + size:
                 yield held.take(size), size
         while held.count and (not fixed or held.count >= size):
@@ -257,8 +302,10 @@ class Stream:
 class _Rows:
     """Rows that wait for their batch: in their order, or in a store of which some are drawn at random."""
 
-    def __init__(self, fields: Sequence[Field], whole: set[str], random: np.random.Generator | None) -> None:
-        self.fields, self.whole, self.random = {f.name: f for f in fields}, whole, random
+    def __init__(
+        self, fields: Sequence[Field], whole: set[str], random: np.random.Generator | None, pads: Mapping[str, int]
+    ) -> None:
+        self.fields, self.whole, self.random, self.pads = {f.name: f for f in fields}, whole, random, pads
         self.fixed: Batch = {}
         self.waiting: list[Batch] = []
         self.store: Batch = {}
@@ -335,7 +382,8 @@ class _Rows:
 
     def _blank(self, name: str, count: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         field = self.fields[name]
-        return np.full((count, *shape), field.ignored if field.label and field.ignored is not None else 0, dtype)
+        ignored = field.ignored if field.label and field.ignored is not None else 0
+        return np.full((count, *shape), self.pads.get(name, ignored), dtype)
 
 
 def _write(target: np.ndarray, array: np.ndarray) -> None:

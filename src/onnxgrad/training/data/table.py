@@ -9,6 +9,7 @@ A raw column is float64 [N] (numbers, booleans as 0 and 1, dates as days since 1
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,48 +23,12 @@ from onnxgrad.errors import BadInput, printable
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.names import Names
 from onnxgrad.runtime import Session
-from onnxgrad.training.data.raw_columns import RawColumn, check_raw
+from onnxgrad.training.data.column_fit import ColumnFit, TableColumn, TableSettings
+from onnxgrad.training.data.raw_columns import RawColumn, checked_raw
 
 #: Ways to fill missing values, and forms of categories.
 MISSING, CATEGORIES = ("mean", "median", "drop", "indicator"), ("onehot", "index")
 ML, RAW_ROWS = "ai.onnx.ml", "N"
-
-
-@dataclass(frozen=True)
-class TableSettings:
-    """The settings of a run for tables.
-
-    Attributes:
-        missing: one of `MISSING`; None: missing values are refused.
-        categories: one of `CATEGORIES`; None: by the type of the input.
-        standardize: numbers less their mean, divided by their deviation.
-    """
-
-    missing: str | None = None
-    categories: str | None = None
-    standardize: bool = False
-
-
-@dataclass(frozen=True)
-class TableColumn:
-    """The fitted preparation of one column.
-
-    Attributes:
-        name: of the column.
-        kind: see `RawColumn`.
-        fill: the number, or the category, in place of a missing value; None: there is none.
-        mean, scale: numbers are less `mean`, divided by `scale`.
-        categories: the texts that have a number, in its order.
-        indicator: 1 for a missing value is a number of its own.
-    """
-
-    name: str
-    kind: str
-    fill: float | str | None = None
-    mean: float = 0.0
-    scale: float = 1.0
-    categories: tuple[str, ...] = ()
-    indicator: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,11 +46,11 @@ class Table:
     missing: str = ""
 
     @classmethod
-    def fit(cls, raws: Mapping[str, RawColumn], settings: TableSettings, is_whole: bool, name: str) -> Table:
-        """The preparation of rows like `raws`.
+    def fit(cls, fits: Sequence[ColumnFit], settings: TableSettings, is_whole: bool, name: str) -> Table:
+        """The preparation of rows with these statistics.
 
         Args:
-            raws: the training rows, by column.
+            fits: of the training rows, by column.
             settings: of the run.
             is_whole: the input takes whole numbers.
             name: of the input in messages.
@@ -94,25 +59,23 @@ class Table:
             BadInput: a value is missing, or a column has none, or cannot feed the input.
         """
         as_index = settings.categories == "index" or (is_whole and settings.categories is None)
-        for called, raw in raws.items():
-            missing = raw.missing
-            if missing.all():
-                raise BadInput(f"column {called!r}, which is to feed {name!r}, has no value at all")
-            if missing.any() and settings.missing is None:
+        for fit in fits:
+            if not fit.known:
+                raise BadInput(f"column {fit.name!r}, which is to feed {name!r}, has no value at all")
+            if fit.first_missing is not None and settings.missing is None:
                 raise BadInput(
-                    f"column {called!r}, which is to feed {name!r}, has no value in row {np.argmax(missing)}\n"
+                    f"column {fit.name!r}, which is to feed {name!r}, has no value in row {fit.first_missing}\n"
                     f"  hint: --missing {'|'.join(MISSING)} (in Python missing=) fills it in, or leaves the row out"
                 )
-            if as_index and raw.kind != "text":
+            if as_index and fit.kind != "text":
                 raise BadInput(
-                    f"column {called!r} holds {raw.kind}s, and {name!r} takes the numbers of categories\n"
+                    f"column {fit.name!r} holds {fit.kind}s, and {name!r} takes the numbers of categories\n"
                     "  hint: join only columns of text, or --categories onehot for an input of floats"
                 )
             if is_whole and not as_index:
                 raise BadInput(f"{name!r} takes whole numbers; a table feeds it with --categories index")
         filled = "" if settings.missing in (None, "drop") else str(settings.missing)
-        columns = tuple(_fit(called, raw, settings) for called, raw in raws.items())
-        return cls(columns, as_index, filled)
+        return cls(tuple(fit.column() for fit in fits), as_index, filled)
 
     @property
     def numbers(self) -> list[str]:
@@ -130,10 +93,14 @@ class Table:
         """The rows of the input, [N, numbers]. Raises BadInput for a missing value or another type."""
         feeds = {}
         for k, c in enumerate(self.columns):
-            check_raw(raws[c.name], c.name, c.kind == "text", not self.needs(c), source)
-            feeds[f"raw_{k}"] = raws[c.name].values
-        (found,) = Session(self.model()).run(feeds).values()
+            raw = checked_raw(raws[c.name], c.name, c.kind == "text", not self.needs(c), source)
+            feeds[f"raw_{k}"] = raw.values
+        (found,) = self._session.run(feeds).values()
         return np.asarray(found)
+
+    @functools.cached_property
+    def _session(self) -> Session:
+        return Session(self.model())
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that `of_json` reads."""
@@ -306,22 +273,3 @@ def _fit_to(target: ir.Value, end: ir.Value, names: Names) -> list[ir.Node]:
         nodes.append(ir.Node("", "Cast", [end], [ir.AttrInt64("to", int(target.dtype))]))
         nodes[-1].outputs[0].name = names.fresh("numbers")
     return nodes
-
-
-def _fit(name: str, raw: RawColumn, settings: TableSettings) -> TableColumn:
-    """The preparation of one column, by its training rows."""
-    known = raw.values[~raw.missing]
-    way = settings.missing
-    indicator = way == "indicator" and len(known) < len(raw.values)
-    if raw.kind == "text":
-        texts, counts = np.unique(known.astype(str), return_counts=True)
-        fill = None if way in (None, "drop", "indicator") else str(texts[np.argmax(counts)])
-        return TableColumn(name, raw.kind, fill, categories=tuple(texts.tolist()), indicator=indicator)
-    number: float | None = None
-    if way in ("mean", "median", "indicator"):
-        number = float(np.median(known) if way == "median" else np.mean(known))
-    filled = known if number is None else np.where(raw.missing, number, raw.values)
-    mean, scale = 0.0, 1.0
-    if settings.standardize and raw.kind != "boolean":
-        mean, scale = float(filled.mean()), float(filled.std()) or 1.0
-    return TableColumn(name, raw.kind, number, mean, scale, indicator=indicator)

@@ -8,6 +8,7 @@ between its columns and commas in its numbers, which is found out from its begin
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,15 +45,24 @@ def read_text_table(file: BinaryIO, path: Path) -> Any:
     return pyarrow.csv.read_csv(file, **csv_options(file, suffix))
 
 
-def csv_options(file: BinaryIO, suffix: str) -> dict[str, Any]:
-    """Options of pyarrow for the format of the table in `file`, which is found out from its beginning."""
+def csv_options(file: BinaryIO, suffix: str, types: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Options of pyarrow for the format of the table in `file`, which is found out from its beginning.
+
+    Args:
+        file: at its beginning.
+        suffix: of its name.
+        types: of columns, where they are known.
+    """
     import pyarrow.csv
 
     delimiter, point = _written(file, suffix)
     return {
         "parse_options": pyarrow.csv.ParseOptions(delimiter=delimiter),
         "convert_options": pyarrow.csv.ConvertOptions(
-            strings_can_be_null=False, decimal_point=point, timestamp_parsers=[pyarrow.csv.ISO8601, *_DATES]
+            strings_can_be_null=False,
+            decimal_point=point,
+            timestamp_parsers=[pyarrow.csv.ISO8601, *_DATES],
+            column_types=types,
         ),
     }
 

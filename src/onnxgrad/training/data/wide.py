@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.training.data.column_fit import SAMPLE, ColumnFit, TableSettings
 from onnxgrad.training.data.columns import Column, Dense, Features
 from onnxgrad.training.data.fields import Field
-from onnxgrad.training.data.raw_columns import raw_columns
-from onnxgrad.training.data.table import Table, TableSettings
+from onnxgrad.training.data.raw_columns import RawColumn, raw_columns
+from onnxgrad.training.data.table import Table
 from onnxgrad.wording import is_number, type_text
 
 _HINT = "\n  hint: --categories onehot (in Python categories='onehot') makes numbers of text, and of dates"
 _NUMBERED = re.compile(r"(.*?)(\d+)")
+
+
+class NoRowsLeft(BadInput):
+    """Every row has a missing value."""
 
 
 class Joined(Column):
@@ -77,14 +82,13 @@ def join_columns(
     if not isinstance(inputs, Mapping):
         raise BadInput(f'inputs are written as {{"X": "f0..f63"}}, from an input to its columns, not {inputs!r}')
     trained = trained or {}
-    wanted = {name: _order_columns(name, text, trained.get(name), columns) for name, text in inputs.items()}
+    wanted = {name: order_columns(name, text, trained.get(name), columns) for name, text in inputs.items()}
     wanted |= {n: f for n, f in trained.items() if n not in inputs and n not in columns and _apply(n, f, columns)}
     left, made = dict(columns), {}
     tables = tables or Joining()
     kept: np.ndarray | None = None
     if tables.settings is not None and tables.settings.missing == "drop":
-        gone = [raw.missing for f in wanted.values() for raw in raw_columns(columns, f.names).values()]
-        kept = np.flatnonzero(~np.any(gone, axis=0)) if gone else None
+        kept = _complete_rows([raw_columns(columns, f.names) for f in wanted.values()])
     for name, features in wanted.items():
         for called in features.names:
             left.pop(called, None)
@@ -99,8 +103,44 @@ def join_columns(
     if kept is not None:
         left = {n: c.select_in_memory(kept) for n, c in left.items()}
         if not len(kept):
-            raise BadInput(f"every row of {source} has a missing value, so --missing drop leaves none")
+            raise NoRowsLeft(f"every row of {source} has a missing value, so --missing drop leaves none")
     return {**left, **made}
+
+
+def fit_parts(
+    parts: Iterable[Mapping[str, Column]],
+    inputs: Mapping[str, str],
+    trained: Mapping[str, Features],
+    tables: Joining,
+) -> tuple[dict[str, Features], list[str]]:
+    """The fitted preparation of the inputs that columns feed, by all parts of a stream, and notes about it.
+
+    Raises:
+        BadInput: as `join_columns`.
+    """
+    assert tables.settings is not None
+    features = dict(trained)
+    fits: dict[str, list[ColumnFit]] = {}
+    for columns in parts:
+        features |= {n: order_columns(n, text, features.get(n), columns) for n, text in inputs.items()}
+        raws = {n: raw_columns(columns, features[n].names) for n in inputs}
+        if tables.settings.missing == "drop" and (kept := _complete_rows(raws.values())) is not None:
+            raws = {n: {c: replace(r, values=r.values[kept]) for c, r in of.items()} for n, of in raws.items()}
+        for name in [n for n in inputs if features[n].table is None]:
+            if name not in fits:
+                fits[name] = [ColumnFit(called, tables.settings, SAMPLE) for called in features[name].names]
+            for fit in fits[name]:
+                fit.add(raws[name][fit.name])
+    for name, own in fits.items():
+        table = Table.fit(own, tables.settings, name in tables.whole, name)
+        features[name] = replace(features[name], table=table)
+    return {n: features[n] for n in inputs}, [fit.note for own in fits.values() for fit in own if fit.note]
+
+
+def _complete_rows(raws: Iterable[Mapping[str, RawColumn]]) -> np.ndarray | None:
+    """The rows in which no column lacks a value; None without columns."""
+    gone = [raw.missing for columns in raws for raw in columns.values()]
+    return np.flatnonzero(~np.any(gone, axis=0)) if gone else None
 
 
 def _prepared(
@@ -122,13 +162,16 @@ def _prepared(
         assert tables.settings is not None
         rows = slice(None) if tables.fit_rows is None else tables.fit_rows
         shown = {n: replace(raw, values=raw.values[rows]) for n, raw in raws.items()}
-        table = Table.fit(shown, tables.settings, name in tables.whole, name)
+        fits = [ColumnFit(called, tables.settings) for called in shown]
+        for fit in fits:
+            fit.add(shown[fit.name])
+        table = Table.fit(fits, tables.settings, name in tables.whole, name)
     made = Dense(table(raws, source))
     made.features = replace(features, table=table)
     return made
 
 
-def _order_columns(name: str, text: str, trained: Features | None, columns: Mapping[str, Column]) -> Features:
+def order_columns(name: str, text: str, trained: Features | None, columns: Mapping[str, Column]) -> Features:
     """The columns that `text` names; those of the model's training come in their order there."""
     if trained is not None and text == trained.written:
         check_present(name, trained, columns)

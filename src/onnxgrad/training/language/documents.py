@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from onnxgrad.files import open_ordinary
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Column, Columns
 from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.items import as_array, as_table, is_table
 from onnxgrad.training.data.sources import source_name
 
 #: The name of the column of documents.
@@ -38,8 +39,8 @@ FIELDS = (
 )
 #: Separators of the documents of a text.
 _BREAKS = {"paragraphs": r"\n[ \t]*\n\s*", "lines": r"\n"}
-#: Bytes of a file of text.
-LARGEST = 1 << 32
+#: Bytes of a file of text, and documents of a stream that are prepared at a time.
+LARGEST, _AT_A_TIME = 1 << 32, 256
 
 
 class Documents(Column):
@@ -72,6 +73,38 @@ def open_documents(source: Any, split: str, inputs: Mapping[str, str] | None = N
     if not documents:
         raise BadInput(f"{where} has no documents")
     return Columns({DOCUMENTS: Documents(documents), **others}, where, is_joined=True)
+
+
+def streamed_documents(
+    items: Iterable[Any], fields: Sequence[Field], name: str, *, inputs: Mapping[str, str] | None = None
+) -> Iterator[tuple[Columns, bool]]:
+    """The documents of a stream, a few at a time. Its items are texts, rows, tables, or columns of several documents."""
+    rows: list[Any] = []
+    for number, item in enumerate(items):
+        if is_table(item):
+            rows += as_table(item).to_pylist()
+        elif isinstance(item, Mapping) and _is_batch(item):
+            own = {n: as_array(v) for n, v in item.items()}
+            rows += [dict(zip(own, row)) for row in zip(*own.values())]
+        elif isinstance(item, (str, Mapping)):
+            rows.append(item)
+        else:
+            raise BadInput(f"item {number} of {name} is {type(item).__name__}, not a text or an object with fields")
+        while len(rows) >= _AT_A_TIME:
+            yield open_documents(rows[:_AT_A_TIME], "", inputs), False
+            del rows[:_AT_A_TIME]
+    if rows:
+        yield open_documents(rows, "", inputs), False
+
+
+def _is_batch(item: Mapping[str, Any]) -> bool:
+    """True for columns of several documents: a list of texts, of conversations or of rows of tokens."""
+    for name in FIELDS:
+        value = as_array(item.get(name))
+        if value is not None and not isinstance(value, str):
+            first = value[0] if len(value) else None
+            return not isinstance(first, Mapping) and (name != "input_ids" or np.ndim(first) == 1)
+    return any(not isinstance(v, str) and np.ndim(as_array(v)) for v in item.values())
 
 
 def read_rows(source: Any, split: str, named: str | None = None) -> tuple[Sequence[Any], dict[str, Column]]:

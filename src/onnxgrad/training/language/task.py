@@ -7,6 +7,7 @@ sentences are truncated, with a warning.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,13 @@ from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.text import Text, Tokens
 from onnxgrad.training.data.tokenizer_file import encode, parse_tokenizer
 from onnxgrad.training.language.chat import Manners
-from onnxgrad.training.language.documents import DOCUMENTS, Documents, have_no_labels, open_documents
+from onnxgrad.training.language.documents import (
+    DOCUMENTS,
+    Documents,
+    have_no_labels,
+    open_documents,
+    streamed_documents,
+)
 from onnxgrad.training.language.inputs import inputs_beside, masks_apart, parts_of, tokens_of
 from onnxgrad.training.language.limits import Limits
 from onnxgrad.training.language.masking import Masking
@@ -105,7 +112,7 @@ class Language(Text):
         Raises:
             BadInput: the model has no input for tokens; documents are too long, or nothing in them is learned.
         """
-        found = columns[DOCUMENTS]
+        found, self.notes = columns[DOCUMENTS], []
         assert isinstance(found, Documents)
         field = self._field(fields)
         if self.task.is_preference:
@@ -363,3 +370,22 @@ def prepared(
         if not isinstance(documents, Documents) or not have_no_labels(documents.items):
             return data, preparation.arguments(trained)
     return columns, {"inputs": preparation.inputs, "text": language, "trained": trained}
+
+
+def prepared_stream(
+    task: TaskRecipe, preparation: PreparationRecipe, trained: Preprocessing, model: ir.Model | None
+) -> dict[str, Any]:
+    """The arguments of `Stream` for a stream of rows, or of documents where a task is asked for (see `prepared`).
+
+    Raises:
+        BadInput: a setting does not fit, or the task needs all rows.
+    """
+    language = Language.for_task(task, preparation, trained, model) if task.name else None
+    if language is None:
+        return preparation.arguments(trained)
+    if task.is_preference:
+        raise BadInput(f"the task {task.task} compares pairs of all rows; it does not learn from a stream")
+    if task.documents == "file":
+        raise BadInput("a stream of text has paragraphs; documents='file' reads a file as one")
+    cut = functools.partial(streamed_documents, inputs=preparation.inputs)
+    return {"inputs": preparation.inputs, "text": language, "trained": trained, "cut": cut}

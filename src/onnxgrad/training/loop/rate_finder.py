@@ -6,8 +6,10 @@ Smith 2017, "Cyclical learning rates for training neural networks", section 3.3.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.figures import drawing
 from onnxgrad.files import replacing
 from onnxgrad.training.data import Data
+from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.parallel.strategy import AnyMachine
 
 #: The loss is smoothed by this factor, and the test ends where it has grown to so many times its least.
@@ -50,7 +53,7 @@ class RateTest:
 def range_test(
     machine: AnyMachine,
     loss: str,
-    data: Data,
+    data: Data | Stream,
     *,
     lowest: float,
     highest: float,
@@ -94,15 +97,24 @@ def range_test(
     return found
 
 
-def _batches(data: Data, size: int, seed: int, count: int, part: tuple[int, int]):  # type: ignore[no-untyped-def]
-    """`count` whole batches, epoch after epoch."""
+def _batches(data: Data | Stream, size: int, seed: int, count: int, part: tuple[int, int]) -> Iterator[Any]:
+    """`count` batches, epoch after epoch: whole ones of rows by number, those of a stream as they come."""
     epoch = taken = 0
-    size = data.fixed or min(size, len(data))
     while taken < count:
-        order = data.order([seed, epoch], size)
-        for batch in data.batches(size, order[: len(order) // size * size], part=part):
+        before = taken
+        for batch in _whole_epoch(data, size, seed, epoch, part):
             yield batch
             taken += 1
             if taken == count:
                 return
+        if taken == before:
+            return
         epoch += 1
+
+
+def _whole_epoch(data: Data | Stream, size: int, seed: int, epoch: int, part: tuple[int, int]) -> Iterator[Any]:
+    if isinstance(data, Stream):
+        return (batch for batch, _ in data.batches(size, seed, epoch, (0, 0), part))
+    size = data.fixed or min(size, len(data))
+    order = data.order([seed, epoch], size)
+    return data.batches(size, order[: len(order) // size * size], part=part)

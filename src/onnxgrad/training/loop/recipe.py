@@ -24,8 +24,9 @@ from onnxgrad.training.build.recipe import (
     further_settings,
 )
 from onnxgrad.training.data.augment import Augment
+from onnxgrad.training.data.column_fit import TableSettings
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.data.table import CATEGORIES, MISSING, TableSettings
+from onnxgrad.training.data.table import CATEGORIES, MISSING
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.language.recipe import DETECTION, TaskRecipe
 from onnxgrad.training.loop.evaluation import Evaluation

@@ -110,10 +110,14 @@ def trainer_for(model: Any, data: AnyData, recipe: Recipe) -> Trainer:
     """The trainer that `train` runs over `data`; class weights that a loss asks for are counted in them."""
     loss = recipe.loss
     if _asks_for_balance(loss.loss):
+        if is_stream(data) or recipe.data.is_streamed:
+            raise BadInput(
+                "balanced weights count all rows, and the data are a stream\n  hint: give numbers, weight=1/3/5"
+            )
         columns = _columns(data, recipe)
         weighted = balance_loss(loss.loss, as_given(model), columns, loss.labels)
         recipe = replace(recipe, loss=replace(loss, loss=weighted))
-    if has_own(loss.loss) and not is_stream(data):
+    if has_own(loss.loss) and not (is_stream(data) or recipe.data.is_streamed):
         shown = with_examples(loss.loss, as_given(model), _columns(data, recipe), loss.labels)
         recipe = replace(recipe, loss=replace(recipe.loss, loss=shown))
     if recipe.weights.update is not None:

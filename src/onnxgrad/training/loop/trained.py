@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,6 @@ class Setup:
 class Trained:
     """The base of `Trainer`: a step with its state, the data that it accepts, and the derived models."""
 
-    fields: list[Field]
-    classes: tuple[str, ...] | None
     preprocessing: Preprocessing
     path: str | None = None
     peak: str = ""
@@ -97,22 +96,31 @@ class Trained:
         self.strategy, self.accumulate, self.options = setup.strategy, setup.accumulate, setup.options
         self.strategy.use(setup.machine(self.strategy, self.options))
         self._why_not = ""
-        self._evaluation = evaluation or self._default_evaluation()
+        if evaluation is not None:
+            self._evaluation = evaluation
+        source = self.step.source
+        self.preprocessing = Preprocessing() if source is None else Preprocessing.of(source.model)
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        """The arrays of a batch."""
         inputs = {v.name: v for v in self.step.model.graph.inputs}
         field = self._evaluation.field if self._evaluation else Field.of
         fields = [field(inputs[name]) for name in self.step.batch]
         outputs = [] if self.step.source is None else [first_dim(v) for v in self.step.source.model.graph.outputs]
-        self.fields = [
-            replace(f, batch=f.batch and f.batch * setup.parts, shares=first_dim(inputs[f.name]) in outputs)
+        return [
+            replace(f, batch=f.batch and f.batch * self._setup.parts, shares=first_dim(inputs[f.name]) in outputs)
             for f in fields
         ]
-        self.classes = None
-        self.preprocessing = Preprocessing()
-        if self.step.source is not None:
-            self.preprocessing = Preprocessing.of(self.step.source.model)
-            scores = () if self._evaluation is None else self._evaluation.boundary
-            counts = {f.classes for f in self.fields if f.classes is not None}
-            self.classes = class_names(self.step.source.model, scores, counts.pop() if len(counts) == 1 else None)
+
+    @cached_property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes in the order of their numbers, where the model or its training data say them."""
+        if self.step.source is None:
+            return None
+        scores = () if self._evaluation is None else self._evaluation.boundary
+        counts = {f.classes for f in self.fields if f.classes is not None}
+        return class_names(self.step.source.model, scores, counts.pop() if len(counts) == 1 else None)
 
     @property
     def machine(self) -> AnyMachine:
@@ -129,7 +137,9 @@ class Trained:
         """The state before the first step, computed from the model on demand, so that no second copy is kept."""
         return {name: t.initial.numpy() for name, t in self.step.state.items()}
 
-    def _default_evaluation(self) -> Evaluation | None:
+    @cached_property
+    def _evaluation(self) -> Evaluation | None:
+        """The evaluation of validation data, if the loss has a value outside of training."""
         try:
             return Evaluation.of(self.step, self.options)
         except BadInput as error:  # which matters only for evaluation

@@ -37,6 +37,7 @@ from onnxgrad.training.metrics.registry import names_of
 from onnxgrad.training.parallel.joining import on_all_ranks
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.step import Step
+from onnxgrad.transforms.keep_functions import without_collection
 
 if TYPE_CHECKING:
     from onnxgrad.training.data.keywords import PreparationKeywords
@@ -94,9 +95,10 @@ class Trainer(Trained):
                 raise BadInput("peak chooses how a model is trained, not a compiled step")
             check_platform()
             recipe, self.peak = within_peak(model, recipe, batch_size or 32, is_validated)
-        setup = set_up(model, recipe, batch_size)
-        warn_of_own_input(recipe.loss.labels, [] if recipe.task.name else setup.step.batch)
-        super().__init__(setup, recipe.step.evaluation, recipe.task)
+        with without_collection():
+            setup = set_up(model, recipe, batch_size)
+            warn_of_own_input(recipe.loss.labels, [] if recipe.task.name else setup.step.batch)
+            super().__init__(setup, recipe.step.evaluation, recipe.task)
         if self.peak and self._evaluation is not None:
             self._evaluation.most_rows = held_out_rows(batch_size or 32, recipe)
         self.path = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
@@ -288,7 +290,7 @@ class Trainer(Trained):
         planned, measures = self._setup.planned, recipe.data.measures
         if planned is not None and recipe.loop.batch_size > planned:
             raise BadInput(f"memory was planned for batches of at most {planned} rows, not {recipe.loop.batch_size}")
-        if measures and self._why_not:
+        if measures and self._evaluation is None:
             raise BadInput(self._why_not)
         if recipe.loop.evaluate_every is not None and not measures:
             raise BadInput("evaluate_every measures validation data, and there are none")
