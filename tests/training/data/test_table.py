@@ -315,7 +315,8 @@ def test_statistics_of_parts_are_those_of_all_rows():
     for part in np.array_split(values, 37):
         some.add(RawColumn("number", part))
     rank = np.nanmean(values < some.column().fill)
-    assert abs(rank - 0.5) < 0.1 and "is that of 500 rows of" in some.note
+    assert abs(rank - 0.5) < 0.1
+    assert "is that of 500 rows of" in some.note
 
 
 def test_equal_numbers_are_not_divided_by_rounding():

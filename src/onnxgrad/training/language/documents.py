@@ -78,7 +78,7 @@ def open_documents(source: Any, split: str, inputs: Mapping[str, str] | None = N
 def streamed_documents(
     items: Iterable[Any], fields: Sequence[Field], name: str, *, inputs: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Columns, bool]]:
-    """The documents of a stream, a few at a time. Its items are texts, rows, tables, or columns of several documents."""
+    """The documents of a stream, a few at a time. Its items are texts, rows, tables, or columns of documents."""
     rows: list[Any] = []
     for number, item in enumerate(items):
         if is_table(item):
