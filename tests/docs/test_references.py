@@ -7,9 +7,9 @@ import builtins
 import io
 import re
 import tokenize
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import pytest
@@ -26,45 +26,43 @@ SEEN = re.compile(r"\bsee `([a-z_]\w*)`")
 ELSEWHERE = {"docs/ContribOperators.md", "onnx.py", "run.toml", "fuzz_guided.py"}
 #: Names below ``onnxgrad`` that are no modules: a domain of operators, keys of metadata.
 PREFIXES = ("onnxgrad.native", "onnxgrad.fish")
+#: Fields of a node in a tree that hold an identifier.
+FIELDS = ("id", "attr", "arg", "name", "asname", "module")
 
 
-parsed = cache(ast.parse)
+class Names(NamedTuple):
+    """Texts and names of a module."""
+
+    prose: list[str]  # its comments and docstrings
+    used: set[str]  # its identifiers, and the words of its literals
+    defined: set[str]  # functions, classes, parameters and variables, at any depth
+    top: set[str]  # its functions and classes
 
 
-def prose(text: str) -> Iterator[str]:
-    """The comments and docstrings of a module."""
-    yield from re.findall(r"(?:^|\s)#[ :].*", text)
-    for node in ast.walk(parsed(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield ast.get_docstring(node, clean=False) or ""
-
-
-def used(text: str) -> set[str]:
-    """The identifiers of a module, and the words of its literals."""
-    found, tree = set(), parsed(text)
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+@cache
+def names(text: str) -> Names:
+    """The names of a module, by one walk through its tree."""
+    tree = ast.parse(text)
+    prose, used, defined = re.findall(r"(?:^|\s)#[ :].*", text), set(), set()
+    alone = set()  # docstrings
     for node in ast.walk(tree):
-        for field in ("id", "attr", "arg", "name", "asname", "module"):
-            if isinstance(word := getattr(node, field, None), str):
-                found.update(word.split("."))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
-            found.update(re.findall(r"\w+", node.value))
-    return found
-
-
-def defined(text: str) -> set[str]:
-    """The functions, classes, parameters and variables that a module defines, at any depth."""
-    found = set()
-    for node in ast.walk(parsed(text)):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
-            found.add(node.name)
-        elif isinstance(node, ast.arg):
-            found.add(node.arg)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr)
-    return found
+        if isinstance(node, ast.Expr):
+            alone.add(id(node.value))
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and id(node) not in alone:
+                used.update(re.findall(r"\w+", node.value))
+            continue
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            prose.append(ast.get_docstring(node, clean=False) or "")
+        for field in node._fields:
+            word = getattr(node, field)
+            if isinstance(word, str) and field in FIELDS:
+                used.update(word.split("."))
+                stored = isinstance(getattr(node, "ctx", None), ast.Store)
+                if stored or isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.arg)):
+                    defined.add(word)
+    top = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    return Names(prose, used, defined, top)
 
 
 def names_of(text: str) -> set[str]:
@@ -83,14 +81,13 @@ def stems() -> set[str]:
 def everywhere() -> set[str]:
     """The names that any module defines, and the attributes of ONNX's operators."""
     attributes = {name for schema in onnx.defs.get_all_schemas() for name in schema.attributes}
-    return stems().union(*(defined(p.read_text()) for p in MODULES)) | set(dir(builtins)) | attributes
+    return stems().union(*(names(p.read_text()).defined for p in MODULES)) | set(dir(builtins)) | attributes
 
 
 @cache
 def at_top() -> set[str]:
     """The functions and classes at the top of modules."""
-    trees = (parsed(p.read_text()) for p in MODULES)
-    return {n.name for tree in trees for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    return set().union(*(names(p.read_text()).top for p in MODULES))
 
 
 @cache
@@ -119,9 +116,9 @@ def is_module_path(name: str) -> bool:
 
 def faults(text: str) -> list[str]:
     """The references of a module's prose that lead nowhere."""
-    local = used(text) | defined(text)
-    found = []
-    for words in prose(text):
+    of, found = names(text), []
+    local = of.used | of.defined
+    for words in of.prose:
         found += [f for f in FILE.findall(words) if f not in ends() | ELSEWHERE and not f.startswith("_")]
         found += [d for d in DOTTED.findall(words) if not d.startswith(PREFIXES) and not is_module_path(d)]
         found += [s for s in SEEN.findall(words) if s not in local | stems() | at_top()]
@@ -150,7 +147,7 @@ def test_files_that_benchmarks_and_examples_name_exist(folder):
     found = {}
     for path in (ROOT / folder).rglob("*.py"):
         if path != Path(__file__):
-            named = {f for words in prose(path.read_text()) for f in FILE.findall(words)}
+            named = {f for words in names(path.read_text()).prose for f in FILE.findall(words)}
             if missing := named - ends() - ELSEWHERE:
                 found[str(path.relative_to(ROOT))] = missing
     assert found == {}
