@@ -113,6 +113,25 @@ def test_masks_of_objects(tmp_path, orientation):
     np.testing.assert_array_equal(batch["labels"][:, 0], masks > 0)
 
 
+def test_polygons_of_yolo(tmp_path):
+    """A folder of text files gives the masks of COCO's outlines; a box has none."""
+    _, masks = write(tmp_path)
+    for name in ("images", "labels"):
+        (tmp_path / "yolo" / name).mkdir(parents=True)
+    (tmp_path / "0.png").rename(tmp_path / "yolo" / "images" / "0.png")
+    (tmp_path / "yolo" / "classes.txt").write_text("cat\ndog\n")
+    size = np.array([12, 10])
+    lines = [(0, square(4, 2, 3)), (1, square(2, 1, 8))]
+    text = [f"{k} {' '.join(map(str, (np.reshape(c, (-1, 2)) / size).ravel()))}" for k, c in lines]
+    (tmp_path / "yolo" / "labels" / "0.txt").write_text("\n".join(text))
+    assert open_data(tmp_path / "yolo")["labels"].names == ("background", "cat", "dog")
+    (batch,) = Data(tmp_path / "yolo", fields()).batches(1)
+    np.testing.assert_array_equal(batch["labels"], masks[:1])
+    (tmp_path / "yolo" / "labels" / "0.txt").write_text("0 0.5 0.5 0.2 0.2")
+    with pytest.raises(BadInput, match=r"object 0 of the picture '0' .* has no outline"):
+        list(Data(tmp_path / "yolo", fields()).batches(1))
+
+
 def test_numbers_of_classes(tmp_path):
     path, masks = write(tmp_path, ((0, "Background"), (7, "cat"), (3, "dog")))
     assert open_data(path)["labels"].names == ("Background", "dog", "cat")

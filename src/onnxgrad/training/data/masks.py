@@ -5,7 +5,8 @@
 | ``images`` | ``masks``, or ``labels`` or ``annotations`` with pictures in them |
 | ``JPEGImages`` | ``SegmentationClass`` (Pascal VOC), of some of the pictures |
 
-COCO's JSON has outlines in place of masks: they are drawn, the smaller objects over the larger ones.
+COCO's JSON, and text files of YOLO in ``labels``, have outlines in place of masks: they are drawn, the smaller objects
+over the larger ones.
 
 The values of a mask are class numbers, also where a palette colors them. For labels between 0 and 1, 255 is 1 as well;
 for other numbers (depth), a mask of 16 bits has its values as they are.
@@ -25,6 +26,7 @@ from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.annotations.coco import read_coco
 from onnxgrad.training.data.annotations.outlines import draw_outline
 from onnxgrad.training.data.annotations.samples import BoxRow, DetectionData, read_pixels
+from onnxgrad.training.data.annotations.yolo_folder import read_yolo
 from onnxgrad.training.data.columns import Column, Columns, stacked
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.images import FORMATS, MOST_PIXELS, SUFFIXES, Images, Pictures, load_pillow
@@ -175,10 +177,18 @@ class ObjectPictures(Pictures):
 
 
 def object_columns(path: Path, how: Images) -> Columns:
-    """The columns ``images`` and ``labels`` of a file of COCO annotations. Raises BadInput as `read_coco` does."""
-    objects = read_coco(path)
+    """The columns ``images`` and ``labels`` of COCO's annotations, or of a folder of YOLO's polygons.
+
+    Raises BadInput as `read_coco` and `read_yolo`.
+    """
+    objects = read_yolo(path) if path.is_dir() else read_coco(path)
     columns = {"images": ObjectPictures(objects, how), "labels": ObjectMasks(objects, how)}
     return Columns(columns, objects.source, notes=objects.notes)
+
+
+def has_polygons(path: Path) -> bool:
+    """True for a folder with pictures in ``images`` and text files in ``labels`` (YOLO)."""
+    return (path / "images").is_dir() and next((path / "labels").glob("*.txt"), None) is not None
 
 
 def choose_classes(columns: Columns, names: Sequence[str], source: str) -> Columns:

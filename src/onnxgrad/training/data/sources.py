@@ -37,7 +37,7 @@ from onnxgrad.training.data.arrow_size import unpacked_size
 from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Mapped, Remembered, Unusable, column
 from onnxgrad.training.data.images import SUFFIXES as PICTURES
 from onnxgrad.training.data.images import EncodedPicture, EncodedPictures, Images, image_folder, picture_files
-from onnxgrad.training.data.masks import mask_folder, object_columns
+from onnxgrad.training.data.masks import has_polygons, mask_folder, object_columns
 from onnxgrad.training.data.wide import Joining, join_columns
 from onnxgrad.wording import tensor_text
 
@@ -152,6 +152,8 @@ def _folder(path: Path, images: Images) -> dict[str, Column]:
         return {p.stem: Mapped(_map_array(p)) for p in arrays}
     if masked := mask_folder(path, images):
         return dict(masked)
+    if has_polygons(path):
+        return object_columns(path, images)
     has_classes = any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir())
     return ({} if has_classes else picture_files(path, images)) or image_folder(path, images)
 
