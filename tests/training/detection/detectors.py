@@ -16,6 +16,7 @@ KINDS = (
     "yolov8_nms",
     "yolov8_raw",
     "yolov10",
+    "yolov10_plain",
     "yolov5",
     "yolox",
     "nanodet",
@@ -52,6 +53,7 @@ class _Writer:
         for channels in (8, 12, 16, 16):
             x = self.b.Relu(self.conv(x, channels, 3, 2))
             maps.append(x)
+        self.maps = maps
         outputs = getattr(self, kind.partition("_")[0])(maps[2:], kind.partition("_")[2])
         for name, var in outputs.items():
             var.value.name = name
@@ -87,14 +89,17 @@ class _Writer:
     def yolov8(self, maps: list[Var], ending: str) -> dict[str, Var]:
         """Distributions and classes, decoded as Ultralytics does, with or without suppression."""
         b, k = self.b, self.k
-        joined = [b.Concat(self.conv(m, 64), self.conv(m, k), axis=1) for m in maps]
-        flat = b.Concat(*(b.Reshape(j, [1, 64 + k, -1]) for j in joined), axis=2)
+        wide = 4 if ending == "plain" else 64
+        joined = [b.Concat(self.conv(m, wide), self.conv(m, k), axis=1) for m in maps]
+        flat = b.Concat(*(b.Reshape(j, [1, wide + k, -1]) for j in joined), axis=2)
         if ending == "raw":
             return {"output0": flat}
-        boxes, scores = b.Split(flat, [64, k], axis=1, outputs=2)
+        sides, scores = b.Split(flat, [wide, k], axis=1, outputs=2)
         count = sum((SIDE // s) ** 2 for s in STRIDES)
-        shares = b.Softmax(b.Transpose(b.Reshape(boxes, [1, 4, 16, count]), perm=[0, 2, 1, 3]), axis=1)
-        sides = b.Reshape(b.Conv(shares, b.const(np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))), [1, 4, count])
+        if ending != "plain":
+            shares = b.Softmax(b.Transpose(b.Reshape(sides, [1, 4, 16, count]), perm=[0, 2, 1, 3]), axis=1)
+            sides = b.Conv(shares, b.const(np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1)))
+            sides = b.Reshape(sides, [1, 4, count])
         centres, strides = self.places(0.5)
         low = b.const(centres[None]) - b.Slice(sides, [0], [2], [1])
         high = b.const(centres[None]) + b.Slice(sides, [2], [4], [1])
@@ -114,7 +119,7 @@ class _Writer:
         return {"chosen": chosen, "boxes": rows, "scores": scores}
 
     def yolov10(self, maps: list[Var], ending: str) -> dict[str, Var]:
-        """One prediction for each object: the best 20 of all classes, and no suppression."""
+        """The best 20 of all classes, and no suppression; with ``plain``, distances without distributions (YOLO26)."""
         b, k = self.b, self.k
         found = self.yolov8(maps, ending)["output0"]
         rows = b.Transpose(found, perm=[0, 2, 1])
@@ -148,12 +153,16 @@ class _Writer:
         return {"output": b.Transpose(b.Concat(*parts, axis=2), perm=[0, 2, 1])}
 
     def nanodet(self, maps: list[Var], ending: str) -> dict[str, Var]:
-        """Classes beside distributions in one layer."""
-        b, parts = self.b, []
-        for m in maps:
+        """Classes beside distributions in one layer: of four maps joined (``plus``), or with outputs for each."""
+        b, parts = self.b, {}
+        for k, m in enumerate(self.maps if ending else maps):
             scores, boxes = b.Split(self.conv(m, self.k + 32), [self.k, 32], axis=1, outputs=2)
-            parts.append(b.Reshape(b.Concat(b.Sigmoid(scores), boxes, axis=1), [1, self.k + 32, -1]))
-        return {"output": b.Transpose(b.Concat(*parts, axis=2), perm=[0, 2, 1])}
+            parts |= {f"scores_{k}": b.Sigmoid(scores), f"distances_{k}": boxes}
+        if ending == "apart":
+            return parts
+        every = list(parts.values())
+        rows = [b.Reshape(b.Concat(*every[k : k + 2], axis=1), [1, self.k + 32, -1]) for k in range(0, len(every), 2)]
+        return {"output": b.Transpose(b.Concat(*rows, axis=2), perm=[0, 2, 1])}
 
     def anchors(self) -> np.ndarray:
         """Three anchors for each place, x1, y1, x2, y2."""
@@ -222,20 +231,28 @@ class _Writer:
             logits, boxes = self.queries(rows, self.k + 1)
             return {"logits": logits, "pred_boxes": boxes}
         layers = [self.queries(rows, self.k), self.queries(b.Tanh(rows), self.k)]
+        if ending == "stack":  # a score of quality is added to those of all classes (D-FINE)
+            layers = [(self.queries(boxes, 1)[0] + logits, boxes) for logits, boxes in layers]
         stacks = [b.Concat(*(b.Unsqueeze(v, [1]) for v in part), axis=1) for part in zip(*layers)]
         logits, boxes = (b.Gather(stack, np.array(-1), axis=1) for stack in stacks)
         scores = b.Sigmoid(logits)
         if ending == "stack":
             return {"scores": scores, "pred_boxes": boxes}
+        sizes = ir.Value(name="sizes", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1, 2]))
+        self.model.graph.inputs.append(sizes)
         best, places = b.TopK(b.Reshape(scores, [1, -1]), np.array([5]), outputs=2)
         row = b.Unsqueeze(b.Div(places, np.array(self.k)), [2])
         chosen = b.GatherElements(boxes, b.Expand(row, np.array([1, 5, 4])), axis=1)
-        return {"labels": b.Mod(places, np.array(self.k)), "boxes": b.Mul(chosen, float(SIDE)), "scores": best}
+        return {
+            "labels": b.Mod(places, np.array(self.k)),
+            "boxes": chosen * b.Cast(b.Concat(b.var(sizes), b.var(sizes), axis=1), to=1),
+            "scores": best,
+        }
 
     def queries(self, rows: Var, classes: int) -> tuple[Var, Var]:
         """Logits and boxes of queries [1, Q, 16]."""
         b, ends = self.b, []
         for count in (classes, 4):
-            weight = b.const((0.1 * self.random.standard_normal((16, count))).astype(np.float32))
+            weight = b.const((0.1 * self.random.standard_normal((rows.dims[-1], count))).astype(np.float32))
             ends.append(b.MatMul(rows, weight) + b.const(np.zeros(count, np.float32)))
         return ends[0], b.Sigmoid(ends[1])

@@ -20,8 +20,8 @@ from onnxgrad.training import compile_step, export_step
 from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.detection.heads import find_head, stored_names
-from onnxgrad.training.detection.probe import noise, picture_size, run_values
+from onnxgrad.training.detection.heads import find_head
+from onnxgrad.training.detection.probe import noise, picture_size, run_values, stored_names
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import DetectionTask
 from onnxgrad.training.detection.unfold import unfold
@@ -68,6 +68,7 @@ def test_trains(kind, boxes, tmp_path):
     head = find_head(open_model(saved).model)
     assert (head.kind, head.classes) == (find_head(open_model(model).model).kind, 2)
     assert stored_names(saved, 2) == ("cat", "fox")
+    assert all(v.uses() for v in saved.graph.initializers.values())
     plain.run(None, noise(saved, 1, head.size))
 
 
@@ -175,6 +176,15 @@ def test_step_for_browsers(kind, boxes, tmp_path):
     batch = {n: c.take(np.arange(4), Field.of(inputs[n])) for n, c in columns.items()}
     losses = [float(host.step(batch)["loss"]) for _ in range(4)]
     assert losses[-1] < losses[0]
+
+
+def test_inputs_of_the_ending_are_not_asked_for(boxes, tmp_path):
+    """Sizes of pictures, with which RT-DETR scales the boxes that it chooses."""
+    output = tmp_path / "mine.onnx"
+    onnxgrad.train(detector("detr_post", ["ant"]), boxes, task="detection", validation=boxes, output=output, epochs=1)
+    assert "map50" in onnxgrad.evaluate(output, boxes, task="detection").metrics
+    found = onnxruntime.InferenceSession(output).run(None, noise(load_model(output), 1, (SIDE, SIDE)))
+    assert [a.shape for a in found] == [(1, 5), (1, 5, 4), (1, 5)]
 
 
 def test_other_calls_refuse_the_task(boxes):

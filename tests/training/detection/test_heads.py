@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -12,19 +14,22 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import named_values
 from onnxgrad.model_io import open_model
+from onnxgrad.training.detection.anchors import centre_offset
 from onnxgrad.training.detection.batch import open_batch
 from onnxgrad.training.detection.boxes import decode
 from onnxgrad.training.detection.classes import with_classes
-from onnxgrad.training.detection.heads import find_head, known_head, stored_names
+from onnxgrad.training.detection.heads import find_head, known_head
 from onnxgrad.training.detection.predict import Detector
-from onnxgrad.training.detection.probe import noise, run_values
+from onnxgrad.training.detection.probe import noise, run_values, stored_names
+from onnxgrad.training.metadata import DETECTOR
 from tests.training.detection.detectors import ANCHORS, KINDS, OTHERS, SIDE, STRIDES, detector
 
 NAMES = ["ant", "bee", "cat", "dog", "elk"]
 #: The kind of each head, bins of distances, and the class of no object.
 EXPECTED = {
     "yolov8": ("dfl", 16, None), "yolov8_nms": ("dfl", 16, None), "yolov8_raw": ("dfl", 16, None),
-    "yolov10": ("dfl", 16, None), "yolov5": ("yolo5", 1, None), "yolox": ("yolox", 1, None),
+    "yolov10": ("dfl", 16, None), "yolov10_plain": ("dfl", 1, None), "yolov5": ("yolo5", 1, None),
+    "yolox": ("yolox", 1, None),
     "nanodet": ("dfl", 8, None), "ssd": ("ssd", 1, 0), "fcos": ("fcos", 1, None),
     "retinanet": ("retinanet", 1, None), "detr": ("detr", 1, -1),
 }  # fmt: skip
@@ -35,7 +40,7 @@ def test_recognised(kind):
     head = find_head(open_model(detector(kind, NAMES)).model)
     assert (head.kind, head.bins, head.background) == EXPECTED[kind]
     assert head.classes == len(NAMES)
-    assert head.one_to_one == (kind in ("yolov10", "detr"))
+    assert head.one_to_one == (kind in ("yolov10", "yolov10_plain", "detr"))
     if kind != "detr":
         assert [level.shape for level in head.levels] == [(SIDE // s, SIDE // s) for s in STRIDES]
         assert head.strides == list(STRIDES)
@@ -147,6 +152,31 @@ def _rows(values, part, anchors):
     array = np.moveaxis(array, -1, 1) if array.ndim == 3 else array
     apart = array.reshape(array.shape[0], anchors, -1, *array.shape[2:])
     return apart[:, :, part.start : part.start + part.size]
+
+
+def test_centres_of_places():
+    """By the grid of a decoding, by a note, by the exporter; refused where none of them shows it."""
+    yolov8 = open_model(detector("yolov8", NAMES)).model
+    assert centre_offset(yolov8, find_head(yolov8)) == 0.5
+    joined, apart = (open_model(detector(f"nanodet_{ending}", NAMES)).model for ending in ("plus", "apart"))
+    assert (find_head(joined).offset, find_head(joined, offset=0.5).offset) == (0.0, 0.5)
+    assert "NanoDet-Plus" in find_head(joined).text
+    with pytest.raises(BadInput, match=r"--place-offset says which"):
+        find_head(apart)
+    assert find_head(apart, offset=0.0).offset == 0.0
+    apart.producer_name = "PaddlePaddle"
+    assert find_head(apart).offset == 0.5
+    for given in (joined, apart):
+        given.metadata_props[DETECTOR] = json.dumps({"letterbox": {"width": SIDE, "height": SIDE}, "place_offset": 0.5})
+    assert find_head(joined).offset == 0.5
+    head = find_head(apart)
+    b = Builder(apart.graph)
+    y, x = np.meshgrid(*[np.float32(range(4)) * 16] * 2, indexing="ij")  # which no exporter has
+    value = b.var(next(v for v in apart.graph.outputs if v.name == "distances_3"))
+    grid = b.const(np.stack([x, y])[None].reshape(1, 2, -1))
+    low = b.Add(grid, b.Slice(b.Reshape(value, [1, 32, -1]), [0], [2], [1]))
+    apart.graph.outputs.append(low.value)
+    assert centre_offset(apart, head) == 0.0
 
 
 def test_same_classes_change_nothing():

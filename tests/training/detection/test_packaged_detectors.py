@@ -11,7 +11,8 @@ import onnxgrad
 from onnxgrad.model_io import open_model
 from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.detection.classes import with_classes
-from onnxgrad.training.detection.heads import find_head, stored_names
+from onnxgrad.training.detection.heads import find_head
+from onnxgrad.training.detection.probe import stored_names
 
 pytest.importorskip("sklearn")
 

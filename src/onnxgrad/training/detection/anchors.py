@@ -43,6 +43,63 @@ def find_anchors(model: ir.Model, head: Head) -> np.ndarray:
     raise UnknownHead(f"it has no {sum(counts)} anchors")
 
 
+def centre_offset(model: ir.Model, head: Head) -> float | None:
+    """The centre of a place, in places, by the grid with which the graph decodes distances; None if it does not."""
+    ends = {v for v in _values(model.graph) if v.name in head.values}
+    tail = nodes_behind(model.graph, list(ends))
+    inside = {v for n in tail for v in n.outputs}
+    read = {v for n in tail for v in n.inputs if v is not None and v not in inside and v not in ends and v.name}
+    held = [t.numpy() for v in read if (t := v.const_value) is not None and t.dtype == ir.DataType.FLOAT]
+    made = [v.name or "" for v in read if v.const_value is None and v.dtype == ir.DataType.FLOAT]
+    held += list(run_values(model, made, noise(model, 1, head.size)).values()) if made else []
+    stops = np.cumsum([level.shape[0] * level.shape[1] for level in head.levels])
+    spans = [slice(0, stops[-1]), *(slice(start, stop) for start, stop in zip([0, *stops], stops))]
+    rows = [r for array in held for r in _pairs(array)]
+    for offset in (0.5, 0.0):
+        wanted = [centres[span] for centres in _centres(head, offset) for span in spans]
+        if any(len(w) > 1 and w.shape == r.shape and np.allclose(w, r, atol=1e-3) for w in wanted for r in rows):
+            return offset
+    return None
+
+
+def usual_offset(model: ir.Model, head: Head) -> float:
+    """The centre of a place, in places, of a file that does not decode its distances.
+
+    NanoDet (three maps) and PicoDet (Paddle) have it at (i + 0.5) · stride; NanoDet-Plus joins four maps in one output,
+    with priors at i · stride (get_single_level_center_priors of its head).
+
+    Raises:
+        UnknownHead: the file does not show which of them it is.
+    """
+    if head.bins != 8 or len(head.levels) < 4 or "paddle" in (model.producer_name or "").lower():
+        return 0.5
+    if "character" in model.metadata_props:  # which PaddleDetection's exports have
+        return 0.5
+    if len(model.graph.outputs) > 1:
+        raise UnknownHead(
+            "its distances are from corners of places (NanoDet-Plus, place_offset 0) or from their middle (PicoDet, "
+            "place_offset 0.5), which the file does not show; --place-offset says which"
+        )
+    return 0.0
+
+
+def _pairs(array: np.ndarray) -> Iterator[np.ndarray]:
+    """`array` as points [n, 2], if it is [..., n, 2], [..., n, 4] (the first two of each) or [..., 2, n]."""
+    if array.ndim > 1 and array.shape[-1] in (2, 4):
+        yield array.reshape(-1, array.shape[-1])[:, :2]
+    if array.ndim > 1 and array.shape[-2] == 2:
+        yield array.reshape(-1, 2, array.shape[-1])[0].T
+
+
+def _centres(head: Head, offset: float) -> tuple[np.ndarray, np.ndarray]:
+    """Centres of all places, [A, 2], in pixels and in strides."""
+    found = []
+    for level, stride in zip(head.levels, head.strides):
+        y, x = np.meshgrid(*(np.arange(n) + offset for n in level.shape), indexing="ij")
+        found.append((np.stack([x, y], -1).reshape(-1, 2), stride))
+    return np.concatenate([c * s for c, s in found]), np.concatenate([c for c, _ in found])
+
+
 def in_pixels(anchors: np.ndarray, head: Head) -> np.ndarray:
     """Anchors in pixels of the input, where the graph resizes pictures: centres lie a stride apart."""
     level = head.levels[0]

@@ -163,7 +163,9 @@ def _layer(value: ir.Value) -> ir.Node:
     """The layer with weights that makes `value`: its producer, or a MatMul before an Add."""
     node = value.producer()
     while node is not None and is_op(node, ("Add", "Reshape", "Squeeze", "Identity")):
-        data = next((v for v in node.inputs if constant(v) is None), None)
+        inner = [v for v in node.inputs if v is not None and constant(v) is None]
+        like = [v for v in inner if v.shape is not None and value.shape is not None and v.shape[-1] == value.shape[-1]]
+        data = next(iter(like or inner), None)  # a score of quality may be added to those of all classes (D-FINE)
         node = None if data is None else data.producer()
     if node is None or not is_op(node, ("Conv", "MatMul", "Gemm")):
         raise BadInput(f"{value.name!r} does not come from a layer whose classes can be replaced")
@@ -237,6 +239,9 @@ class _Sizes:
             return
         if not self.places.isdisjoint(reads(node)):
             self.places.update(node.outputs)
+            picked = [use.node.inputs[0] for v in node.outputs for use in v.uses() if is_op(use.node, _PICKS)]
+            if is_op(node, ("Expand", "Tile")) and not self.changed.isdisjoint(picked):
+                _change(self.graph, node, 1, self.single)  # an index for the scores of all classes of a place
         if is_op(node, _PICKS):
             self.changed.update(node.outputs if data in self.changed else ())
             return

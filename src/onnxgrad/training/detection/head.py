@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.match import is_op
+from onnxgrad.ir.names import described
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,10 @@ class Head:
         }
         maps = ", ".join(f"{h}x{w}" for h, w in (level.shape for level in self.levels))
         rest = "; its masks or key points are not trained" if self.others else ""
-        return f"a head like {names[self.kind]}'s on maps of {maps}, {self.classes} classes{rest}"
+        name = names[self.kind]
+        if self.kind == "dfl" and self.bins == 8:
+            name = "PicoDet" if self.offset else "NanoDet-Plus"
+        return f"a head like {name}'s on maps of {maps}, {self.classes} classes{rest}"
 
 
 class UnknownHead(Exception):
@@ -135,3 +139,21 @@ def activation_behind(value: ir.Value) -> ir.Node | None:
             if is_op(node, _MOVES):
                 way.extend(v for v in node.outputs if v not in way)
     return None
+
+
+def unknown_kind(graph: ir.Graph, ends: Sequence[ir.Value]) -> tuple[str, str]:
+    """The kind of a head that is not known, if its parts show it, and the remedy."""
+    known = "heads of YOLOv5, YOLOv8 and later, YOLOX, NanoDet, SSD, FCOS, RetinaNet and DETR are known; "
+    regions = next((n for n in graph.all_nodes() if is_op(n, ("RoiAlign", "MaxRoiPool"))), None)
+    if regions is not None:
+        return f"it has two stages (Faster R-CNN), {described(regions)} cuts regions out: ", (
+            known + "export one of them, or train on feature maps before the regions with a loss of your own"
+        )
+    channels = sorted(
+        int(v.shape[1]) for v in ends if v.shape is not None and len(v.shape) == 4 and v.shape[1] in (1, 2)
+    )
+    if len(ends) == 3 and channels[-2:] == [2, 2] and len({str(list(v.shape or ())[2:]) for v in ends}) == 1:
+        return "a heat map beside sizes and offsets of centres (CenterNet): ", (
+            known + "train the three maps with a loss of your own"
+        )
+    return "", known + "others train with a loss of your own"

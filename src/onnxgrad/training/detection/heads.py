@@ -13,10 +13,8 @@ kind follows from how many there are for each size of a map, and from their chan
 
 from __future__ import annotations
 
-import ast
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +24,18 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import reach, reads
 from onnxgrad.ir.match import constant, constant_tensor, is_op, producer
-from onnxgrad.ir.names import described
-from onnxgrad.training.detection.anchors import find_anchors, in_pixels, sizes_of_anchors
-from onnxgrad.training.detection.head import Head, Level, MapPart, UnknownHead, activation_behind, nodes_behind
-from onnxgrad.training.detection.probe import noise, picture_input, picture_size, run_values
+from onnxgrad.training.detection.anchors import centre_offset, find_anchors, in_pixels, sizes_of_anchors, usual_offset
+from onnxgrad.training.detection.head import (
+    Head,
+    Level,
+    MapPart,
+    UnknownHead,
+    activation_behind,
+    nodes_behind,
+    unknown_kind,
+)
+from onnxgrad.training.detection.probe import noise, noted_offset, picture_input, picture_size, run_values
 from onnxgrad.training.detection.queries import query_head
-from onnxgrad.training.metadata import CLASSES
 
 _LAYERS = ("Conv", "MatMul", "Gemm")
 #: Bins of a distribution over distances, where only the channels tell: of YOLOv8, of NanoDet and PicoDet.
@@ -47,13 +51,19 @@ class _End:
     shape: tuple[int, ...]
 
 
-def find_head(model: ir.Model, image_size: int | tuple[int, int] | None = None, source: Any = None) -> Head:
+def find_head(
+    model: ir.Model,
+    image_size: int | tuple[int, int] | None = None,
+    source: Any = None,
+    offset: float | None = None,
+) -> Head:
     """The head of `model`, an opened model.
 
     Args:
         model: with types and shapes.
         image_size: side of pictures, or height and width, where the model leaves them open.
         source: the path of the model, for messages.
+        offset: the centre of a place, in places, of a head of distances in one layer. Default: as the model shows it.
 
     Raises:
         BadInput: it has none that is known.
@@ -62,42 +72,29 @@ def find_head(model: ir.Model, image_size: int | tuple[int, int] | None = None, 
     bins = _distribution(model.graph)
     ends = last_layers(model.graph)
     try:
-        return query_head(model, image, size, ends) if _has_queries(ends) else _grid(model, image, size, ends, bins)
+        if _has_queries(ends):
+            return query_head(model, image, size, ends)
+        return _grid(model, image, size, ends, bins, offset)
     except UnknownHead as error:
         maps = ", ".join(repr(v.name) for v in ends) or "none"
         path = f"{os.fspath(source)}: " if isinstance(source, (str, os.PathLike)) else ""
-        kind, hint = _unknown_kind(model.graph, ends)
+        kind, hint = unknown_kind(model.graph, ends)
         raise BadInput(
             f"{path}the head of the detector is not known: {kind}{error}; its last layers are {maps}\n  hint: {hint}"
         ) from None
 
 
-def _unknown_kind(graph: ir.Graph, ends: Sequence[ir.Value]) -> tuple[str, str]:
-    """The kind of a head that is not known, if its parts show it, and the remedy."""
-    known = "heads of YOLOv5, YOLOv8 and later, YOLOX, NanoDet, SSD, FCOS, RetinaNet and DETR are known; "
-    regions = next((n for n in graph.all_nodes() if is_op(n, ("RoiAlign", "MaxRoiPool"))), None)
-    if regions is not None:
-        return f"it has two stages (Faster R-CNN), {described(regions)} cuts regions out: ", (
-            known + "export one of them, or train on feature maps before the regions with a loss of your own"
-        )
-    channels = sorted(
-        int(v.shape[1]) for v in ends if v.shape is not None and len(v.shape) == 4 and v.shape[1] in (1, 2)
-    )
-    if len(ends) == 3 and channels[-2:] == [2, 2] and len({str(list(v.shape or ())[2:]) for v in ends}) == 1:
-        return "a heat map beside sizes and offsets of centres (CenterNet): ", (
-            known + "train the three maps with a loss of your own"
-        )
-    return "", known + "others train with a loss of your own"
-
-
 def refusal(model: ir.Model) -> str:
     """The reason why a `model` that chooses boxes cannot be trained as a detector; empty for other models."""
-    chooses = any(is_op(n, ("RoiAlign", "MaxRoiPool", "NonMaxSuppression")) for n in model.graph.all_nodes())
+    kinds = {n.op_type for n in model.graph.all_nodes()}
+    maps = [v for v in last_layers(model.graph) if is_op(v.producer(), "Conv")]
+    if not (kinds & {"RoiAlign", "MaxRoiPool", "NonMaxSuppression"} or ("TopK" in kinds and len(maps) > 1)):
+        return ""
     try:
-        found = find_head(model) if chooses else None
+        found = find_head(model)
     except BadInput as error:
         return str(error)
-    return "" if found is None or known_head(model) is not None else f"{found.text}, which is only one map"
+    return "" if known_head(model) is not None else f"{found.text}, which is only one map"
 
 
 def known_head(model: ir.Model) -> Head | None:
@@ -146,7 +143,9 @@ def _has_queries(ends: Sequence[ir.Value]) -> bool:
     return any(is_op(v.producer(), ("MatMul", "Gemm")) for v in ends)
 
 
-def _grid(model: ir.Model, image: ir.Value, size: tuple[int, int], ends: Sequence[ir.Value], bins: int) -> Head:
+def _grid(
+    model: ir.Model, image: ir.Value, size: tuple[int, int], ends: Sequence[ir.Value], bins: int, offset: float | None
+) -> Head:
     """A head on maps."""
     shapes = run_values(model, [v.name or "" for v in ends], noise(model, 1, size))
     sized = [_End(v, s[1], s[2:]) for v in ends if len(s := shapes[v.name or ""].shape) == 4]
@@ -158,7 +157,7 @@ def _grid(model: ir.Model, image: ir.Value, size: tuple[int, int], ends: Sequenc
     about = {"image": image.name or "", "size": size, "others": others}
     count = len(levels[0])
     if count == 1:
-        return _combined(model, levels, bins, about)
+        return _combined(model, levels, bins, about, offset)
     if count == 2:
         return _two(model, levels, bins, about)
     return _fcos(model, levels, about) or _with_objects(levels, about)
@@ -189,7 +188,9 @@ def _all(end: _End) -> MapPart:
     return MapPart(end.value.name or "", 0, end.channels)
 
 
-def _combined(model: ir.Model, levels: list[list[_End]], bins: int, about: dict[str, Any]) -> Head:
+def _combined(
+    model: ir.Model, levels: list[list[_End]], bins: int, about: dict[str, Any], offset: float | None
+) -> Head:
     """One layer for each map: several anchors (YOLOv5), or classes beside distributions (NanoDet, PicoDet)."""
     anchors = [_anchor_count(ends[0]) for ends in levels]
     if all(anchors):
@@ -212,10 +213,11 @@ def _combined(model: ir.Model, levels: list[list[_End]], bins: int, about: dict[
     for ends in levels:
         name = ends[0].value.name or ""
         made.append(_level(ends, MapPart(name, starts[1 - at], pair[1 - at]), MapPart(name, starts[at], pair[at])))
-    # NanoDet-Plus joins all maps in one output, with priors at i · stride (get_single_level_center_priors of its head);
-    # PicoDet has an output for each map, with centres at (i + 0.5) · stride (PPPostProcess of rapid-layout)
-    offset = 0.0 if len(model.graph.outputs) == 1 and not bins else 0.5
-    return Head("dfl", pair[1 - at], tuple(made), bins=pair[at] // 4, offset=offset, **about)
+    found = Head("dfl", pair[1 - at], tuple(made), bins=pair[at] // 4, **about)
+    centred = offset if offset is not None else noted_offset(model)
+    if centred is None:
+        centred = centre_offset(model, found)
+    return replace(found, offset=usual_offset(model, found) if centred is None else centred)
 
 
 def _anchor_count(end: _End) -> int:
@@ -255,10 +257,30 @@ def _two(model: ir.Model, levels: list[list[_End]], bins: int, about: dict[str, 
             box = next(e for e in _in_order(ends) if e.channels == width)
             score = next(e for e in ends if e is not box)
             made.append(_level(ends, _all(score), _all(box)))
-        suppressed = any(is_op(n, "NonMaxSuppression") for n in model.graph)
-        alone = not suppressed and any(is_op(n, "TopK") for n in model.graph)
-        return Head("dfl", made[0].scores.size, tuple(made), bins=width // 4, one_to_one=alone, **about)
-    return _anchored(model, levels, about)
+        return Head("dfl", made[0].scores.size, tuple(made), bins=width // 4, one_to_one=_chooses_best(model), **about)
+    return _plain_distances(model, levels, about) or _anchored(model, levels, about)
+
+
+def _plain_distances(model: ir.Model, levels: list[list[_End]], about: dict[str, Any]) -> Head | None:
+    """Classes beside distances without distributions (YOLO26), decoded by a grid; None for other layers."""
+    made = []
+    for ends in levels:
+        plain = [e for e in ends if not is_op(activation_behind(e.value), "Sigmoid")]
+        boxes = [e for e in (plain if len(plain) == 1 else _in_order(ends)) if e.channels == 4]
+        if len(plain) > 1 or not boxes:
+            return None
+        made.append(_level(ends, *(_all(e) for e in ends if e is not boxes[0]), _all(boxes[0])))
+    found = Head("dfl", made[0].scores.size, tuple(made), one_to_one=_chooses_best(model), **about)
+    if any(is_op(n, "Exp") for n in nodes_behind(model.graph, [e.value for ends in levels for e in ends], _MEETING)):
+        return None
+    offset = centre_offset(model, found)
+    return None if offset is None else replace(found, offset=offset)
+
+
+def _chooses_best(model: ir.Model) -> bool:
+    """True if the model picks the best predictions and suppresses none: each object has one."""
+    kinds = {n.op_type for n in model.graph}
+    return "TopK" in kinds and "NonMaxSuppression" not in kinds
 
 
 def _in_order(ends: Sequence[_End]) -> list[_End]:
@@ -361,19 +383,3 @@ def _is_boxes(model: ir.Model, ends: Sequence[_End]) -> bool:
 
 #: Operators at which scores and boxes meet.
 _MEETING = frozenset({"TopK", "NonMaxSuppression", "GatherND", "NonZero", "Where", "Greater", "ArgMax"})
-
-
-def stored_names(model: ir.Model, classes: int) -> tuple[str, ...] | None:
-    """The names of classes in the metadata: onnxgrad's, those of Ultralytics, or lines of PaddleDetection."""
-    readers: dict[str, Callable[[str], Any]] = {
-        CLASSES: json.loads, "names": ast.literal_eval, "character": str.splitlines,
-    }  # fmt: skip
-    for key, read in readers.items():
-        try:
-            found = read(model.metadata_props[key])
-        except (KeyError, ValueError, SyntaxError):
-            continue
-        names = [str(found[k]) for k in sorted(found)] if isinstance(found, dict) else [str(n) for n in found]
-        if len(names) == classes and len(set(names)) == classes:
-            return tuple(names)
-    return None

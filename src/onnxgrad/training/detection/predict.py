@@ -19,9 +19,9 @@ from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.batch import open_batch
 from onnxgrad.training.detection.boxes import decode
 from onnxgrad.training.detection.head import Head
-from onnxgrad.training.detection.heads import find_head, stored_names
+from onnxgrad.training.detection.heads import find_head
 from onnxgrad.training.detection.letterbox import Placement
-from onnxgrad.training.detection.probe import picture_input
+from onnxgrad.training.detection.probe import picture_input, stored_names
 from onnxgrad.training.detection.task import letterbox_of
 from onnxgrad.training.metadata import DETECTOR
 from onnxgrad.training.metrics.boxes import Detections, overlaps
@@ -125,6 +125,9 @@ class Detector:
         self._decoder = BoxDecoder(self.head, named, options)
         opened.graph.outputs[:] = [named[name] for name in self.head.values]
         prune(opened.graph)
+        opened.graph.inputs[:] = [
+            v for v in opened.graph.inputs if v is image or v.uses()
+        ]  # sizes that the ending reads
         self._session = Session(opened, options or Options())
 
     def __call__(self, pictures: Sequence[np.ndarray]) -> list[Detections]:

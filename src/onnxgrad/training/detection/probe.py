@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -11,7 +13,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values, prune
 from onnxgrad.runtime import Options, Session
-from onnxgrad.training.metadata import DETECTOR
+from onnxgrad.training.metadata import CLASSES, DETECTOR
 
 #: Side of a picture where neither the model nor the caller fixes one.
 DEFAULT_SIDE = 640
@@ -60,12 +62,23 @@ def picture_size(model: ir.Model, asked: int | tuple[int, int] | None = None) ->
     return height, width
 
 
+def noted_offset(model: ir.Model) -> float | None:
+    """The centre of a place, in places, that training noted. Raises BadInput if the note is damaged."""
+    noted = model.metadata_props.get(DETECTOR, "{}")
+    try:
+        found = json.loads(noted).get("place_offset")
+        return None if found is None else float(found)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"the model's metadata {DETECTOR!r} are damaged: {noted[:60]}") from error
+
+
 def run_values(model: ir.Model, values: Sequence[str], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The values of these names, inside `model`, for `feeds`. Raises BadInput if ONNX Runtime fails."""
     copy = model.clone()
     named = named_values(copy.graph)
     copy.graph.outputs[:] = [named[name] for name in values]
     prune(copy.graph)
+    copy.graph.inputs[:] = [v for v in copy.graph.inputs if v.uses() or v.is_graph_output()]
     held = {v.name for v in copy.graph.inputs}
     session = Session(copy, Options(target="portable"))
     return session.run({name: array for name, array in feeds.items() if name in held})
@@ -85,3 +98,19 @@ def noise(model: ir.Model, rows: int, size: tuple[int, int]) -> dict[str, np.nda
             whole = value.dtype.is_integer() and shape[-1:] == [2]
             feeds[value.name or ""] = np.broadcast_to(size if whole else 1, shape).astype(value.dtype.numpy())
     return feeds
+
+
+def stored_names(model: ir.Model, classes: int) -> tuple[str, ...] | None:
+    """The names of classes in the metadata: onnxgrad's, those of Ultralytics, or lines of PaddleDetection."""
+    readers: dict[str, Callable[[str], Any]] = {
+        CLASSES: json.loads, "names": ast.literal_eval, "character": str.splitlines,
+    }  # fmt: skip
+    for key, read in readers.items():
+        try:
+            found = read(model.metadata_props[key])
+        except (KeyError, ValueError, SyntaxError):
+            continue
+        names = [str(found[k]) for k in sorted(found)] if isinstance(found, dict) else [str(n) for n in found]
+        if len(names) == classes and len(set(names)) == classes:
+            return tuple(names)
+    return None

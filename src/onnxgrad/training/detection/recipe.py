@@ -35,6 +35,11 @@ class DetectionRecipe:
         None,
         "How boxes of a detector are compared: iou, giou, diou or ciou. Default: as the authors of its head do it.",
     )
+    place_offset: float | None = setting(
+        None,
+        "Centre of a place, in places, from which a detector like NanoDet or PicoDet measures distances: 0 or 0.5. "
+        "Default: as the file shows it.",
+    )
     unfold_bn: bool = setting(
         False,
         "Insert BatchNormalization behind convolutions whose exporter has folded it, with the statistics of the data.",
@@ -47,6 +52,9 @@ class DetectionRecipe:
             raise BadInput(f"classes are different names, as cat,dog, not {self.classes!r}")
         if self.box_loss is not None and self.box_loss not in BOX_LOSSES:
             raise BadInput(f"box_loss is {', '.join(BOX_LOSSES)}, not {self.box_loss!r}")
+
+        if self.place_offset not in (None, 0, 0.5):
+            raise BadInput(f"place_offset is 0 or 0.5, not {self.place_offset!r}")
 
     def check_task(self, detects: bool) -> None:
         """Raise BadInput if a setting is given for another task."""

@@ -20,10 +20,10 @@ from onnxgrad.training.detection.batch import open_batch
 from onnxgrad.training.detection.classes import with_classes
 from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.head import Head
-from onnxgrad.training.detection.heads import find_head, stored_names
+from onnxgrad.training.detection.heads import find_head
 from onnxgrad.training.detection.letterbox import Letterbox
 from onnxgrad.training.detection.losses import detection_loss, labels_of
-from onnxgrad.training.detection.probe import picture_input
+from onnxgrad.training.detection.probe import picture_input, stored_names
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.unfold import unfold
 from onnxgrad.training.graph.own_tensors import own_tensors
@@ -67,7 +67,7 @@ class DetectionTask:
         """
         opened = open_model(model).model
         own_tensors(opened)  # before layers get new rows, whose initializers would say that Constants are no weights
-        head = find_head(opened, recipe.image_size, model)
+        head = find_head(opened, recipe.image_size, model, recipe.place_offset)
         notes = [head.text]
         letterbox = letterbox_of(opened, head, preparation)
         if (note := open_batch(opened, head)) != "":
@@ -82,7 +82,12 @@ class DetectionTask:
         for key in ("names", "character"):
             opened.metadata_props.pop(key, None)
         opened.metadata_props[CLASSES] = json.dumps(list(data.names))
-        opened.metadata_props[DETECTOR] = json.dumps({"letterbox": letterbox.to_json()})
+        opened.metadata_props[DETECTOR] = json.dumps(
+            {"letterbox": letterbox.to_json(), "place_offset": head.offset if head.kind == "dfl" else None}
+        )
+        for name, value in list(opened.graph.initializers.items()):  # of old classes, and shapes of one picture
+            if not value.uses() and not value.is_graph_output():
+                del opened.graph.initializers[name]
         loss = Loss(detection_loss(opened, head, recipe.box_loss))
         return cls(opened, head, tuple(data.names), letterbox, loss, notes)
 

@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -78,7 +79,6 @@ class Evaluation:
         nodes = () if self.tail is None else self.tail.graph
         #: labels whose logarithms are taken, kept away from 0 by a Max: probabilities
         self.label_logarithms = {v.name for n in nodes if n.op_type == "Max" for v in reads(n) if v.name in self.labels}
-        self._tail = None if self.tail is None else Session(self.tail, self.options)
         self._head: Session | None = None
         self._decoder: BoxDecoder | None = None
 
@@ -111,6 +111,10 @@ class Evaluation:
             p for p in find_predictions(nodes, labels) if p.label not in others or not isinstance(p.comparison, Binary)
         ]
         return cls(source, model, loss.name or "", boundary, labels, predictions, state, options)
+
+    @cached_property
+    def _tail(self) -> Session | None:
+        return None if self.tail is None else Session(self.tail, self.options)
 
     def field(self, value: ir.Value) -> Field:
         """The dtype, shape and classes that data for the batch input `value` must have."""
@@ -212,7 +216,7 @@ class Evaluation:
         known = {n: tensor.numpy().copy() for n, tensor in held.items() if tensor is not None}
         for name in sorted(weights - known.keys()):
             raise BadInput(f"the loss reads the weight {name!r}, which {os.fspath(path)!r} does not have")
-        add_outputs(model.graph, self.boundary)
+        self._reduce(model.graph)
         return self._measure(Session(model, self.options), data, batch_size, known, metrics)
 
     def _of_boxes(self, metrics: Sequence[str] | None) -> list[str]:
@@ -244,10 +248,14 @@ class Evaluation:
                 if value not in graph.inputs:
                     graph.inputs.append(value)
         infer_types(model)
-        outputs = add_outputs(graph, self.boundary)
-        graph.outputs[:] = outputs
-        prune(graph)
+        self._reduce(graph)
         return model
+
+    def _reduce(self, graph: ir.Graph) -> None:
+        """Reduce `graph` to the boundary and the inputs that it needs, in place."""
+        graph.outputs[:] = add_outputs(graph, self.boundary)
+        prune(graph)
+        graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
 
     def _measure(
         self,

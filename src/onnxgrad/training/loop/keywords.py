@@ -26,6 +26,7 @@ class StepKeywords(AlgorithmKeywords, total=False):
     classes: Sequence[str] | str | None
     image_size: int | None
     box_loss: str | None
+    place_offset: float | None
     unfold_bn: bool
     accumulate: int
     memory: int | str | None

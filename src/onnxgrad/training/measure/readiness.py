@@ -56,8 +56,8 @@ def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Findin
     if loss is None and (head := known_head(opened)) is not None:
         losses = [("detection", detection_loss(opened, head))]
         found = [Finding(FACT, f"{head.text}; {_COMMAND}"), *found]
-    elif loss is None and (why := refusal(opened)):
-        found = [Finding(ADVICE, why), *found]
+    elif loss is None and (unknown := refusal(opened)):
+        found = [Finding(ADVICE, unknown), *found]
     for name, function in losses:
         try:
             proto = attach(model, loss=function, **attached)
