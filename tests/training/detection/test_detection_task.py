@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import onnx
@@ -176,6 +177,32 @@ def test_step_for_browsers(kind, boxes, tmp_path):
     batch = {n: c.take(np.arange(4), Field.of(inputs[n])) for n, c in columns.items()}
     losses = [float(host.step(batch)["loss"]) for _ in range(4)]
     assert losses[-1] < losses[0]
+
+
+def test_boxes_that_are_not_learned(boxes, tmp_path):
+    """Boxes that are left out are counted; without any, nothing is trained."""
+    found = json.loads(boxes.read_text())
+    for image in found["images"]:
+        image["file_name"] = str(boxes.parent / image["file_name"])
+    for k, annotation in enumerate(found["annotations"]):
+        annotation["bbox"][2:] = [20, 20] if k < 3 else [0.5, 0.5]
+    path = tmp_path / "boxes.json"
+    path.write_text(json.dumps(found))
+    data = read_detection(path, ["cat"])
+    task = DetectionTask.of(detector("yolov8", ["ant"]), data, DetectionRecipe(), PreparationRecipe())
+    assert any("boxes are of other classes than 'cat'" in line for line in task.notes)
+    assert any(
+        re.search(r"\d+ of \d+ boxes are smaller than a pixel of 64x64, not learned", line) for line in task.notes
+    )
+    for annotation in found["annotations"]:
+        annotation["bbox"][2:] = [0.5, 0.5]
+    for left, message in (
+        (found["annotations"], "no boxes to learn, of 'cat', 'fox'; 24 are smaller"),
+        ([], "no boxes"),
+    ):
+        path.write_text(json.dumps({**found, "annotations": left}))
+        with pytest.raises(BadInput, match=message):
+            onnxgrad.train(detector("yolov8", ["ant"]), path, task="detection", epochs=1)
 
 
 def test_inputs_of_the_ending_are_not_asked_for(boxes, tmp_path):

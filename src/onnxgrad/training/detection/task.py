@@ -15,13 +15,14 @@ from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.data.annotations.samples import DetectionData
 from onnxgrad.training.data.columns import Column
+from onnxgrad.training.data.labels import listed
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.batch import open_batch
 from onnxgrad.training.detection.classes import with_classes
 from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.head import Head
 from onnxgrad.training.detection.heads import find_head
-from onnxgrad.training.detection.letterbox import Letterbox
+from onnxgrad.training.detection.letterbox import Letterbox, learned
 from onnxgrad.training.detection.losses import detection_loss, labels_of
 from onnxgrad.training.detection.probe import picture_input, stored_names
 from onnxgrad.training.detection.recipe import DetectionRecipe
@@ -75,6 +76,7 @@ class DetectionTask:
         old = stored_names(opened, head.classes)
         head, changes = with_classes(opened, head, data.names, old)
         notes += changes
+        notes += [*data.notes, *_left_out(data, letterbox)]
         if recipe.unfold_bn:
             feed = DetectionFeed(data, letterbox, head.image)
             rows = np.linspace(0, len(data) - 1, min(_PICTURES, len(data))).astype(int)
@@ -97,6 +99,22 @@ class DetectionTask:
         channels_last = last is not None and last[3] == 3 and last[1] != 3
         labels = labels_of(self.model)
         return DetectionFeed(data, self.letterbox, self.head.image, labels, channels_last=channels_last).columns()
+
+
+def _left_out(data: DetectionData, letterbox: Letterbox) -> list[str]:
+    """A line about boxes that are too small to be learned. Raises BadInput if no box is learned."""
+    own, kept = int(data.counts.sum()), 0
+    for row in data.rows:
+        boxes = letterbox.place(row.size).to_canvas(row.boxes)
+        kept += len(learned(boxes, row.labels, row.crowd, letterbox))
+    if not kept:
+        small = f"; {own} are smaller than a pixel of {letterbox.width}x{letterbox.height}" if own else ""
+        raise BadInput(f"{data.source} has no boxes to learn, of {listed(data.names)}{small}")
+    if own == kept:
+        return []
+    return [
+        f"{own - kept} of {own} boxes are smaller than a pixel of {letterbox.width}x{letterbox.height}, not learned"
+    ]
 
 
 def letterbox_of(model: ir.Model, head: Head, preparation: PreparationRecipe = PreparationRecipe()) -> Letterbox:
