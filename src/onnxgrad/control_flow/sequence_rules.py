@@ -85,7 +85,7 @@ def get_element(op: Op, g: Var, x: Var) -> Result:
 
 
 def _from_front(op: Op, position: Var, length: Var) -> Var:
-    """`position` counted from the front, where a negative one counts from the end of `length` elements."""
+    """`position` among `length` elements as an index from 0; a negative one counts from the end."""
     known = position.const
     if known is not None and known.item() >= 0:
         return position

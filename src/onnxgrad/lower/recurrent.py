@@ -225,7 +225,7 @@ class _Layer:
         return columns, None, None
 
     def shared(self, d: int, rt: Var, rb: Var | None, hidden: int) -> Any:
-        """The values that every step reads besides its column."""
+        """The values that all steps read, besides the column of each."""
         del d, rb, hidden
         return rt
 

@@ -34,9 +34,9 @@ def rotary_embedding(b: Builder, node: ir.Node) -> Sequence[Var | None]:
 
 
 def rotate(b: Builder, z: Var, c: Var, s: Var, half: Var, paired: bool) -> Var:
-    """The last axis of `z`, of `half` pairs, turned by the angles of cosine `c` and sine `s`.
+    """Rotate the `half` pairs in the last axis of `z` by angles with the cosine `c` and the sine `s`.
 
-    The two of a pair are neighbours if `paired`, else in one half each.
+    The two elements of a pair are neighbours if `paired`; otherwise, the first half pairs with the second.
     """
     if paired:
         c, s = b.Unsqueeze(c, [-1]), b.Unsqueeze(s, [-1])

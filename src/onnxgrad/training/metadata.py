@@ -20,7 +20,7 @@ HEAD = "onnxgrad.head"
 PAIRS = "onnxgrad.pairs"
 #: Of a training model that was saved during a run: the count that the masks of Dropout are drawn from.
 MASKS = "onnxgrad.dropout_step"
-#: Of an algorithm: where Adam adds its epsilon, in words.
+#: The key of an algorithm's note on where Adam adds its epsilon.
 CONVENTION = "onnxgrad.adam"
 #: Of an algorithm: the logits that a loss is computed from where the model ends in probabilities, in words.
 TAKEN_OF = "onnxgrad.loss"

@@ -142,7 +142,7 @@ class _Picked(_Compared):
     """The change of a maximum m: m - max(m, m₀) of x₀ at its maximum, and max(m, m₀) - m₀ of x at its own."""
 
     def vjp(self, op: Op, cotangents: Cotangents) -> Pulled:
-        """The parts of both maxima, over the change of the element."""
+        """The changes at both maxima, divided by the change of the element."""
         other, g = self.at_baseline(op), cotangents[0]
         x, x0 = (x for at in (op, other) if (x := at.inputs[0]) is not None)
         assert g is not None

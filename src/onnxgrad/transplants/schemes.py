@@ -77,7 +77,7 @@ class LinearScheme:
         return dequantize(q, s, z if z.size == s.size else np.broadcast_to(z, s.shape), axis, self.block)
 
     def step(self) -> float:
-        """The root mean square of a step of the numbers."""
+        """The root mean square of the floats between two adjacent integers: of the scales."""
         q, s, _ = self._read()
         each = np.broadcast_to(spread(s, q.shape, self.axis % max(q.ndim, 1), self.block), q.shape)
         return float(np.sqrt(np.mean(np.square(each.astype(np.float64)))))
@@ -137,7 +137,7 @@ class BlockScheme:
         return (parts * s[..., None].astype(np.float32)).reshape(self.rows, -1)[:, : self.columns]
 
     def step(self) -> float:
-        """The root mean square of a step of the numbers."""
+        """The root mean square of the floats between two adjacent integers: of the scales."""
         return float(np.sqrt(np.mean(np.square(self._read()[1].astype(np.float64)))))
 
     def store(self, after: np.ndarray, before: np.ndarray | None) -> Tensors:
@@ -218,7 +218,7 @@ class BiasScheme:
         return (array_of(self.numbers).astype(np.float64) * steps).astype(np.float32)
 
     def step(self) -> float:
-        """The root mean square of a step of the numbers."""
+        """The root mean square of the floats between two adjacent integers: of the scales."""
         return float(np.sqrt(np.mean(np.square(self._steps().astype(np.float64)))))
 
     def store(self, after: np.ndarray, before: np.ndarray | None) -> Tensors:

@@ -40,7 +40,7 @@ _NONE = "refused"
 
 
 def _nonzero(x: Any, y: Any) -> Array:
-    """`y`, or 1 where it and `x` are 0, as 0·log 0 is 0."""
+    """`y`, with 1 where both `x` and `y` are 0: 0·log 0 counts as 0."""
     return np.where(np.logical_and(x == 0, y == 0), 1.0, y)
 
 

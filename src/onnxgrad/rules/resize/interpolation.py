@@ -29,7 +29,7 @@ _COPIES = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half
 
 
 def _axes(op: Op, x: Var) -> list[int]:
-    """The axes that scales, sizes and roi speak of."""
+    """The axes that scales, sizes and roi refer to."""
     given = op.attr("axes")
     return list(range(x.rank)) if given is None else [a % x.rank for a in given]
 

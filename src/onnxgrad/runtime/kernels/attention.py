@@ -60,7 +60,7 @@ class _View:
 
     @property
     def transposed_view(self) -> _View:
-        """The transposes of its matrices."""
+        """The view with the last two axes exchanged."""
         return _View(self.root, self.order[:-2] + self.order[-2:][::-1])
 
     @property

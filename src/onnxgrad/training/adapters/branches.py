@@ -106,7 +106,7 @@ class _Nodes:
         return self.constant(np.array(numbers, np.int64))
 
     def multiply(self, value: ir.Value, scale: float) -> ir.Value:
-        """`value`, multiplied."""
+        """`value` times the number `scale`."""
         if scale == 1:
             return value
         return like(self.emit("Mul", value, self.constant(np.array(scale, self.weight.dtype.numpy()))), value)

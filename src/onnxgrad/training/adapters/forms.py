@@ -36,7 +36,7 @@ TENSORS: Mapping[str, Collection[frozenset[str]]] = {
 }
 #: The names of all these tensors.
 NAMES = frozenset(name for sets in TENSORS.values() for names in sets for name in names)
-#: Of each adapter, the tensor that takes up a factor of the change, as in adapters.mjs.
+#: For each form of adapter, the tensor to multiply where the whole change is scaled; adapters.mjs has the same.
 SCALED = frozenset({"B", "hada_w1_a", "lokr_w1", "lokr_w1_a"})
 #: Tensors that start as zeros, so that the weight starts unchanged.
 _ZERO = {"hada_w2_b", "lokr_w1", "lokr_w1_a"}
@@ -54,7 +54,7 @@ class Operations(Protocol[T]):
         """The elementwise product."""
 
     def shaped(self, value: T, shape: Sequence[int]) -> T:
-        """`value` in another shape; -1 is the rest."""
+        """`value` reshaped; one size may be -1, which follows from the others."""
 
     def transpose_last(self, value: T) -> T:
         """`value` with its last axes exchanged."""

@@ -1,4 +1,4 @@
-"""An algorithm that was written behind an inference graph, cut off it."""
+"""Cut the algorithm of a training step off the inference graph that it was appended to."""
 
 from __future__ import annotations
 

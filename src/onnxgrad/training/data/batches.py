@@ -145,7 +145,7 @@ class Data:
         #: reads variants of inputs that fit each other
         self.together: Callable[[np.ndarray, Sequence[int]], dict[str, np.ndarray]] | None = None
         self.shared = shared_sizes(fed, self.columns)
-        #: inputs without a batch axis, which every batch has all of
+        #: inputs without a batch axis: every batch contains the whole array
         self.whole = {n for n, c in self.columns.items() if c.whole}
         self.whole |= fed_whole([f for f in fed if f.name not in self.whole], rows, name)
         for f in [f for f in fed if f.name in self.whole and f.name not in self.arrays]:

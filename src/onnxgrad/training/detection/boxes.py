@@ -36,7 +36,7 @@ def at(b: Builder, x: Var, start: int, end: int) -> Var:
 
 
 def corner(b: Builder, boxes: Var, k: int) -> Var:
-    """One of x1, y1, x2, y2, without the last axis."""
+    """Coordinate `k` of x1, y1, x2, y2 of each box, without the last axis."""
     return b.Squeeze(at(b, boxes, k, k + 1), [-1])
 
 

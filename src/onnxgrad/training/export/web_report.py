@@ -37,7 +37,7 @@ ON_DEVICE = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32
 MOST_PARTS = 7
 #: The index of the data input, if it is not the first.
 _DATA = {"Where": 1}
-#: Those for which the type of the first operand is of no account: a kernel that reads its shape, and loops.
+#: Operators that run for any type of the first operand: Shape reads no elements, and loops have bodies.
 _ANY_DATA = {"Shape", "Loop", "Scan"}
 
 

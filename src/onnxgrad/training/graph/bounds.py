@@ -36,7 +36,7 @@ _RISING: dict[str, Callable[[float], float]] = {
 }
 
 
-#: Known bounds, with the depth that they were found with.
+#: Bounds by value and by the depth of the search that found them.
 _Known = dict[tuple[ir.Value, int], Interval]
 _ARITHMETIC = frozenset((
     *("Neg", "Abs", "Reciprocal", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Clip"),

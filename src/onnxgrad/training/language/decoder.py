@@ -14,7 +14,7 @@ from onnxgrad.training.graph.decoder_inputs import DecoderInputs
 from onnxgrad.training.language.encoder import Encoder
 from onnxgrad.training.language.generation_recipe import GenerationRecipe
 
-#: Picks the next token of each row by the scores [N, V].
+#: A function that picks the next token of each row from the scores [N, V].
 Choice = Callable[[np.ndarray], np.ndarray]
 
 

@@ -1,4 +1,4 @@
-"""Masked language modelling: tokens that the model has to find again (Devlin et al. 2018)."""
+"""Masked language modelling: the model predicts tokens that were hidden (Devlin et al. 2018)."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Loss:
 
 
 def terms_of(loss: Any, output: str | None = None, labels: str | None = None) -> list[Loss]:
-    """A loss, or several, each a `Loss`, spelled or a graph; `output` and `labels` are defaults for them.
+    """The terms of a loss: a `Loss`, a name or a graph, or several of these; `output` and `labels` are their defaults.
 
     Raises:
         BadInput: there is none, or an option does not fit.

@@ -248,7 +248,7 @@ def record(
 def _forms(
     loss: Any, names: Sequence[str], first: LossOperand, examples: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, LossOperand]]:
-    """The operands that the inputs for data may be, the likeliest first.
+    """The dtypes and shapes to try for the inputs that are data, the likeliest first.
 
     One number for each row is [N] or [N, 1], whichever the function does not spread over all pairs of rows.
     """

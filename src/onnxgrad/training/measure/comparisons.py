@@ -49,7 +49,7 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Known(Comparison):
-    """Predictions of numbers against numbers, of which one marks what is not known, as 0 does in maps of depth."""
+    """Predicted numbers against labels in which one number marks unknown places, as 0 does in maps of depth."""
 
     unknown: float = 0.0
 

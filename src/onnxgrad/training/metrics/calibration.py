@@ -1,4 +1,4 @@
-"""Metrics of probabilities, intervals and sets: how far they are what they say.
+"""Calibration: the gap between stated probabilities, intervals or sets and the observed frequencies.
 
 A mean with its spread is read as a normal distribution; its interval is the central one of `CENTRAL`.
 """

@@ -72,7 +72,7 @@ def _dim(one: int | ir.SymbolicDim, two: int | ir.SymbolicDim) -> int | ir.Symbo
 
 
 def _inferred(model: ir.Model, which: int) -> dict[str, ir.Shape]:
-    """The shapes by the names of values, where the inputs have the numbers of the set `which`."""
+    """The inferred shapes by value name, for input sizes of the set `which`."""
     copy = model.clone()
     taken: dict[str, int] = {}
     for value in copy.graph.inputs:

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 
-#: Steps in a pixel.
+#: The number of steps of the finer grid in a pixel.
 _SCALE = 5
 #: The farthest corner, in pixels.
 _FARTHEST = 1e6
