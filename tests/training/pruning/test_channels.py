@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import onnxgrad
 from onnxgrad.training.loop.prune import opened_for_pruning
 from onnxgrad.training.pruning.channels import find_channels
 from onnxgrad.training.pruning.follow import follow
@@ -157,6 +158,12 @@ GRAPHS = {
          "angles": (7, 2), "two": [2], "minus": [-1], "o": [0, 7, 8], "merged": [-1, 7, 2], "apart": [-1, 4, 2, 7]},
         1,
     ),
+    "means over maps": (
+        "(float[N, 3, 6, 6] x) => (float[N, 4] y)",
+        "a = Conv (x, w1)  m = ReduceMean <keepdims = 0> (a, two)  y = MatMul (m, w2)",
+        {"w1": (6, 3, 1, 1), "two": [2, 3], "w2": (6, 4)},
+        1,
+    ),
     "a state that is repeated": (
         "(float[5, N, 4] x) => (float[5, N, 3] y)",
         """rows = Shape <start = 1, end = 2> (x)  s = Concat <axis = 0> (one, rows, six)  h0 = Expand (start, s)
@@ -229,6 +236,26 @@ def test_the_smaller_graph_equals_the_masked_one(name, share):
     for key, y in expected.items():
         np.testing.assert_allclose(found[key], y, rtol=1e-5, atol=1e-5)
         assert np.abs(full[key] - y).max() > 1e-3
+
+
+def test_no_part_of_a_split_loses_all_channels():
+    model = build(
+        "(float[N, 3, 6, 6] x) => (float[N, 4, 6, 6] y)",
+        """a = Conv (x, w1)  l, m, r = Split <axis = 1> (a, parts)  b = Conv (l, w2)  c = Conv (m, w3)
+           j = Concat <axis = 1> (b, c, r)  y = Conv (j, w4)""",
+        {"w1": (9, 3, 1, 1), "w2": (3, 2, 1, 1), "w3": (3, 3, 1, 1), "w4": (4, 10, 1, 1), "parts": [2, 3, 4]},
+    )
+    weights = {t.name: t for t in model.graph.initializer}
+    first = onnx.numpy_helper.to_array(weights["w1"]) * np.array([[0.1] * 5 + [1] * 4], np.float32).T.reshape(
+        9, 1, 1, 1
+    )
+    weights["w1"].CopyFrom(onnx.numpy_helper.from_array(first, "w1"))
+    rows = {"x": np.random.default_rng(0).standard_normal((8, 3, 6, 6)).astype(np.float32)}
+    for settings in ({"channels": 0.7}, {"flops": 0.5}):
+        small = onnxgrad.prune(model, rows, **settings)
+        shapes = {t.name: tuple(t.dims) for t in small.graph.initializer}
+        assert min(shapes["w2"][1], shapes["w3"][1]) >= 1
+        assert shapes["w1"][0] < 6
 
 
 LEFT_ALONE = {

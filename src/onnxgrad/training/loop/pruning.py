@@ -51,8 +51,9 @@ class PruningSchedule(Callback):
             removed: list[int] = []
             totals = channel_scores(self.channels, scores)
             for width in widths_of(self.channels, plan.kind, self.masks):
-                order = width.channels[np.argsort(totals[width.channels], kind="stable")]
-                count = min(round(plan.amount * part * len(order)), len(order) - 1)
+                by_score = width.channels[np.argsort(totals[width.channels], kind="stable")]
+                order, least = self.channels.protect(width, by_score)
+                count = min(round(plan.amount * part * len(order)), len(order) - least)
                 removed += order[:count].tolist()
             found = weight_masks(self.channels, removed)
         for name, mask in found.items():

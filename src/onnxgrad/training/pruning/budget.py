@@ -29,11 +29,13 @@ class Sensitivity:
         width: the channels.
         order: their numbers, those that go first in front.
         damage: the relative change of the outputs for each of `SHARES`.
+        least: how many channels stay in any case.
     """
 
     width: Width
     order: np.ndarray
     damage: Sequence[float]
+    least: int = 1
 
     def at(self, share: float) -> float:
         """The damage for a share of the channels, never less than for a smaller one."""
@@ -60,7 +62,7 @@ def ways_down(layers: Sequence[Sensitivity], cost: Cost, size: int, multiple: in
         left = all_of - counts[k] - step
         if layers[k].width.kind == "channels" and all_of > multiple > 1:
             left = left // multiple * multiple
-        return all_of - left if left >= 1 and all_of - left > counts[k] else 0
+        return all_of - left if left >= layers[k].least and all_of - left > counts[k] else 0
 
     def price(k: int) -> float | None:
         target = following(k)

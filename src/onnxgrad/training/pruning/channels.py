@@ -97,12 +97,12 @@ class Coupling:
             self._edges.append((mine, theirs))
 
     def tie(self, left: np.ndarray, right: np.ndarray) -> None:
-        """These positions go together, after broadcasting."""
+        """Record that positions of two arrays, which broadcast, are removed together."""
         a, b = np.broadcast_arrays(left, right)
         self._edges.append((a.ravel(), b.ravel()))
 
     def touch(self, *axes: Axis) -> None:
-        """These axes of the present node have been dealt with."""
+        """Record that the rule of the present node has handled these axes."""
         self._touched.update(axes)
 
     def normalize(self, *axes: Axis) -> None:
@@ -222,6 +222,26 @@ class Channels:
                 why = next((reasons[i] for i in ids.tolist() if i in reasons), "all of its channels go together")
                 found[key[0].name or ""] = why
         return found
+
+    def protect(self, width: Width, order: np.ndarray) -> tuple[np.ndarray, int]:
+        """Keep every axis from losing all of its positions: a part of a split makes or reads a few of the channels.
+
+        Args:
+            width: the channels.
+            order: their numbers, those that go first in front.
+
+        Returns:
+            The order with the channels that have to stay at its end, and how many these are.
+        """
+        rank = np.full(len(self.locked), -1)
+        rank[order] = np.arange(len(order))
+        axes = {tuple(np.unique(ids)) for ids in self.sets.values() if len(ids) and (rank[ids] >= 0).all()}
+        staying: set[int] = set()
+        for ids in sorted(axes, key=lambda ids: (len(ids), ids)):
+            if not staying.intersection(ids):
+                staying.add(max(ids, key=lambda one: rank[one]))
+        stays = np.isin(order, list(staying))
+        return np.concatenate([order[~stays], order[stays]]), max(1, len(staying))
 
     def keep_masks(self, removed: Iterable[int]) -> dict[Axis, np.ndarray]:
         """For every axis that loses positions without the sets `removed`, the mask of those that stay."""

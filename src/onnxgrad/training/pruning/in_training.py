@@ -25,7 +25,7 @@ from onnxgrad.training.spec.training_info import Source
 
 
 def channels_of(model: ir.Model) -> Channels:
-    """The channels of a copy of `model`, which is opened."""
+    """The channels of an opened copy of `model`."""
     copy = model.clone()
     settle_sizes(copy)
     return find_channels(copy.graph, follow)
@@ -139,11 +139,13 @@ def narrowed(model: ir.Model) -> ir.Model:
 
 
 def _zero_channels(channels: Channels, width: Width) -> list[int]:
-    """The channels of `width` all of whose weights are zero; the last channel stays."""
+    """The channels of `width` all of whose weights are zero; no axis loses all of its channels."""
     arrays = {n: v.const_value.numpy() for n, v in weights_of(channels).items() if v.const_value is not None}
     zero = []
     for one in width.channels.tolist():
         masks = weight_masks(channels, [one])
         if masks and all(not arrays[n][np.broadcast_to(~m, arrays[n].shape)].any() for n, m in masks.items()):
             zero.append(one)
-    return zero[: len(width.channels) - 1]
+    rest = [one for one in width.channels.tolist() if one not in zero]
+    order, least = channels.protect(width, np.array([*zero, *rest], int))
+    return [one for one in order[: len(order) - least].tolist() if one in zero]

@@ -102,12 +102,16 @@ class Narrowing:
 
     def _layers(self, measured: bool) -> list[Sensitivity]:
         totals = channel_scores(self.channels, self.scores)
-        orders = [w.channels[np.argsort(totals[w.channels], kind="stable")] for w in self.widths]
+        orders, least = [], []
+        for w in self.widths:
+            order, count = self.channels.protect(w, w.channels[np.argsort(totals[w.channels], kind="stable")])
+            orders.append(order)
+            least.append(count)
         if measured:
             damages = self._damages(orders)
         else:
             damages = [_lost_shares(np.maximum(totals[order] - min(totals[order].min(), 0), 0)) for order in orders]
-        return [Sensitivity(w, order, damage) for w, order, damage in zip(self.widths, orders, damages)]
+        return [Sensitivity(*fields) for fields in zip(self.widths, orders, damages, least)]
 
     def _damages(self, orders: Sequence[np.ndarray]) -> list[list[float]]:
         """The change of the outputs with the first channels of each order at zero."""
@@ -147,9 +151,10 @@ class Narrowing:
             share = shares[layer.width.kind]
             if share is None:
                 continue
-            left = max(1, round((1 - share) * len(layer.order)))
+            left = max(layer.least, round((1 - share) * len(layer.order)))
             if layer.width.kind == "channels" and len(layer.order) > self.recipe.multiple > 1:
-                left = max(1, round(left / self.recipe.multiple)) * self.recipe.multiple
+                left = max(-(-layer.least // self.recipe.multiple), round(left / self.recipe.multiple))
+                left *= self.recipe.multiple
             removed += layer.order[: max(0, len(layer.order) - left)].tolist()
         if wanted and not removed:
             raise BadInput(f"no {' or '.join(wanted)} can be removed{_why(self.channels)}")

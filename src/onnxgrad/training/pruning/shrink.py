@@ -128,7 +128,8 @@ def _normalize(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None
     x, out = node.inputs[0], node.outputs[0]
     assert x is not None
     is_reduction = node.op_type == "ReduceMean"
-    axes = [a for a in range(rank_of(x)) if (x, a) in kept and (not is_reduction or size_of(out, a) == 1)]
+    is_reduced = [not is_reduction or (rank_of(out) == rank_of(x) and size_of(out, a) == 1) for a in range(rank_of(x))]
+    axes = [a for a in range(rank_of(x)) if (x, a) in kept and is_reduced[a]]
     share, dtype = math.prod(float(kept[x, a].mean()) for a in axes), (out.dtype or ir.DataType.FLOAT).numpy()
     scale = None if is_reduction else node.inputs[1]
     if is_reduction and axes:
