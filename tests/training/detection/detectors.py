@@ -230,6 +230,7 @@ class _Writer:
         if not ending:
             logits, boxes = self.queries(rows, self.k + 1)
             return {"logits": logits, "pred_boxes": boxes}
+        rows = self.attention(rows) if ending == "stack" else rows
         layers = [self.queries(rows, self.k), self.queries(b.Tanh(rows), self.k)]
         if ending == "stack":  # a score of quality is added to those of all classes (D-FINE)
             layers = [(self.queries(boxes, 1)[0] + logits, boxes) for logits, boxes in layers]
@@ -248,6 +249,18 @@ class _Writer:
             "boxes": chosen * b.Cast(b.Concat(b.var(sizes), b.var(sizes), axis=1), to=1),
             "scores": best,
         }
+
+    def attention(self, rows: Var) -> Var:
+        """Two heads over `rows` and two tokens; pictures and heads share an axis, as in exports of PyTorch."""
+        b = self.b
+        tokens = b.const(self.random.standard_normal((1, 2, 16)).astype(np.float32))
+        rows = b.Concat(tokens, rows, axis=1)
+        count = rows.dims[1]
+        apart = b.Transpose(b.Reshape(rows, [1, count, 2, 8]), perm=[0, 2, 1, 3])
+        heads = b.Reshape(apart, [2, count, 8])
+        found = b.MatMul(b.Softmax(b.MatMul(heads, b.Transpose(heads, perm=[0, 2, 1])), axis=-1), heads)
+        found = b.Transpose(b.Reshape(found, [1, 2, count, 8]), perm=[0, 2, 1, 3])
+        return b.Reshape(found, [1, count, 16])
 
     def queries(self, rows: Var, classes: int) -> tuple[Var, Var]:
         """Logits and boxes of queries [1, Q, 16]."""

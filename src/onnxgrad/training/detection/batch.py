@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir import Builder
+from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import add_initializer, dependents
 from onnxgrad.ir.match import constant, is_op, sizes
 from onnxgrad.training.detection.classes import infer_anew
@@ -21,8 +23,8 @@ def open_batch(model: ir.Model, head: Head) -> str:
     """Make the batch of `model` dynamic, in place. Returns a note; empty if it is dynamic already.
 
     Shapes that are written down for one picture begin with 0, the size of their operand; a graph that takes the first
-    picture out of its batch prepares all. Two pictures are then run
-    together and each alone. If the results differ, the model is left as it was.
+    picture out of its batch prepares all. Two pictures are then run together and each alone. If the results differ, the
+    same is tried with shapes that have the batch and another axis in the first; then the model is left as it was.
     """
     image = picture_input(model.graph)
     assert image.shape is not None
@@ -31,20 +33,23 @@ def open_batch(model: ir.Model, head: Head) -> str:
     if image.shape[0] != 1:
         return f"the model takes batches of {image.shape[0]}"
     before = model.clone()
-    _rewrite(model.graph, image)
-    image.shape = ir.Shape(["N", *list(image.shape)[1:]])
-    _keep_batch(model.graph, image)
-    for value in model.graph.outputs:
-        value.shape = None
-    try:
-        infer_anew(model)
-        if _agrees(model, head, head.values):
-            ends = [v.name or "" for v in model.graph.outputs]
-            whole = "" if _agrees(model, head, ends) else "; its outputs are those of one picture"
-            return f"the model was exported for one picture at a time; its batch is now dynamic{whole}"
-    except BadInput:
-        pass
-    model.graph = before.graph
+    for rewrite in (_rewrite, _rewrite_merged):
+        image = picture_input(model.graph)
+        known = {v: sizes(v) for node in model.graph for v in node.outputs}
+        image.shape = ir.Shape(["N", *list(image.shape or ())[1:]])
+        rewrite(model.graph, image, known)
+        _keep_batch(model.graph, image)
+        for value in model.graph.outputs:
+            value.shape = None
+        try:
+            infer_anew(model)
+            if _agrees(model, head, head.values):
+                ends = [v.name or "" for v in model.graph.outputs]
+                whole = "" if _agrees(model, head, ends) else "; its outputs are those of one picture"
+                return f"the model was exported for one picture at a time; its batch is now dynamic{whole}"
+        except BadInput:
+            pass
+        model.graph = before.clone().graph
     return "the model takes one picture at a time: its shapes are written down in more than one way; batches are of 1"
 
 
@@ -102,8 +107,8 @@ def _is_first(node: ir.Node) -> bool:
     return held is not None and held.size == 1 and int(held.reshape(-1)[0]) == 0
 
 
-def _rewrite(graph: ir.Graph, image: ir.Value) -> None:
-    """Shapes behind the pictures that begin with 1."""
+def _rewrite(graph: ir.Graph, image: ir.Value, known: Mapping[ir.Value, tuple[int, ...] | None]) -> None:
+    """Shapes behind the pictures that begin with 1; `known`: the sizes of values for one picture."""
     behind = dependents(graph, [image])
     for node in graph:
         if node.outputs[0] not in behind:
@@ -112,11 +117,37 @@ def _rewrite(graph: ir.Graph, image: ir.Value) -> None:
             if len(shape) > 1 and shape[0] == 1 and not node.attributes.get_int("allowzero", 0):
                 _replace(graph, node, 1, np.concatenate([[0], shape[1:]]))
         elif is_op(node, "Resize") and len(node.inputs) > 3 and (size := constant(node.inputs[3])) is not None:
-            known = sizes(node.inputs[0])
-            if known is not None and size[0] == 1:
-                scales = np.array([1.0, *(s / k for s, k in zip(size[1:], known[1:]))], np.float32)
+            given = sizes(node.inputs[0])
+            if given is not None and size[0] == 1:
+                scales = np.array([1.0, *(s / k for s, k in zip(size[1:], given[1:]))], np.float32)
                 _replace(graph, node, 2, scales)
                 node.replace_input_with(3, None)
+
+
+def _rewrite_merged(graph: ir.Graph, image: ir.Value, known: Mapping[ir.Value, tuple[int, ...] | None]) -> None:
+    """Shapes behind the pictures whose first axis has the batch in it, and tokens that are joined to each picture.
+
+    Attention splits its heads so: [1, T, heads·d] to [heads, T, d], and back.
+    """
+    behind = dependents(graph, [image])
+    rows: Var | None = None
+    for node in list(graph):
+        data, made = node.inputs[0] if node.inputs else None, known.get(node.outputs[0])
+        if node.outputs[0] not in behind or data is None or not made:
+            continue
+        if is_op(node, "Reshape") and constant(node.inputs[1]) is not None and len(made) > 1:
+            given = known.get(data)
+            if given and (given[0] == made[0] or 1 in (given[0], made[0])):
+                _replace(graph, node, 1, np.array([0 if given[0] == made[0] else -1, *made[1:]]))
+        elif is_op(node, "Concat") and node.attributes.get_int("axis", 0) not in (0, -len(made)):
+            for place, value in enumerate(node.inputs):
+                if value is None or value in behind:
+                    continue
+                b = Builder(graph, before=node)
+                rows = b.shape_of(b.var(image), 0, 1) if rows is None else rows
+                ones = np.ones(len(made) - 1, np.int64)
+                node.replace_input_with(place, b.Expand(b.var(value), b.Concat(rows, ones, axis=0)).value)
+    _rewrite(graph, image, known)
 
 
 def _replace(graph: ir.Graph, node: ir.Node, place: int, array: np.ndarray) -> None:

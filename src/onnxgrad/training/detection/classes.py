@@ -357,7 +357,7 @@ def _replace_ending(model: ir.Model, head: Head) -> None:
         "picture": b.Squeeze(picture, [1]),
     }
     for name, var in ends.items():
-        (var,) = b.append(ir.Node("", "Identity", [var.value]))
+        var = b.copy(var)
         if (other := named.get(name)) is not None:
             other.name = b.names.fresh(name)
         var.value.name = name

@@ -79,12 +79,12 @@ def detection_loss(model: ir.Model, head: Head, box_loss: str | None = None) -> 
     terms = write(builder, head, found, labels, box_loss)
     total: Var | None = None
     for name, term in terms.items():
-        (term,) = builder.append(ir.Node("", "Identity", [term.value]))
+        term = builder.copy(term)
         term.value.name = f"{name}_loss"
         terms[name] = term
         total = term if total is None else total + term
     assert total is not None
-    (total,) = builder.append(ir.Node("", "Identity", [total.value]))
+    total = builder.copy(total)
     total.value.name = "detection_loss"
     graph.outputs.extend([total.value, *(t.value for t in terms.values())])
     prune(graph)
