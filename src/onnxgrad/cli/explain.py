@@ -29,6 +29,7 @@ from onnxgrad.training.data.labels import are_numbers, listed
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.graph.class_labels import class_names
+from onnxgrad.training.measure.kinds import other_outputs
 from onnxgrad.training.measure.predict import chosen_outputs, fields_of
 from onnxgrad.transforms.attribution import (
     attention_rollout,
@@ -135,8 +136,11 @@ def explain(
             np.savez(file, attribution=found)
         else:
             _draw(file, np.asarray(feeds[wrt])[0], found, f"{method.value} of {part}")
+    others = "" if of else other_outputs(opened, output_name, "--of")
     shown = "" if number is None else f" class {names[number] if names and number < len(names) else number}"
-    console().print(f"explained      {output}  ({method.value} of {part}{shown})", soft_wrap=True, highlight=False)
+    console().print(
+        f"explained      {output}  ({method.value} of {part}{shown}){others}", soft_wrap=True, highlight=False
+    )
 
 
 def _class_number(text: str, names: Sequence[str] | None, count: int) -> int:

@@ -26,7 +26,7 @@ from onnxgrad.runtime import Options
 from onnxgrad.training.build.heads import last_layer
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison
 from onnxgrad.training.measure.evaluate import labelled_rows
-from onnxgrad.training.measure.kinds import alike, compare
+from onnxgrad.training.measure.kinds import alike, compare, other_outputs
 from onnxgrad.training.measure.predict import as_given, batches_of
 from onnxgrad.training.metrics.calibration import probabilities
 from onnxgrad.uncertainty.prediction import PredictionGraph
@@ -106,7 +106,7 @@ def laplace(
     b, name = prediction.builder, prediction.name
     ending = prediction.logits()
     z = b.var(prediction.output) if ending is None else ending.write(b, b.var)
-    features, weights = _layer(b, z.value)
+    features, weights = _layer(b, z.value, other_outputs(prediction.opened.model, name))
     phi, kind, residuals = _measured(prediction, model, features, z, data, labels, options, settings)
     posterior = _fit(phi, kind, residuals, weights, prior, noise)
     variance = posterior.variance(b, features)
@@ -121,8 +121,8 @@ def laplace(
     return prediction.close({name: odds, f"{name}_spread": b.reshape(spread, b.shape_of(z)) if z.rank == 1 else spread})
 
 
-def _layer(b: Builder, logits: ir.Value) -> tuple[Var, list[np.ndarray]]:
-    """The inputs of the last layer, with a column of ones if it has a bias, and its weights.
+def _layer(b: Builder, logits: ir.Value, hint: str) -> tuple[Var, list[np.ndarray]]:
+    """The inputs of the last layer, with a column of ones if it has a bias, and its weights; `hint` ends a refusal.
 
     Raises:
         BadInput: the logits are not those of a linear layer.
@@ -131,7 +131,7 @@ def _layer(b: Builder, logits: ir.Value) -> tuple[Var, list[np.ndarray]]:
     while node is not None and node.op_type in ("Squeeze", "Identity", "Reshape", "Flatten"):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     found = None if node is None else last_layer(node.outputs[0])
-    misfit = BadInput("the prediction is not that of a linear layer (Gemm, or MatMul and Add) of [N, features]")
+    misfit = BadInput(f"the prediction is not that of a linear layer (Gemm, or MatMul and Add) of [N, features]{hint}")
     if found is None:
         raise misfit
     layer, value = found

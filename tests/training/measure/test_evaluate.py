@@ -11,6 +11,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training import evaluate, predict
 from onnxgrad.training.measure.comparisons import Binary
 from onnxgrad.training.measure.result import as_json
+from onnxgrad.uncertainty import conformal, laplace
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((25, 3)).astype(np.float32)
@@ -196,3 +197,26 @@ def test_a_probability_that_rounding_makes_a_little_negative():
 def test_labels_that_are_one_number_have_no_rows():
     with pytest.raises(BadInput, match="the array 'labels' is one number and has no rows"):
         evaluate(model(), {"x": X, "labels": np.int64(1)})
+
+
+def _several_outputs():
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N, 5, 8] x) => (float[N, 5, 8] hidden, float[N, 8] pooled, float[N, 3] scores) {
+            hidden = Tanh (x)
+            axis = Constant <value = int64[1] {1}> ()
+            pooled = ReduceMean <keepdims = 0> (hidden, axis)
+            scores = MatMul (pooled, w)
+        }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(8, 3, dtype=np.float32), "w"))
+    return model
+
+
+@pytest.mark.parametrize("metrics", [None, "accuracy", "recall_at_1,mrr"])
+def test_another_output_is_suggested(metrics):
+    rows = {"x": np.zeros((12, 5, 8), np.float32), "labels": np.arange(12) % 3}
+    with pytest.raises(BadInput, match=r"\n  hint: --prediction chooses another output: 'pooled', 'scores'"):
+        evaluate(_several_outputs(), rows, metrics=metrics)
+    with pytest.raises(BadInput, match=r"\n  hint: --prediction chooses another output: 'pooled', 'scores'"):
+        laplace(_several_outputs(), rows)
+    with pytest.raises(BadInput, match=r"\n  hint: --prediction chooses another output: 'pooled', 'scores'"):
+        conformal(_several_outputs(), rows)

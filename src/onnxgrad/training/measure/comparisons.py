@@ -241,7 +241,9 @@ class Points(Comparison):
 
 @dataclass(frozen=True)
 class Embeddings(Comparison):
-    """Embeddings [N, size] against numbers of groups [N], whose rows belong together."""
+    """Embeddings [N, size] against numbers of groups [N], whose rows belong together; `hint` ends a refusal."""
+
+    hint: str = ""
 
     @property
     def task(self) -> str:
@@ -253,7 +255,7 @@ class Embeddings(Comparison):
         if prediction.ndim != 2 or label.ndim != 1:
             raise BadInput(
                 f"embeddings are [rows, size] and their labels [rows], not {list(prediction.shape)} and "
-                f"{list(label.shape)}"
+                f"{list(label.shape)}{self.hint}"
             )
         return prediction, label
 

@@ -38,7 +38,7 @@ from onnxgrad.training.measure.comparisons import (
     companion,
 )
 from onnxgrad.training.measure.detections import compare_boxes, held_out_boxes
-from onnxgrad.training.measure.kinds import alike, are_sequences, choose_comparison
+from onnxgrad.training.measure.kinds import alike, are_sequences, choose_comparison, other_outputs
 from onnxgrad.training.measure.misses import Misses
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of
 from onnxgrad.training.measure.result import Evaluated
@@ -238,7 +238,7 @@ def evaluate_rows(
             if asked is not None and are_sequences(asked, y, t):
                 comparison: Comparison = Sequences(blank)
             elif asked and all(is_metric_of(m, "embeddings") for m in asked):
-                comparison = Embeddings()
+                comparison = Embeddings(other_outputs(model, shown))
             elif Maps.fits(asked):
                 comparison = Maps()
             else:

@@ -8,11 +8,19 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training.data.labels import listed
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.row_axis import row_axis, rows_first
 from onnxgrad.training.loss.class_axis import axis_beside, class_axis
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Known, Points, are_shares
 from onnxgrad.training.metrics.registry import METRICS
+
+
+def other_outputs(model: ir.Model, name: str | None, flag: str = "--prediction") -> str:
+    """A hint at the outputs of floats that `model` has beside `name`, which `flag` chooses; empty if there are none."""
+    floats = [v.name or "" for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    others = listed([n for n in floats if n != name])
+    return f"\n  hint: {flag} chooses another output: {others}" if others else ""
 
 
 def are_sequences(metrics: Sequence[str], y: np.ndarray, t: np.ndarray) -> bool:
@@ -53,7 +61,8 @@ def choose_comparison(
     y, t = alike(y, t)
     if t.dtype.kind == "f" and t.ndim == 3 and t.shape == (*y.shape[:2], 3) and (y.ndim == 4 or y.shape[2:] == (2,)):
         return Points()
-    misfit = BadInput(f"the labels {called!r} are {list(t.shape)} and the predictions {list(y.shape)}")
+    shapes = f"the labels {called!r} are {list(t.shape)} and the predictions {output.name!r} {list(y.shape)}"
+    misfit = BadInput(f"{shapes}{other_outputs(model, output.name)}")
     if y.ndim == t.ndim + 1 and (every.dtype.kind in "iub" or (every == np.trunc(every)).all()):
         fitting = [a for a in dict.fromkeys((1, y.ndim - 1)) if [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
         if not fitting:
