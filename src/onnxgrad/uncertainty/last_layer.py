@@ -106,7 +106,10 @@ def laplace(
     b, name = prediction.builder, prediction.name
     ending = prediction.logits()
     z = b.var(prediction.output) if ending is None else ending.write(b, b.var)
-    features, weights = _layer(b, z.value, other_outputs(prediction.opened.model, name))
+    try:
+        features, weights = _layer(b, z.value)
+    except BadInput as error:
+        raise BadInput(f"{error}{other_outputs(as_given(model), name)}") from None
     phi, kind, residuals = _measured(prediction, model, features, z, data, labels, options, settings)
     posterior = _fit(phi, kind, residuals, weights, prior, noise)
     variance = posterior.variance(b, features)
@@ -121,8 +124,8 @@ def laplace(
     return prediction.close({name: odds, f"{name}_spread": b.reshape(spread, b.shape_of(z)) if z.rank == 1 else spread})
 
 
-def _layer(b: Builder, logits: ir.Value, hint: str) -> tuple[Var, list[np.ndarray]]:
-    """The inputs of the last layer, with a column of ones if it has a bias, and its weights; `hint` ends a refusal.
+def _layer(b: Builder, logits: ir.Value) -> tuple[Var, list[np.ndarray]]:
+    """The inputs of the last layer, with a column of ones if it has a bias, and its weights.
 
     Raises:
         BadInput: the logits are not those of a linear layer.
@@ -131,7 +134,7 @@ def _layer(b: Builder, logits: ir.Value, hint: str) -> tuple[Var, list[np.ndarra
     while node is not None and node.op_type in ("Squeeze", "Identity", "Reshape", "Flatten"):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     found = None if node is None else last_layer(node.outputs[0])
-    misfit = BadInput(f"the prediction is not that of a linear layer (Gemm, or MatMul and Add) of [N, features]{hint}")
+    misfit = BadInput("the prediction is not that of a linear layer (Gemm, or MatMul and Add) of [N, features]")
     if found is None:
         raise misfit
     layer, value = found
