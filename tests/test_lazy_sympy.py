@@ -14,6 +14,23 @@ onnxgrad.vjp(model, wrt=["x", "w"])
 assert "sympy" not in sys.modules, "sympy was imported"
 """
 
+TRAINED = """
+import sys
+import numpy as np
+import onnx
+import onnxgrad
+model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
+    g (float[N, T, 12] x) => (float[N, T, 12] y) <float[12, 12] w = {WEIGHTS}, int64[4] heads = {0, 0, 3, -1},
+        int64[3] merged = {0, 0, 12}, int64[1] last = {12}> {
+        h = MatMul (x, w) a = Reshape (h, heads) b = Mul (a, a) rows = Reshape (b, merged)
+        n = Shape <start = 0, end = 1> (x) t = Shape <start = 1, end = 2> (x) m = Mul (n, t)
+        flat = Concat <axis = 0> (m, last) f = Reshape (rows, flat) z = Tanh (f) s = Shape (x) u = Reshape (z, s)
+        y = Add (u, h) }'''.replace("WEIGHTS", ", ".join(["0.1"] * 144)))
+trainer = onnxgrad.Trainer(model, loss="cross_entropy")
+trainer.machine.step({"x": np.ones((2, 3, 12), np.float32), "labels": np.zeros((2, 3), np.int64)})
+assert "sympy" not in sys.modules, "sympy was imported"
+"""
+
 COMPUTED = """
 import onnx_ir as ir
 dim = ir.SymbolicDim("max(n, 3) // 2") + ir.SymbolicDim("m")
@@ -42,6 +59,10 @@ def run(code):
 
 def test_a_derivation_does_without_sympy():
     run(DERIVED)
+
+
+def test_a_step_does_without_sympy():
+    run(TRAINED)
 
 
 def test_symbolic_dimensions_are_computed_by_sympy():

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import subprocess
 import sys
+from random import Random
 
 import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 import pytest
 from onnx import parser
+from onnx_shape_inference._ops._utils import floor_div_dim
 
 from onnxgrad import custom_vjp, vjp
 from onnxgrad.errors import NotDifferentiable, RuleError
 from onnxgrad.ir import Builder
 from onnxgrad.ir.infer import inference
+from onnxgrad.ir.infer import registry as corrections_by_library
 from onnxgrad.ir.infer.inference import infer_model, kind_of
 from onnxgrad.ir.infer.registry import registry
+from onnxgrad.ir.infer.sizes import product
 from tests.large_models import gpt
 from tests.models import chain, mlp
 
@@ -60,6 +66,49 @@ def _assert_same_types(graph, wanted):
 def _told(value):
     """The sizes of a value, and which of its axes have no name of the model's."""
     return None if value.shape is None else [d if isinstance(d, int) or str(d)[0] != "_" else "?" for d in value.shape]
+
+
+#: Sizes that are multiplied, divided and broadcast, some of them beyond numbers times symbols.
+SIZES = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[N, T, 12] x, float[T, 12, 5] w, float[M, 1, 3] v, int64[N, T] ids, bool[N, T] mask) => (float[] y) <
+        int64[4] heads = {0, 0, 3, -1}, int64[2] rows = {-1, 12}, int64[2] sevenths = {-1, 7}, int64[1] all = {-1},
+        int64[1] k = {6}, int64[6] pads = {0, 0, 1, 0, 0, 2}, int64[6] first = {1, 0, 0, 0, 0, 0},
+        float[3] by = {1, 1, 2.5}, float[3] twice = {2, 1, 1}, float zero = {0}> {
+        a = MatMul (x, w) b = Reshape (x, heads) c = Reshape (x, rows) d = Reshape (x, sevenths) e = Reshape (ids, all)
+        f = Flatten (x) h = Flatten <axis = -1> (x) i = Size (x) j = Pad (x, pads) l = Pad (x, first)
+        m = Resize <mode = "nearest"> (x, by, by) n = Resize <mode = "nearest"> (x, by, twice) o = Add (x, v)
+        p = Equal (ids, e) q = Where (mask, zero, zero) r = Not (mask) s = And (mask, r)
+        t = Shape <start = 0, end = 2> (x) u = Mul (t, k) z = Concat <axis = 0> (u, k) aa = Expand (zero, z)
+        bb = Add (t, k) cc = Concat <axis = 0> (bb, k) dd = Expand (zero, cc) ee = Max (x, x, zero) ff = Mul (t, t)
+        gg = Expand (zero, ff) y = ReduceSum <keepdims = 0> (x) }"""
+
+
+def test_sizes_are_those_that_sympy_computes(monkeypatch):
+    ours, wanted = (ir.from_proto(parser.parse_model(SIZES)) for _ in range(2))
+    infer_model(ours)
+    monkeypatch.setattr(corrections_by_library, "CORRECTIONS", corrections_by_library.CORRECTIONS[1:])
+    monkeypatch.setattr(inference, "registry", corrections_by_library._fill_registry())
+    infer_model(wanted)
+    for node, like in zip(ours.graph, wanted.graph, strict=True):
+        for value, other in zip(node.outputs, like.outputs, strict=True):
+            assert (value.name, value.dtype) == (other.name, other.dtype)
+            assert str(_told(value)) == str(_told(other)).replace("SymbolicDim('4')", "4"), value.name
+
+
+def test_products_are_written_as_sympy_writes_them():
+    random = Random(0)
+    names = ["N", "T", "batch", "b", "_d0", "_d10", "_d2", "I", "E", "pi", "x1", "x10", "x2"]
+    for _ in range(300):
+        dims = [
+            random.choice([random.choice(names), random.randint(1, 40), "2*N*b"]) for _ in range(random.randint(1, 4))
+        ]
+        sizes = [d if isinstance(d, int) else ir.SymbolicDim(d) for d in dims]
+        by = sizes[: random.randint(0, len(sizes))]
+        whole = functools.reduce(operator.mul, sizes, 1)
+        wanted = floor_div_dim(whole, functools.reduce(operator.mul, by, 1))
+        found = product(sizes, by)
+        assert found is None or str(found) == str(wanted)
+        assert found is not None or "**" in str(wanted)
 
 
 def test_what_is_new_is_like_nothing_else():

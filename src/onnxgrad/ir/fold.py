@@ -62,14 +62,18 @@ def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> None:
     Raises:
         BadInput: shapes or inputs that no node of their kind can have.
     """
-    graphs = scopes(model.graph)
-    declared = {v: v.shape for g in graphs for node in g for v in node.outputs}
-    infer_model(model, calls)
     opset = model.graph.opset_imports[""]
-    if sum(_fold(g, lambda node: _whole_value(node, opset)) for g in graphs):  # with values known, more shapes are;
+    inner = scopes(model.graph)[1:]
+    declared = {v: v.shape for g in (model.graph, *inner) for node in g for v in node.outputs} if inner else {}
+
+    def fold(node: ir.Node) -> None:
+        _replace(model.graph, node, _whole_value(node, opset))
+
+    infer_model(model, calls, fold)
+    if sum(_fold(g, lambda node: _whole_value(node, opset)) for g in inner):  # shapes in a body are known at its end
         for value, shape in declared.items():  # symbols of the first inference are dropped
             value.shape = shape
-        infer_model(model, calls)
+        infer_model(model, calls, fold)
 
 
 def _fold(
@@ -84,31 +88,34 @@ def _fold(
         known: returns the result of a node, or None.
         hold: makes a value of a tensor in the place of a node. None: an initializer.
     """
-    count = 0
-    for node in list(graph):
-        array = known(node)
-        if array is None or node.outputs[0].is_graph_output():
-            continue
-        (value,) = node.outputs
-        tensor = ir.tensor(array, dtype=value.dtype, name=value.name)
-        fixed = ir.Value() if hold is None else hold(node, tensor)
-        fixed.name, fixed.type, fixed.shape, fixed.const_value = (
-            value.name,
-            value.type,
-            ir.Shape(array.shape),
-            tensor,
-        )
-        value.replace_all_uses_with(fixed)
-        graph.remove(node, safe=True)
-        if hold is None:
-            graph.register_initializer(fixed)
-        count += 1
-    return count
+    return sum(_replace(graph, node, known(node), hold) for node in list(graph))
+
+
+def _replace(
+    graph: ir.Graph,
+    node: ir.Node,
+    array: np.ndarray | None,
+    hold: Callable[[ir.Node, ir.TensorProtocol], ir.Value] | None = None,
+) -> bool:
+    """Replace `node` by its single result, if that is known and no output of `graph`. Returns whether it is."""
+    if array is None or node.outputs[0].is_graph_output():
+        return False
+    (value,) = node.outputs
+    tensor = ir.Tensor(array, dtype=value.dtype, name=value.name)
+    fixed = ir.Value() if hold is None else hold(node, tensor)
+    fixed.name, fixed.type, fixed.shape, fixed.const_value = value.name, value.type, ir.Shape(array.shape), tensor
+    value.replace_all_uses_with(fixed)
+    graph.remove(node, safe=True)
+    if hold is None:
+        graph.register_initializer(fixed)
+    return True
 
 
 def _whole_value(node: ir.Node, opset: int) -> np.ndarray | None:
-    """The one output of `node`, if it is a small whole-number tensor that no input can change."""
-    if node.domain or len(node.outputs) != 1 or node.outputs[0].dtype not in WHOLE or subgraphs(node):
+    """The one output of `node`, if it is a small whole-number tensor, or scales, that no input can change."""
+    if node.domain or len(node.outputs) != 1 or subgraphs(node):
+        return None
+    if node.outputs[0].dtype not in WHOLE and not _are_scales(node.outputs[0]):
         return None
     if node.op_type == "Shape":
         source = node.inputs[0] if node.inputs else None
@@ -116,9 +123,17 @@ def _whole_value(node: ir.Node, opset: int) -> np.ndarray | None:
             return None
         dims = list(source.shape)[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)]
         return np.array(dims, np.int64) if all(isinstance(d, int) for d in dims) else None
+    inferred = node.outputs[0].const_value  # the elements of a shape
+    if inferred is not None and node.op_type != "Constant":
+        return inferred.numpy()
     feeds = {v: a for v in node.inputs if v is not None and (a := _small_constant(v)) is not None}
     complete = bool(feeds) and all(v is None or v in feeds for v in node.inputs)
     return evaluate(node, feeds, opset) if complete else None
+
+
+def _are_scales(value: ir.Value) -> bool:
+    """True if `value` is read as the scales of Resize only, which decide a shape."""
+    return bool(value.uses()) and all(is_op(node, "Resize") and i == 2 for node, i in value.uses())
 
 
 def _small_constant(value: ir.Value) -> np.ndarray | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import scopes
+from onnxgrad.ir.infer.sizes import product
 from onnxgrad.ir.names import identifier
 
 #: Names, in lower case, that exporters use for unknown dimensions.
@@ -33,7 +34,7 @@ def settle_dims(model: ir.Model) -> None:
 
 def named_dims(model: ir.Model) -> set[str]:
     """The names of dimensions in the shapes of `model`."""
-    return {d.value for v in _values(model) for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
+    return {d.value for v in _values(model) for d in v.shape or () if not isinstance(d, int) and d.value}
 
 
 def keep_dims(model: ir.Model, names: set[str]) -> None:
@@ -65,7 +66,7 @@ def _rename_dim(
 
 @functools.lru_cache(1024)
 def _is_expression(name: str) -> bool:
-    if name.isidentifier() and name.isascii():
+    if name.isascii() and product([ir.SymbolicDim(name)]) is not None:
         return True  # without sympy
     try:
         ir.SymbolicDim(name).free_symbols()  # reads the name

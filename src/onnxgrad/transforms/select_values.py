@@ -49,7 +49,7 @@ def of_values(
 
 
 def default_of(graph: ir.Graph, containers: bool = False) -> dict[str, ir.Value]:
-    """All float outputs; `containers`: and sequences and optionals of floats."""
+    """All float outputs; with `containers`, also sequences and optionals of floats."""
     outputs = {v.name or "": v for v in graph.outputs if is_float(v, containers)}
     if not outputs:
         raise BadInput("the model has no float output to differentiate; name a value with `of`")
@@ -59,7 +59,7 @@ def default_of(graph: ir.Graph, containers: bool = False) -> dict[str, ir.Value]
 def is_float(value: ir.Value, containers: bool = False) -> bool:
     """True if `value` is a float tensor, or with `containers` a sequence or optional of them."""
     kind = value.type
-    while containers and isinstance(kind, (ir.SequenceType, ir.OptionalType)):
+    while containers and not isinstance(kind, ir.TensorType) and isinstance(kind, (ir.SequenceType, ir.OptionalType)):
         kind = kind.elem_type
     return isinstance(kind, ir.TensorType) and kind.dtype in FLOATS
 

@@ -84,9 +84,16 @@ class InferenceContext(osi.ShapeInferenceContext):
     def set_shape(self, value: ir.Value, shape: ir.Shape) -> bool:
         """Set a shape that a tensor can have; formulas of sizes that are too long become new symbols."""
         check_shape(value, shape)
-        if any(not isinstance(d, int) and len(d.value or "") > MOST_TEXT for d in shape):
+        if any(not isinstance(d, int) and len(d.value or "") > MOST_TEXT for d in shape.dims):
             shape = ir.Shape([d if len(str(d)) <= MOST_TEXT else self.new_symbolic_dim() for d in shape])
+        if value.shape is None and _has_names(shape):
+            value.shape = shape
+            return True
         return super().set_shape(value, shape)
+
+    def name_anonymous_dims(self, value: ir.Value) -> bool:
+        """Give a symbol to each dimension of `value` without one. Returns whether there was any."""
+        return value.shape is not None and not _has_names(value.shape) and super().name_anonymous_dims(value)
 
     def get_symbolic_value(self, value: ir.Value) -> list[int | ir.SymbolicDim] | None:
         """Return the elements of a short vector."""
@@ -100,3 +107,8 @@ class InferenceContext(osi.ShapeInferenceContext):
             for d in data
         ):
             super().set_symbolic_value(value, data)
+
+
+def _has_names(shape: ir.Shape) -> bool:
+    """True if every dimension is a number or has a name; the library asks a protocol, which is slow, for each."""
+    return all(isinstance(d, int) or d.value is not None for d in shape.dims)

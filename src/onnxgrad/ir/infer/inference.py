@@ -5,7 +5,7 @@ The work is done by ``onnx-shape-inference``, with the corrections and further o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -53,10 +53,11 @@ def forget_values(graph: ir.Graph, graphs: Sequence[ir.Graph] = ()) -> None:
                     noted.pop(osi.SYM_DATA_KEY, None)
 
 
-def infer_model(model: ir.Model, calls: Calls | None = None) -> None:
+def infer_model(model: ir.Model, calls: Calls | None = None, after: Callable[[ir.Node], None] | None = None) -> None:
     """Infer the type and shape of every value of `model`, in place, as far as they can be known.
 
-    Calls of local functions are inferred by `calls`.
+    Calls of local functions are inferred by `calls`. `after` gets each node of the graph itself once it is inferred,
+    and may replace it.
 
     Raises:
         BadInput: shapes or inputs that no node of their kind can have.
@@ -69,7 +70,7 @@ def infer_model(model: ir.Model, calls: Calls | None = None) -> None:
             inner.meta[corrections.DEAD] = True
     inference = Inference(dict(graph.opset_imports), _symbols(_values(scopes(graph))), calls)
     try:
-        inference.infer_graph(graph)
+        inference.infer_graph(graph, after)
     except (osi.ShapeInferenceError, osi.OpUsageError) as error:
         if isinstance(error.__cause__, BadInput):
             raise error.__cause__ from None
@@ -148,8 +149,8 @@ class Inference:
             result = self._known.get((*kind, None, None))
         return result
 
-    def infer_graph(self, graph: ir.Graph) -> None:
-        """Infer every value of `graph` and of the graphs in it, in order.
+    def infer_graph(self, graph: ir.Graph, after: Callable[[ir.Node], None] | None = None) -> None:
+        """Infer every value of `graph` and of the graphs in it, in order; see `infer_model` for `after`.
 
         Raises:
             ShapeInferenceError, OpUsageError: a node is not valid.
@@ -167,6 +168,8 @@ class Inference:
                 for inner in subgraphs(node):
                     self.infer_graph(inner)
             self.infer_node(node)
+            if after is not None:
+                after(node)
 
     def __call__(self, node: ir.Node) -> None:
         """Set type and shape of the outputs of a node; unknown ones stay ``None``.

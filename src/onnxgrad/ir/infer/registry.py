@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import onnx_shape_inference as osi
 
-from onnxgrad.ir.infer import classical, corrections, limits, loops, ranks, sequences
+from onnxgrad.ir.infer import classical, corrections, limits, loops, ranks, sequences, sizes
 from onnxgrad.ir.infer.context import Infer
 
 
@@ -52,6 +52,10 @@ def _correct_after(correct: Infer, names: Iterable[str]) -> dict[str, Callable[[
 
 #: In the order in which they are applied: a later one wraps an earlier one of the same operator.
 CORRECTIONS = [
+    Correction(
+        "sizes are formulas of sympy wherever they are broadcast or multiplied",
+        {name: sizes.first_by(infer) for name, infer in sizes.OPERATORS.items()},
+    ),
     Correction(
         "two different symbols that meet in a broadcast are taken for equal ([N] + [M] → [N]), which is mostly meant, "
         "but is not what ONNX says: N may be 1, and a gradient that trusts it forgets to sum",

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import constant_tensor, is_op
 from onnxgrad.training.graph.exported_constants import LAYERS, behind_layer, meetings
 
 #: Key of the metadata of a node: the modules of PyTorch around it, and its own name.
@@ -55,7 +55,7 @@ def _is_matrix(value: ir.Value) -> bool:
 
 
 def _hoist(graph: ir.Graph, inner: ir.Graph, names: Names) -> None:
-    """The float initializers of a branch or a body become initializers of the graph around it."""
+    """Move the float initializers of a branch or a body to the graph around it."""
     for name, value in list(inner.initializers.items()):
         tensor = value.const_value
         if tensor is None or value.dtype not in FLOATS or tensor.size < 2 or value in (*inner.inputs, *inner.outputs):
@@ -83,7 +83,7 @@ def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str], keeps: bool, 
     it is `sure` to keep all there.
     """
     value = node.outputs[0]
-    tensor = ir.convenience.get_const_tensor(value)
+    tensor = constant_tensor(value)
     if tensor is None or tensor.dtype not in FLOATS or value.is_graph_output():
         return
     weight = (not sure and len(tensor.shape) > 0 and _of_layer(value)) or (tensor.size > 1 and not keeps)
