@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.ir.constants import is_repeatable
-from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.graph import ancestors, reads, subgraphs
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.remat.costs import meanwhile, seconds
 from onnxgrad.remat.schedule import Roots, ScheduledNode, use
@@ -85,8 +85,8 @@ class Chooser:
         opset: int,
         forward: Sequence[ir.Value] = (),
     ) -> None:
-        needed = _needed(forward)
-        first = [node for node in order if node in needed]
+        first = ancestors(order, forward)
+        needed = set(first)
         self.order = first + [node for node in order if node not in needed]
         self.opset = opset
         self.roots = roots = Roots(order, size, outputs)
@@ -262,15 +262,3 @@ class Chooser:
 def statistics(node: ir.Node) -> Sequence[ir.Value | None]:
     """The operands of a BatchNormalization in training mode that the runtime's kernel writes into."""
     return node.inputs[3:5] if node.attributes.get_int("training_mode", 0) else []
-
-
-def _needed(values: Sequence[ir.Value]) -> set[ir.Node]:
-    """The nodes that `values` are computed by."""
-    nodes: set[ir.Node] = set()
-    stack = [p for v in values if (p := v.producer()) is not None]
-    while stack:
-        node = stack.pop()
-        if node not in nodes:
-            nodes.add(node)
-            stack += [p for v in reads(node) if (p := v.producer()) is not None]
-    return nodes

@@ -80,7 +80,7 @@ def fit_budget(
     """
     first = _Attempt(model, dims, forward)
     if first.predicted <= budget:
-        _take_over(model, first.model)
+        model.graph = first.model.graph
         return first.plan(budget, None)
     ranked = [(c, start) for start in first.orders(model) for c in start.chooser.candidates()]
     ranked.sort(key=lambda found: (found[0].seconds, found[0].peak))
@@ -92,12 +92,12 @@ def fit_budget(
         best, start = fitting[0]
         attempt, plan = start.with_schedule(model, start.chooser.improved(best, int(budget * share)), budget)
         if plan.predicted <= budget:
-            _take_over(model, attempt.model)
+            model.graph = attempt.model.graph
             return plan
     for best, start in sorted(ranked, key=lambda found: found[0].peak)[:LAST_RESORTS]:
         attempt, plan = start.with_schedule(model, best, budget)
         if plan.predicted <= budget:
-            _take_over(model, attempt.model)
+            model.graph = attempt.model.graph
             return plan
         reached = min(reached, plan.predicted)
     raise OverBudget(
@@ -193,8 +193,3 @@ class _Attempt:
             len(self.best.recomputed_nodes) if best else 0,
             dict(self.dims),
         )
-
-
-def _take_over(model: ir.Model, other: ir.Model) -> None:
-    """Replace the graph of `model` by that of `other`."""
-    model.graph = other.graph
