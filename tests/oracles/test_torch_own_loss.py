@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from onnxgrad import train
+from onnxgrad.errors import BadInput
 from onnxgrad.training.loss.expression import Expression
 from tests.training.nets import mlp
 
@@ -121,4 +122,22 @@ def test_numbers_of_rows_meet_the_score_of_their_row(loss, of_rows):
         learning_rate=1e-9, epochs=1, batch_size=9,
     )  # fmt: skip
     expected = np.mean(weight * of_rows((x @ [1.0, 2.0, 3.0, 4.0]) - goal))
+    np.testing.assert_allclose(trainer.history.epochs[0]["loss"], expected, rtol=1e-5)
+
+
+def test_a_loss_that_checks_its_numbers_is_refused_with_a_formula():
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N, 4] x) => (float[N, 1] mu, float[N, 1] sigma2) <float[4, 1] w = {1, 2, 3, 4}> {
+            mu = MatMul (x, w)
+            sigma2 = Softplus (mu)
+        }""")
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((9, n)).astype(np.float32) for n in (4, 1))
+    loss = torch.nn.GaussianNLLLoss()
+    with pytest.raises(BadInput, match="decides by the numbers in its arrays") as refusal:
+        train(model, {"x": x, "y": y}, loss=lambda mu, y, sigma2: loss(mu, y, sigma2))
+    formula = str(refusal.value).split("mu and sigma2: ")[1]
+    trainer = train(model, {"x": x, "y": y}, loss=formula, optimizer="sgd", learning_rate=1e-9, epochs=1, batch_size=9)
+    mu = torch.tensor(x) @ torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    expected = float(loss(mu, torch.tensor(y), F.softplus(mu)))
     np.testing.assert_allclose(trainer.history.epochs[0]["loss"], expected, rtol=1e-5)

@@ -101,3 +101,20 @@ def test_progress_is_shown_where_somebody_watches(capsys):
     assert not capsys.readouterr().err
     trainer.fit(DATA, progress=True)
     assert "epoch 1/1" in capsys.readouterr().err
+
+
+def test_a_rate_is_found_over_a_stream():
+    """A stream in the order of the rows, against the same rows one by one; it is read again where it ends."""
+
+    def rows():
+        return iter([{"x": x, "labels": x.argmax()} for x in X])
+
+    trainer = Trainer(linear(), loss="cross_entropy", optimizer="sgd")
+    found = trainer.find_rate(rows, highest=1e4, batch_size=50)
+    batches = [{"x": X[i : i + 50], "labels": X[i : i + 50].argmax(1)} for i in range(0, 200, 50)]
+    same = trainer.find_rate(lambda: iter(batches), highest=1e4)
+    assert found.losses == same.losses
+    assert len(found.losses) > 4
+    assert 1e-3 < found.suggestion < 1e3
+    with pytest.raises(BadInput, match="is an iterator, which can be read once only"):
+        trainer.find_rate(rows())

@@ -15,6 +15,11 @@ import onnx
 from onnxgrad.errors import BadInput, warn_caller
 from onnxgrad.ir import identifier
 
+_HINT = (
+    "\n  hint: a formula without the decision can be recorded; for GaussianNLLLoss, of a model with the values mu and "
+    "sigma2: mean(log(maximum(sigma2, 1e-6)) + (mu - y)**2 / maximum(sigma2, 1e-6)) / 2"
+)
+
 
 def is_module(loss: Any) -> bool:
     """True for a module of PyTorch."""
@@ -71,7 +76,7 @@ def export_torch(
         dynamic: the names of the dynamic axes of each.
 
     Raises:
-        BadInput: the exporter needs another package.
+        BadInput: the exporter needs another package, or the loss decides by numbers in its arrays.
         UserWarning: PyTorch's own, of labels that one of its losses broadcasts, which makes pairs of all rows.
     """
     import torch
@@ -102,5 +107,9 @@ def export_torch(
             program = torch.onnx.export(program, dynamo=True, opset_version=20, verbose=False)
     except ImportError as error:
         raise BadInput(f"PyTorch's exporter needs a package: {error}") from error
+    except Exception as error:  # of several private types
+        if "data-dependent" not in str(error):
+            raise
+        raise BadInput(f"it decides by the numbers in its arrays, which PyTorch's exporter refuses{_HINT}") from error
     model: onnx.ModelProto = program.model_proto
     return model
