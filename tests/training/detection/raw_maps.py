@@ -41,9 +41,14 @@ class Case:
 def case(kind: str, sigmoid: bool = False) -> Case:
     """A case for a head of `kind`; `sigmoid`: of queries without a class of no object."""
     random = np.random.RandomState(7)
-    draw = {"dfl": _distances, "yolox": _offsets, "yolo5": _anchor_sizes, "detr": _queries, "fcos": _squares}.get(
-        kind, _anchored
-    )
+    draw = {
+        "dfl": _distances,
+        "plain": _distances,
+        "yolox": _offsets,
+        "yolo5": _anchor_sizes,
+        "detr": _queries,
+        "fcos": _squares,
+    }.get(kind, _anchored)
     head, maps = draw(random, kind, sigmoid)
     values = [
         ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["N", *a.shape[1:]]))
@@ -88,9 +93,13 @@ def _shape(stride: int) -> tuple[int, int]:
 
 
 def _distances(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
-    maps = _maps(random, {"scores": CLASSES, "boxes": 64}, {"boxes": 2.0})
-    levels = [Level(_shape(s), MapPart(f"scores{s}", 0, CLASSES), MapPart(f"boxes{s}", 0, 64)) for s in STRIDES]
-    return Head("dfl", CLASSES, tuple(levels), "images", SIZE, bins=16), maps
+    """Distributions of distances, or ``plain`` distances of a head with one prediction for each object (YOLO26)."""
+    bins = 1 if kind == "plain" else 16
+    maps = _maps(random, {"scores": CLASSES, "boxes": 4 * bins}, {"boxes": 2.0})
+    if kind == "plain":
+        maps = {n: np.abs(a) if n.startswith("boxes") else a for n, a in maps.items()}
+    levels = [Level(_shape(s), MapPart(f"scores{s}", 0, CLASSES), MapPart(f"boxes{s}", 0, 4 * bins)) for s in STRIDES]
+    return Head("dfl", CLASSES, tuple(levels), "images", SIZE, bins=bins, one_to_one=bins == 1), maps
 
 
 def _offsets(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:

@@ -4,7 +4,7 @@ The second line is of the gradient of their sum, see `projections`.
 
 ``python -m tests.training.detection.reference_losses KIND [FILE]``, in an environment with PyTorch and
 
-- dfl: ultralytics 8.4.190;
+- dfl, plain: ultralytics 8.4.190;
 - yolox: yolox 0.3.0, on the path;
 - yolo5: FILE, the folder ``yolov5/utils`` of the package yolov5 7.0.14;
 - ssd, fcos, retinanet: torchvision 0.28.0;
@@ -52,18 +52,19 @@ def rows(c: Case) -> list[list[float]]:
     ]
 
 
-def dfl() -> Terms:
-    """Ultralytics' loss of YOLOv8."""
+def dfl(kind: str = "dfl") -> Terms:
+    """Ultralytics' loss of YOLOv8, or that of the one-to-one head of YOLO26."""
     from ultralytics.utils.loss import v8DetectionLoss
+
+    c = case(kind)
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.p = torch.nn.Parameter(torch.zeros(1))
             self.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5)
-            self.model = [SimpleNamespace(stride=torch.tensor(STRIDES).float(), nc=CLASSES, reg_max=16)]
+            self.model = [SimpleNamespace(stride=torch.tensor(STRIDES).float(), nc=CLASSES, reg_max=c.head.bins)]
 
-    c = case("dfl")
     t, r = tensors(c), torch.tensor(np.float32(rows(c)))
     maps = [t[f"boxes{s}"] for s in STRIDES]
     given = {
@@ -71,7 +72,8 @@ def dfl() -> Terms:
         "scores": torch.cat([t[f"scores{s}"].flatten(2) for s in STRIDES], 2),
         "feats": maps,
     }
-    loss, _ = v8DetectionLoss(Model())(given, {"batch_idx": r[:, 0], "cls": r[:, 1], "bboxes": r[:, 2:]})
+    candidates = {"tal_topk": 7, "tal_topk2": 1} if kind == "plain" else {}
+    loss, _ = v8DetectionLoss(Model(), **candidates)(given, {"batch_idx": r[:, 0], "cls": r[:, 1], "bboxes": r[:, 2:]})
     return dict(zip(("box", "classes", "distances"), loss / len(COUNTS)))
 
 
@@ -208,7 +210,7 @@ def queries(sigmoid: bool) -> Terms:
 if __name__ == "__main__":
     which = sys.argv[1]
     runs: dict[str, Any] = {
-        "dfl": dfl, "yolox": yolox, "ssd": lambda: anchored("ssd"), "fcos": fcos,
+        "dfl": dfl, "plain": lambda: dfl("plain"), "yolox": yolox, "ssd": lambda: anchored("ssd"), "fcos": fcos,
         "retinanet": lambda: anchored("retinanet"),
         "detr": lambda: queries(False), "deformable": lambda: queries(True), "yolo5": lambda: yolo5(sys.argv[2]),
     }  # fmt: skip

@@ -209,6 +209,9 @@ def test_no_detector():
     assert known_head(opened) is None
     with pytest.raises(BadInput, match=r"head of the detector is not known.*last layers are 'y'"):
         find_head(opened)
+    opened.graph.inputs[0].shape = ir.Shape([3, 8, 8])  # as torchvision's for a list of pictures
+    with pytest.raises(BadInput, match="the inputs are 'x'\n  hint: export it for a batch"):
+        find_head(opened)
 
 
 _MAPS = """

@@ -20,6 +20,7 @@ from tests.training.detection.raw_maps import case, projections
 #: Results of `reference_losses`.
 REFERENCES = {
     "dfl": {"box": 4.692288, "classes": 1200.446045, "distances": 4.20922},
+    "plain": {"box": 3.7146, "classes": 424.591705, "distances": 0.084611},
     "yolox": {"box": 4.620537, "objects": 122.762474, "classes": 2.393831},
     "yolo5": {"box": 0.126129, "objects": 0.131392, "classes": 0.060257},
     "ssd": {"box": 4.916819, "classes": 16.185259},
@@ -31,6 +32,7 @@ REFERENCES = {
 #: Slopes of the references, see `projections`.
 GRADIENTS = {
     "dfl": {"boxes": 0.180738, "scores": -11.7337},
+    "plain": {"boxes": 2.88281, "scores": -2.48225},
     "yolox": {"boxes": 0.450306, "objects": -0.752239, "scores": -0.200767},
     "yolo5": {"map": 0.00603011},
     "ssd": {"boxes": 0.712096, "scores": -1.249},

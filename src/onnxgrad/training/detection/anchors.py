@@ -40,7 +40,7 @@ def find_anchors(model: ir.Model, head: Head) -> np.ndarray:
     parts = [[a for a in flat if len(a) == count and (a[:, 2:] > a[:, :2]).all()] for count in counts]
     if all(parts):
         return np.concatenate([max(p, key=lambda a: a.max()) for p in parts]).astype(np.float32)
-    raise UnknownHead(f"it has no {sum(counts)} anchors")
+    raise UnknownHead(f"the graph has no {sum(counts)} anchors, which decoding would need")
 
 
 def centre_offset(model: ir.Model, head: Head) -> float | None:

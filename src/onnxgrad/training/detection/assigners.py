@@ -15,7 +15,7 @@ from onnxgrad.training.detection.boxes import Decoded, at, corner, hold_constant
 from onnxgrad.training.detection.head import Head
 
 #: Exponents of scores and overlaps, and candidates of each label, in TaskAligned (Feng et al. 2021; Ultralytics).
-TAL_ALPHA, TAL_BETA, TAL_CANDIDATES = 0.5, 6.0, 10
+TAL_ALPHA, TAL_BETA, TAL_CANDIDATES, TAL_PLAIN = 0.5, 6.0, 10, 7
 #: Candidates of each label, the radius of its centre in strides, the cost outside of it, in SimOTA (Ge et al. 2021).
 OTA_CANDIDATES, OTA_RADIUS, OTA_OUTSIDE = 10, 2.5, 1e5
 #: The radius of the centre of a label, in sizes of anchors (torchvision's FCOS).
@@ -120,7 +120,11 @@ def _kth(b: Builder, values: Var, count: int, largest: bool = True) -> Var:
 
 
 def task_aligned(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assigned:
-    """The predictions inside of a label with the largest score^0.5 · CIoU^6, at most ten (one of a one-to-one head)."""
+    """The predictions inside of a label with the largest score^0.5 · CIoU^6, at most ten.
+
+    A one-to-one head has one for each label: the largest (YOLOv10), or the largest of seven without those that went to
+    another label (YOLO26).
+    """
     assert found.places is not None
     there = b.Unsqueeze(labels.there, [2])
     overlaps = b.Relu(_pairs(b, labels, found.boxes, "ciou", 1e-7))
@@ -135,9 +139,13 @@ def task_aligned(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assi
     scores = b.MatMul(labels.one_hot, b.Transpose(b.Sigmoid(found.scores), perm=[0, 2, 1]))
     overlaps = overlaps * inside
     fit = b.Pow(scores, TAL_ALPHA) * b.Pow(overlaps, TAL_BETA) * inside
-    best = _kth(b, fit, 1 if head.one_to_one else TAL_CANDIDATES)
+    plain = head.one_to_one and head.bins == 1
+    best = _kth(b, fit, TAL_PLAIN if plain else 1 if head.one_to_one else TAL_CANDIDATES)
     worst = at(b, best, -1, np.iinfo(np.int32).max)
     mask = _one_label(b, number(b, both(b, fit >= worst, fit > 0.0)), overlaps)
+    if plain:  # the best of those whose label is settled
+        fit = fit * mask
+        mask = mask * number(b, fit >= b.ReduceMax(fit, [2], keepdims=1))
     fit, overlaps = fit * mask, overlaps * mask
     scale = b.ReduceMax(overlaps, [2], keepdims=1) / (b.ReduceMax(fit, [2], keepdims=1) + 1e-9)
     return _paired(b, mask, labels, b.ReduceMax(fit * scale, [1], keepdims=0))

@@ -378,7 +378,10 @@ def _is_boxes(model: ir.Model, ends: Sequence[_End]) -> bool:
     scored = [
         any(is_op(n, ("Softmax", "Sigmoid")) for n in nodes_behind(model.graph, [e.value], _MEETING)) for e in ends
     ]
-    return scored[1] and not scored[0] if scored[0] != scored[1] else ends[0].channels < ends[1].channels
+    if scored[0] != scored[1]:
+        return scored[1]
+    fits = [a.channels % 4 == 0 and b.channels % (a.channels // 4) == 0 for a, b in (ends, ends[::-1])]
+    return fits[0] if fits[0] != fits[1] else ends[0].channels < ends[1].channels
 
 
 #: Operators at which scores and boxes meet.

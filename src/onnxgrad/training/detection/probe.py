@@ -29,7 +29,9 @@ def picture_input(graph: ir.Graph) -> ir.Value:
     found = [v for v in inputs if v.shape is not None and len(v.shape) == 4]
     if len(found) != 1:
         held = ", ".join(repr(v.name) for v in inputs) or "none"
-        raise BadInput(f"a detector takes pictures, one input [N, 3, H, W]; the inputs are {held}")
+        flat = any(v.shape is not None and len(v.shape) == 3 for v in inputs)
+        hint = "\n  hint: export it for a batch, x of [1, 3, H, W] and not a list of pictures" if flat else ""
+        raise BadInput(f"a detector takes pictures, one input [N, 3, H, W]; the inputs are {held}{hint}")
     return found[0]
 
 
