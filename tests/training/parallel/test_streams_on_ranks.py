@@ -24,10 +24,11 @@ def fitted(size, data, folder=None, dies=None, **settings):
         net (float[N, 5] x) => (float[N, 1] y) <float[5, 1] w = {0.1, 0.2, 0.3, 0.4, 0.5}> { y = MatMul (x, w) }""")
 
     def work(collective):
-        trainer = Trainer(model, loss="mse", labels="goal", optimizer="adam", learning_rate=0.02, distributed=collective,
-                          options=Options(threads=1, target="portable"))  # fmt: skip
-        trainer.fit(data, inputs={"x": "age,colour"}, missing="indicator", standardize=True, batch_size=16, epochs=2,
-                    seed=3, progress=False, checkpoint=folder, callbacks=[Dies(*dies)] if dies else [], **settings)  # fmt: skip
+        how = {"loss": "mse", "labels": "goal", "optimizer": "adam", "learning_rate": 0.02}
+        trainer = Trainer(model, distributed=collective, options=Options(threads=1, target="portable"), **how)
+        table = {"inputs": {"x": "age,colour"}, "missing": "indicator", "standardize": True}
+        run = {"batch_size": 16, "epochs": 2, "seed": 3, "progress": False, "checkpoint": folder}
+        trainer.fit(data, callbacks=[Dies(*dies)] if dies else [], **table, **run, **settings)
         return trainer.state()
 
     return World(size).run(work)
