@@ -103,6 +103,7 @@ def set_aside() -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.set_threshold(20_000, 20, 20)  # there is a search after each test
     set_aside()
 
 

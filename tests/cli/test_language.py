@@ -27,12 +27,10 @@ def place(tmp_path):
 def test_from_text_to_quantized_files_that_generate(place):
     """Each quantized file has the cache of the model, its perplexity is beside that of floats, and it generates."""
     flags = ("--data", "t.txt", "--validation", "v.txt", "--epochs", 30, "--also", "int8,int4", "--history", "h.json")
-    done = command(*TRAIN, *flags, "--sample-prompts", "the cat sat", "-o", "t.onnx", cwd=place)
+    done = command(*TRAIN, *flags, "-o", "t.onnx", cwd=place)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("sample: the cat sat") == 30
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     kept = json.loads((place / "h.json").read_text())
-    assert [s["epoch"] for s in kept["samples"]] == [*range(1, 31)]
     most = 2.5  # a vector of 8 numbers is coarse as integers
     for name in ("int8", "int4"):
         file = f"t.{name}.onnx"

@@ -129,14 +129,6 @@ def test_training_information_in_the_model_is_used(place):
     assert "t.onnx carries training information, which is used as it is; drop --loss, --learning-rate" in said
 
 
-def test_only_what_is_asked_for_is_trained(place):
-    args = ("train", "m.onnx", "--data", "train.npz", *LOSS, "--epochs", 1, "-o", "out.onnx")
-    found = command(*args, "--trainable", "w*", cwd=place)
-    assert found.returncode == 0, found.stderr
-    old, new = ({t.name: t.raw_data for t in onnx.load(place / f).graph.initializer} for f in ("m.onnx", "out.onnx"))
-    assert {name for name in old if old[name] != new[name]} == {"w1", "w2"}
-
-
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("args", "words"),
@@ -263,7 +255,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_by_name(place):
 
 
 def test_ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_exactly(place):
-    np.savez(place / "train.npz", **blobs(3000))
+    np.savez(place / "train.npz", **blobs(1000))
     args = ("train", "m.onnx", "--data", "train.npz", *LOSS, "--batch-size", "8", "--threads", "1")
     whole = command(*args, "--epochs", "8", "-o", "whole.onnx", cwd=place)
     assert whole.returncode == 0, whole.stderr
@@ -290,7 +282,7 @@ def test_ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_exactly(place):
         *("m.onnx", "out.checkpoint", "test.npz", "train.npz", "whole.checkpoint", "whole.onnx")
     ]
     step = int(re.search(r"step (\d+)", lines[0])[1])
-    if step < 8 * 375:
+    if step < 8 * 125:
         again = command(*args, "--epochs", "8", "--resume", "-o", "out.onnx", cwd=place)
         assert again.returncode == 0, again.stderr
         assert (place / "out.onnx").read_bytes() == (place / "whole.onnx").read_bytes()

@@ -144,7 +144,7 @@ LINES = {
 }  # fmt: skip
 #: Exit codes other than 0.
 ENDS = {"check": 2, "combine": 2, "consolidate": 2, "demo": 2, "generate": 2}
-OFTEN = ("train", "explain", "check")
+OFTEN = ("train", "check")
 
 
 def test_every_command_meets_the_traps():

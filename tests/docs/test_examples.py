@@ -57,6 +57,7 @@ def test_saliency(example, picture):
         assert up - down == pytest.approx(0.02 * slopes.sum(), rel=0.1)
 
 
+@pytest.mark.complete
 def test_adversarial(example, picture):
     found = example("adversarial").main(picture, epochs=2)
     noise, fgsm, pgd = (np.array(found[k]) for k in ("random noise", "FGSM", "PGD"))
@@ -196,6 +197,7 @@ def test_neural_net(example, picture):
     assert right > 0.95
 
 
+@pytest.mark.complete
 def test_ode_fit(example, picture):
     m = example("ode_fit")
     found, before, after = m.main(picture)
@@ -242,6 +244,7 @@ def test_influence(example):
     np.testing.assert_allclose(predicted, real, rtol=0.2)
 
 
+@pytest.mark.complete
 def test_quantize(example):
     for name, (floats, calibrated, rounded, trained) in example("quantize").main().items():
         assert floats > 0.94, name

@@ -422,9 +422,12 @@ FOUND = (
 FOUND += (107705, 112063, 112196, 112955, 200765, 243332)
 
 
-def test_at_random(tmp_path):
+@pytest.mark.parametrize(
+    "numbers", [(*FOUND, *range(5000, 5010)), pytest.param(range(5010, 5100), marks=pytest.mark.complete)], ids=len
+)
+def test_at_random(tmp_path, numbers):
     """A few of the many cases of `tests.fuzz`; those that once fell out among them."""
-    for number in (*FOUND, *range(5000, 5060)):
+    for number in numbers:
         what, outcome = fuzz.attempt(number, tmp_path)
         assert "Traceback" not in outcome, f"case {number}, {what}: {outcome}"
         tracemalloc.reset_peak()

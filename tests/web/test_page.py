@@ -216,6 +216,7 @@ def test_a_page_that_cannot_start_says_why(page, site, build, served, tmp_path):
     assert page.run("[...document.querySelectorAll('button')].every((b) => b.disabled || b.id == 'clear' || b.hidden)")
 
 
+@pytest.mark.complete
 def test_adapters_are_switched_in_the_page(served, build, page, site):
     build.build_adapters(site)
     page.open(f"{served(build.Handler)}adapters.html")

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -20,6 +18,7 @@ from onnxgrad.training import Trainer, attach, compile_step, export_step
 from onnxgrad.training.optim.named_formulas import FORMULAS
 from onnxgrad.training.optim.optimizers import OPTIMIZERS
 from onnxgrad.training.step.accumulate import split_step
+from tests import commands
 from tests.runtime.kernels.twins import calls, needs_kernels
 from tests.runtime.passes import with_kernels
 from tests.training.models import blobs, classifier, trainable
@@ -269,10 +268,7 @@ def test_models_as_functions():
 
 
 def command(*arguments, **more):
-    environment = {**os.environ, **more}
-    return subprocess.run(
-        [sys.executable, "-m", "onnxgrad", *arguments], capture_output=True, text=True, env=environment, timeout=300
-    )
+    return commands.command(*arguments, env={**os.environ, **more})
 
 
 @needs_kernels

@@ -40,7 +40,10 @@ def trainer(model, asked):
     return Trainer(model, loss="cross_entropy", optimizer="adam", learning_rate=0.05, adapter=asked)
 
 
-@pytest.fixture(scope="module", params=FORMS)
+RARE = ("olora", "lokr of products")  # as the others, in the main
+
+
+@pytest.fixture(scope="module", params=[pytest.param(f, marks=[pytest.mark.complete] * (f in RARE)) for f in FORMS])
 def trained(base, request):
     found = trainer(base, FORMS[request.param])
     np.testing.assert_allclose(scores(found.adapted_model()), scores(base), rtol=0, atol=1e-6)

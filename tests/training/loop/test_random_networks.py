@@ -56,7 +56,7 @@ def test_what_was_found(name):
     assert training.judge(made(*FOUND[name])) < 1
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("start", range(0, 16 * EACH, EACH))
 def test_random_networks(start):
     outcomes = [training.outcome(seed) for seed in range(start, start + EACH)]

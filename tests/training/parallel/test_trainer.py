@@ -308,6 +308,7 @@ def test_a_job_whose_ranks_come_and_go_is_resumed_until_its_end(tmp_path, monkey
     assert numbers(begun[0]) != numbers(resumed[0])
 
 
+@pytest.mark.complete
 def test_memory_is_that_of_the_rows_of_a_rank():
     """Each rank computes anew what does not fit of its part of a batch; the numbers are those of plenty."""
     proto, size = deep(6, 8), 2
