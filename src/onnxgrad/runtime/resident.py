@@ -36,8 +36,9 @@ from onnxgrad.runtime.session import create, give_back
 from onnxgrad.runtime.tensors import aligned, ort_value
 from onnxgrad.wording import tensor_text
 
-#: State of as many bytes is worth a search for garbage graphs (60 ms) before it is copied.
+#: State of as many bytes, or a graph of as many nodes, is worth a search for garbage graphs (10 to 60 ms).
 _MUCH = 1 << 22
+_MANY = 400
 
 
 class Owner(Protocol):
@@ -81,7 +82,8 @@ class Resident:
         owned: Mapping[str, Owner] | None = None,
     ) -> None:
         check_slots(model, slots, results)
-        if sum(s.initial.nbytes for s in slots.values()) >= _MUCH:
+        is_large = sum(s.initial.nbytes for s in slots.values()) >= _MUCH
+        if is_large:
             give_back()
         options = (options or Options()).resolve_target()
         self._flushing = None if options.denormals else flushing()
@@ -120,7 +122,7 @@ class Resident:
             else:
                 self._loose.append((position, name))
         self._bindings = tuple(self._bind(read, 1 - read) for read in range(2))
-        self._is_new = True
+        self._leaves_garbage = is_large or len(model.graph) >= _MANY
 
     def _bind(self, read: int, write: int) -> onnxruntime.IOBinding:
         binding = self.session.io_binding()
@@ -146,8 +148,8 @@ class Resident:
                 message says that a part of it had been overwritten (it was memory that was missing, say).
         """
         self._check_whole()
-        if self._is_new:  # the caller that has built the graph may have dropped it by now
-            self._is_new = False
+        if self._leaves_garbage:  # the caller that has built the graph may have dropped it by now
+            self._leaves_garbage = False
             give_back()
         binding, bound = self._bindings[self._now], self._bound[self._now]
         for name, owner in self._owners.items():
