@@ -22,13 +22,15 @@ from onnxgrad.training import export_step as export
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.build.recipe import LossRecipe, OptimizerRecipe, WeightsRecipe
 from onnxgrad.training.export.files import BESIDE, files_in
+from onnxgrad.training.export.peak import export_within_peak
 from onnxgrad.training.loop.loop_recipe import LoopRecipe
+from onnxgrad.training.loop.peak import CARRIES
 from onnxgrad.training.loop.recipe import Recipe
 
 
 @takes_flags(
     *(LossRecipe, OptimizerRecipe, WeightsRecipe, LoopRecipe),
-    only=(*settings_of(LossRecipe, OptimizerRecipe, WeightsRecipe), "schedule"),
+    only=(*settings_of(LossRecipe, OptimizerRecipe, WeightsRecipe), "schedule", "batch_size"),
 )
 def export_step(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
@@ -37,6 +39,13 @@ def export_step(
     target: Annotated[
         str, typer.Option(help="web: for browsers, in operators that onnxruntime-web has on WebGPU; any: no such care.")
     ] = "any",
+    peak: Annotated[
+        str | None,
+        typer.Option(
+            help="The whole process of a host takes at most so much (64MB): memory before speed, results computed "
+            "anew, parts of batches, adapters, fewer layers are tried in turn, measured with batches of --batch-size."
+        ),
+    ] = None,
     **flags: Any,
 ) -> None:
     """Write a training step, its halves, evaluation and inference as models, with the first state and a contract.
@@ -45,7 +54,7 @@ def export_step(
     hosts in Python, in JavaScript for Node and browsers, and in C++. The schedule is a part of the step.
     """
     given = read_flags(flags)
-    schedule = given.pop("schedule", None)
+    schedule, rows = given.pop("schedule", None), given.pop("batch_size", 32)
     recipe = Recipe.of("export-step", given, (LossRecipe, OptimizerRecipe, WeightsRecipe))
     source: ir.Model | onnx.ModelProto = load_model(model)
     check_paths(
@@ -58,13 +67,24 @@ def export_step(
         console(sys.stderr).print(where, highlight=False, soft_wrap=True)
     assert isinstance(source, ir.Model)
     train_options.check_algorithm(source, model, recipe)
-    if not training_info(source):
+    bare, is_trained = source, bool(training_info(source))
+
+    def attach(recipe: Recipe) -> ir.Model:
+        if is_trained:
+            return bare
         algorithm = {"schedule": None if schedule == "constant" else schedule, **recipe.algorithm()}
         try:
-            source = attached(source, accumulate=True, **algorithm).model
+            return attached(bare, accumulate=True, **algorithm).model
         except BadInput:  # a loss that compares the examples of a batch cannot be had in parts
-            source = attached(source, **algorithm).model
-    contract = export(source, output, target=target)
+            return attached(bare, **algorithm).model
+
+    if peak is None:
+        contract = export(attach(recipe), output, target=target)
+    elif is_trained:
+        raise BadInput(CARRIES)
+    else:
+        contract, note = export_within_peak(bare, attach, output, recipe, peak, rows, target)
+        console(sys.stderr).print(f"peak: {note}", markup=False, highlight=False, soft_wrap=True)
     for about in contract["models"].values():
         check_runs(output / about["file"], model)
     out = console()

@@ -141,14 +141,18 @@ def test_limits_leave_room():
 
 
 def test_adapters_come_before_fewer_layers():
-    recipe = Recipe.of("train", {"loss": "mse"}, (*TRAINER, *FIT))
-    groups = peak.plans(recipe, 32)
+    recipe, model = Recipe.of("train", {"loss": "mse"}, (*TRAINER, *FIT)), ir.from_proto(classifier())
+    groups = peak.plans(recipe, 32, model)
     assert [list(group[-1]) for group in groups[2:]] == [
-        ["memory", "accumulate", "lora", "lora_targets"], ["memory", "accumulate", "trainable"]
+        ["memory", "accumulate", "lora", "lora_targets", "trainable"], ["memory", "accumulate", "trainable"]
     ]  # fmt: skip
     assert peak.changed(recipe, groups[2][0]).adapter.build_adapter().rank == 4
     frozen = Recipe.of("train", {"loss": "mse", "trainable": ["head"]}, (*TRAINER, *FIT))
-    assert len(peak.plans(frozen, 32)) == 2
+    assert len(peak.plans(frozen, 32, model)) == 2
+    adapted = attached(model, **peak.changed(recipe, groups[2][0]).algorithm())
+    bound = {b.key for info in adapted.infos for b in info.update_binding}
+    assert "w2" in bound
+    assert "w1" not in bound
 
 
 def test_validation_takes_the_rows_that_memory_allows(monkeypatch):

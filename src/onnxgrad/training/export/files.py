@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from onnxgrad.training.loop.evaluation import Evaluation, measuring_graph
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.accumulate import split_step
 from onnxgrad.training.step.compile import compile_step
+from onnxgrad.training.step.memory_budget import within_memory
 from onnxgrad.training.step.step import Step
 
 VERSION = 1
@@ -73,6 +74,9 @@ def export_step(
     entry: int | None = None,
     outputs: Sequence[str] = (),
     target: str = "any",
+    memory: int | str | None = None,
+    batch_size: int | None = None,
+    dims: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Write everything that a host needs into `folder`; the contract.
 
@@ -86,6 +90,8 @@ def export_step(
         outputs: names of further values to return as results, as in `compile_step`.
         target: "any" runtime of ONNX, or "web": opset 18, without float64, in operators that onnxruntime-web has on
             WebGPU where there is a way; the contract then lists what of each model runs on the processor.
+        memory, batch_size, dims: have a step, and the gradient of a part, compute results anew that do not fit (see
+            `within_memory`); `batch_size` is the rows of a part.
 
     Raises:
         BadInput: what `compile_step` refuses, a place that cannot be written, or weights of float64 for the web.
@@ -97,6 +103,10 @@ def export_step(
     except BadInput:
         halves = None
     step = compile_step(model, entry=entry, outputs=outputs) if halves is None else halves.whole
+    if memory is not None:
+        step = within_memory(step, memory, batch_size, dims)
+        if halves is not None:
+            halves.gradient = within_memory(halves.gradient, memory, batch_size, dims)
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,6 +136,8 @@ def export_step(
         "rates": {name: float(t.numpy()) for name, t in step.rates.items()},
         "models": {name: {"file": f"{name}.onnx", **ends} for name, (_, ends) in models.items()},
     }
+    if step.plan is not None:
+        contract["plan"] = {"batch_size": batch_size, "result_bytes": step.plan.predicted}
     trained = Preprocessing() if step.source is None else Preprocessing.of(step.source.model)
     classes = None if step.source is None else class_names(step.source.model)
     if classes:

@@ -290,6 +290,7 @@ class Host {
       throw HostError("contract.json has version " + contract.value("version", nlohmann::json()).dump() +
                       "; this host reads version " + std::to_string(kVersion) +
                       "\n  hint: take the host.hpp that export-step wrote beside it");
+    if (plan().value("small", false)) small_ = true, threads_ = 1;
     for (const auto& [name, value] : contract["rates"].items()) rates[name] = value.get<double>();
     load(folder_ / "state.npz");
   }
@@ -338,14 +339,23 @@ class Host {
       throw HostError(model + ".onnx does not run: " + first_line(error.what()));
     }
     Batch found, results;
-    for (size_t i = 0; i < wanted.size(); i++) found[wanted[i]] = copied(given[i]);
+    for (size_t i = 0; i < wanted.size(); i++) {
+      found[wanted[i]] = copied(given[i]);
+      given[i] = Ort::Value{nullptr};  // one copy at a time is there twice
+    }
     for (const std::string name : about["results"]) results[name] = found.at(name);
     for (const auto& [name, ends] : about["state"].items()) state[name] = std::move(found.at(ends["output"]));
     return results;
   }
 
-  // One step; its results.
-  Batch step(const Batch& batch) { return run("train", batch); }
+  // One step, in parts where the contract plans it; its results.
+  Batch step(const Batch& batch) {
+    const int parts = plan().value("parts", 1);
+    return parts == 1 ? run("train", batch) : step_in_parts(batch, parts);
+  }
+
+  // How `export-step --peak` plans steps: batch_size, parts and small; empty without it.
+  nlohmann::json plan() const { return contract.value("plan", nlohmann::json::object()); }
 
   // One step from the gradients of parts of the batch, added up; the mean loss of the parts.
   Batch step_in_parts(const Batch& batch, int parts) {
@@ -437,8 +447,8 @@ class Host {
 
 // Train on the arrays of an .npz file; the exit status.
 inline int train(int count, char** given) {
-  std::map<std::string, std::string> options = {{"--epochs", "1"},  {"--batch-size", "32"}, {"--parts", "1"},
-                                                {"--threads", "0"}, {"--save", ""},         {"--folder", ""},
+  std::map<std::string, std::string> options = {{"--epochs", "1"},  {"--batch-size", ""}, {"--parts", ""},
+                                                {"--threads", "0"}, {"--save", ""},       {"--folder", ""},
                                                 {"--small", "0"}};
   try {
     std::string data;
@@ -458,17 +468,19 @@ inline int train(int count, char** given) {
       if (options[name].empty() || *end || value < least) throw HostError(name + " takes a whole number, not " + options[name]);
       return value;
     };
-    const long epochs = whole("--epochs", 1), size = whole("--batch-size", 1), parts = whole("--parts", 1);
     const std::filesystem::path own = std::filesystem::path(given[0]).parent_path();
     Host host(options["--folder"].empty() ? own : std::filesystem::path(options["--folder"]),
               static_cast<int>(whole("--threads", 0)), whole("--small", 0) != 0);
+    if (options["--batch-size"].empty()) options["--batch-size"] = std::to_string(host.plan().value("batch_size", 32));
+    if (options["--parts"].empty()) options["--parts"] = std::to_string(host.plan().value("parts", 1));
+    const long epochs = whole("--epochs", 1), size = whole("--batch-size", 1), parts = whole("--parts", 1);
     const Batch arrays = files::read_npz(data);
     const int64_t rows = Host::rows_of(arrays);
     for (long epoch = 1; epoch <= epochs; epoch++) {
       for (int64_t low = 0; low < rows; low += size) {
         Batch batch;
         for (const auto& [name, array] : arrays) batch[name] = array.rows(low, std::min<int64_t>(low + size, rows));
-        Batch found = parts == 1 ? host.step(batch) : host.step_in_parts(batch, static_cast<int>(parts));
+        Batch found = parts == 1 ? host.run("train", batch) : host.step_in_parts(batch, static_cast<int>(parts));
         std::printf("epoch %ld  loss %.17g\n", epoch, found.at(host.contract["loss"]).scalar());
         std::fflush(stdout);
       }

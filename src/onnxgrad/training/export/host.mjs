@@ -21,7 +21,8 @@
  *   rates: string[], results: string[], off_webgpu?: Record<string, number>}} About What the inputs and outputs of one
  *   model are, and how often which operators have no kernel on WebGPU.
  * @typedef {{version: number, loss: string, state: Record<string, {dtype: string, shape: number[]}>,
- *   rates: Record<string, number>, models: Record<string, About>, classes?: string[], preprocessing?: {
+ *   rates: Record<string, number>, models: Record<string, About>, classes?: string[],
+ *   plan?: {batch_size?: number, parts?: number, small?: boolean}, preprocessing?: {
  *   images?: {mean: number[], std: number[], size: number[] | null, inputs: string[]},
  *   inputs?: Record<string, {columns: string[]}>, max_length?: number}}} Contract
  */
@@ -140,9 +141,10 @@ export class Host {
     return found;
   }
 
-  /** One step; its results. @param {Batch} batch */
+  /** One step, in parts where the contract plans it; its results. @param {Batch} batch */
   step(batch) {
-    return this.run("train", batch);
+    const { parts = 1 } = this.contract.plan ?? {};
+    return parts === 1 ? this.run("train", batch) : this.stepInParts(batch, parts);
   }
 
   /** The loss and the predictions as they are outside of training. @param {Batch} batch */
@@ -689,8 +691,8 @@ async function main() {
       allowPositionals: true,
       options: {
         epochs: number("1"),
-        "batch-size": number("32"),
-        parts: number("1"),
+        "batch-size": text,
+        parts: text,
         threads: number("0"),
         save: text,
         "save-model": text,
@@ -703,8 +705,8 @@ async function main() {
   const { values: options, positionals } = asked;
   if (positionals.length !== 1) throw new HostError("say which .npz file: node host.mjs train.npz");
   const counts = /** @type {const} */ (["epochs", "batch-size", "parts", "threads"]);
-  const [epochs, size, parts, threads] = counts.map((name) => {
-    const value = Number(options[name]);
+  const [epochs, givenSize, givenParts, threads] = counts.map((name) => {
+    const value = Number(options[name] ?? 1);
     if (!Number.isInteger(value) || value < Number(name !== "threads"))
       throw new HostError(`--${name} takes a whole number, not ${options[name]}`);
     return value;
@@ -714,11 +716,13 @@ async function main() {
   const host = await Host.load(here, { ort: await runtime(options.runtime), threads });
   const batches = host.prepared(Object.fromEntries(data));
   const rows = rowsOf(batches);
-  const { loss } = host.contract;
+  const { loss, plan = {} } = host.contract;
+  const size = options["batch-size"] === undefined ? (plan.batch_size ?? 32) : givenSize;
+  const parts = options.parts === undefined ? (plan.parts ?? 1) : givenParts;
   for (let epoch = 1; epoch <= epochs; epoch++)
     for (let low = 0; low < rows; low += size) {
       const batch = rowsFrom(batches, low, low + size);
-      const found = parts === 1 ? await host.step(batch) : await host.stepInParts(batch, parts);
+      const found = parts === 1 ? await host.run("train", batch) : await host.stepInParts(batch, parts);
       console.log(`epoch ${epoch}  loss ${scalar(found[loss])}`);
     }
   const write = async (/** @type {string} */ path, /** @type {Uint8Array} */ bytes) => {

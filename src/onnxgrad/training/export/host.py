@@ -1,6 +1,6 @@
 """Train with exported step models: an example of a host that needs onnxruntime and numpy, and nothing else.
 
-    python host.py train.npz --epochs 2 --batch-size 32 [--parts 4] [--save trained.npz]
+    python host.py train.npz --epochs 2 --batch-size 32 [--parts 4] [--small] [--save trained.npz]
 
 It reads contract.json, state.npz and the models beside it. The arrays of the .npz file have the names of the inputs,
 or of the columns that the model was trained on.
@@ -24,9 +24,9 @@ class HostError(ValueError):
 
 
 class Host:
-    """The state, and the models that read and replace it."""
+    """The state, and the models that read and replace it. `small` puts memory before speed, with one thread."""
 
-    def __init__(self, folder: str | Path, threads: int = 0) -> None:
+    def __init__(self, folder: str | Path, threads: int = 0, small: bool = False) -> None:
         self.folder = Path(folder)
         try:
             self.contract = json.loads((self.folder / "contract.json").read_text(encoding="utf-8"))
@@ -36,7 +36,9 @@ class Host:
             raise HostError(f"{self.folder / 'contract.json'} is not a contract of version {VERSION}")
         self.state = arrays(self.folder / "state.npz")
         self.rates = {name: np.float32(value) for name, value in self.contract["rates"].items()}
-        self._threads = threads
+        self.plan = self.contract.get("plan", {})
+        self._small = small or self.plan.get("small", False)
+        self._threads = 1 if self._small else threads
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
 
     def run(self, model: str, batch: Batch | None = None, **rates: float) -> Batch:
@@ -46,6 +48,9 @@ class Host:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = self._threads
             options.log_severity_level = 4  # failures are raised, once
+            if self._small:
+                options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+                options.add_session_config_entry("session.disable_prepacking", "1")
             path = str(self.folder / about["file"])
             try:
                 self._sessions[model] = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -98,8 +103,9 @@ class Host:
         return found
 
     def step(self, batch: Batch) -> Batch:
-        """One step; its results."""
-        return self.run("train", batch)
+        """One step, in parts where the contract plans it; its results."""
+        parts = self.plan.get("parts", 1)
+        return self.run("train", batch) if parts == 1 else self.step_in_parts(batch, parts)
 
     def step_in_parts(self, batch: Batch, parts: int) -> Batch:
         """One step from the gradients of parts of the batch, added up; the mean loss of the parts."""
@@ -139,9 +145,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data")
     parser.add_argument("--epochs", type=positive, default=1)
-    parser.add_argument("--batch-size", type=positive, default=32)
-    parser.add_argument("--parts", type=positive, default=1)
+    parser.add_argument("--batch-size", type=positive, help="default: as the contract plans, or 32")
+    parser.add_argument("--parts", type=positive, help="default: as the contract plans, or 1")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="memory before speed")
     parser.add_argument("--save", help="where to write the state")
     options = parser.parse_args()
     try:
@@ -153,7 +160,7 @@ def main() -> None:
 
 def train(options: argparse.Namespace) -> None:
     """Take the steps that the command line asks for. Raises HostError for bad input."""
-    host = Host(Path(__file__).parent, options.threads)
+    host = Host(Path(__file__).parent, options.threads, options.small)
     data = host.prepared(arrays(options.data))
     used = {name: data[name] for name in host.contract["models"]["train"]["batch"] if name in data}
     lengths = {name: len(array) if array.ndim else 0 for name, array in used.items()}
@@ -161,10 +168,11 @@ def train(options: argparse.Namespace) -> None:
         raise HostError(f"the arrays of {options.data} need the same number of rows, and one at least: {lengths}")
     rows = next(iter(lengths.values()), 1)
     loss = host.contract["loss"]
+    size, parts = options.batch_size or host.plan.get("batch_size", 32), options.parts or host.plan.get("parts", 1)
     for epoch in range(options.epochs):
-        for low in range(0, rows, options.batch_size):
-            batch = {name: array[low : low + options.batch_size] for name, array in used.items()}
-            found = host.step(batch) if options.parts == 1 else host.step_in_parts(batch, options.parts)
+        for low in range(0, rows, size):
+            batch = {name: array[low : low + size] for name, array in used.items()}
+            found = host.run("train", batch) if parts == 1 else host.step_in_parts(batch, parts)
             print(f"epoch {epoch + 1}  loss {float(found[loss])!r}", flush=True)
     if options.save:
         try:

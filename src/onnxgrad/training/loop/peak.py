@@ -8,6 +8,7 @@ the smallest: everything kept, results computed anew, batches in parts, adapters
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import sys
@@ -17,9 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
-from onnxgrad.model_io import save_model, training_info
+from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.model_io.hub import HubFile
 from onnxgrad.remat import amount
 from onnxgrad.remat.budget import megabytes
@@ -115,14 +118,14 @@ def within_peak(model: Any, recipe: Recipe, batch_size: int, is_validated: bool)
             if training_info(source):
                 raise BadInput(CARRIES)
             save_model(source, path)
-        groups = plans(plain, batch_size)
+        groups = plans(plain, batch_size, load_model(path, aside=True))
 
         def measure(settings: Settings) -> tuple[Settings, float]:
             tightest = settings is groups[-1][-1]
             return fit_memory(settings, lambda s: _measured(path, changed(plain, s), batch_size), target, tightest)
 
         settings, taken = choose(groups, measure, target)
-    said = ", ".join(f"{key}={_text(value)}" for key, value in settings.items()) or "everything kept"
+    said = in_words(settings)
     if taken > target:
         raise BadInput(
             f"training with batches of {batch_size} rows cannot be done within {megabytes(most)}: the smallest limit "
@@ -141,19 +144,30 @@ def _is_file(model: Any) -> bool:
     return isinstance(model, (str, os.PathLike)) and HubFile.of(model) is None
 
 
-def _text(value: Any) -> str:
-    return value[0] if isinstance(value, list) else str(value)
+def in_words(settings: Settings) -> str:
+    """The settings of a plan."""
+    texts = {key: ",".join(value[:3]) if isinstance(value, list) else str(value) for key, value in settings.items()}
+    return ", ".join(f"{key}={text}" for key, text in texts.items()) or "everything kept"
 
 
-def plans(recipe: Recipe, rows: int) -> list[list[Settings]]:
+def plans(recipe: Recipe, rows: int, model: ir.Model) -> list[list[Settings]]:
     """Settings to try, in groups for `choose`; ``memory`` True: as much as is left."""
     parts = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= rows]
     small: Settings = {"memory": True} | ({"accumulate": parts[-1]} if rows > 1 else {})
     groups: list[list[Settings]] = [[{}], [{"memory": True} | ({"accumulate": n} if n > 1 else {}) for n in parts]]
     if recipe.weights.trainable is None and recipe.weights.update is None and recipe.adapter.build_adapter() is None:
-        groups.append([{**small, "lora": _RANK, "lora_targets": ["all"]}])
+        narrow = [v.name or "" for v in model.graph.initializers.values() if _is_narrow(v)]
+        adapters = {"lora": _RANK, "lora_targets": ["all", *(f"!{name}" for name in narrow)]}
+        groups.append([{**small, **adapters, **({"trainable": narrow} if narrow else {})}])
         groups.append([{**small, "trainable": [f"last:{layers}"]} for layers in _LAYERS])
     return groups
+
+
+def _is_narrow(weight: ir.Value) -> bool:
+    """True for a matrix of fewer rows or columns than an adapter's rank: it trains as a whole."""
+    shape = () if weight.const_value is None else weight.const_value.shape.numpy()
+    is_float = weight.dtype is not None and weight.dtype.is_floating_point()
+    return is_float and len(shape) > 1 and min(shape[0], math.prod(shape[1:])) < _RANK
 
 
 def changed(recipe: Recipe, settings: Settings) -> Recipe:

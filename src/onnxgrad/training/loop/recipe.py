@@ -52,8 +52,8 @@ class StepRecipe:
     )
     peak: int | str | None = setting(
         None,
-        "The process grows by at most so much for training (64MB): results computed anew, parts of batches and fewer "
-        "layers are tried in turn, and measured.",
+        "The process grows by at most so much for training (64MB): results computed anew, parts of batches, adapters "
+        "and fewer layers are tried in turn, and measured.",
         kind=str,
     )
     precision: str | None = setting(

@@ -111,15 +111,22 @@ def step_bytes(step: Step, rows: int, dims: Mapping[str, int] | None) -> int:
 
 
 def example_batch(step: Step, rows: int, dims: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
-    """Numbers in the shapes of a batch.
+    """Numbers in the shapes of a batch of `step` (see `example_arrays`)."""
+    return example_arrays(step.model, step.batch, rows, dims)
+
+
+def example_arrays(
+    model: ir.Model, names: Sequence[str], rows: int, dims: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """Numbers in the shapes of the inputs `names` of a model.
 
     Raises:
         BadInput: a dimension is unknown.
     """
     rng = np.random.default_rng(0)
-    inputs = {v.name: v for v in step.model.graph.inputs}
+    inputs = {v.name: v for v in model.graph.inputs}
     found = {}
-    for name in step.batch:
+    for name in names:
         value = inputs[name]
         shape = []
         for axis, dim in enumerate(value.shape or ()):
