@@ -219,9 +219,7 @@ def loop(
 def stack_outputs(op: Op, value: ir.Value) -> ir.Value:
     """Have the primal iteration also stack `value`, from inside its body."""
     it = Iteration.of(op.node)
-    copy = op.builder.nested(it.body).append(ir.Node("", "Identity", [value]))[0].value
-    copy.type, copy.shape = value.type, value.shape
-    it.body.outputs.append(copy)
+    it.body.outputs.append(op.builder.nested(it.body).copy(value).value)
     (out,) = add_outputs(op.node, 1)
     out.name = op.builder.names.fresh(f"{value.name}_tape")
     out.type = value.type

@@ -244,7 +244,7 @@ class _Custom(General):
         with b.record() as emitted:
             for i, x in enumerate(op.inputs[: self.count]):
                 if x is not None and op.needs[i]:
-                    probes[i] = b.append(ir.Node("", "Identity", [b.full_like(x, 1).value]))[0]
+                    probes[i] = b.copy(b.full_like(x, 1).value)
             tangents = as_list(self.apply(self.jvp_function, op, tuple(probes[: self.count])))
         seeds: dict[ir.Value, Var] = {}
         for t, g in zip(tangents, cotangents):

@@ -30,7 +30,7 @@ def pullback(function: Callable[..., Any], *xs: Var) -> tuple[Any, Callable[...,
     """
     b = xs[0].builder
     with b.record() as emitted:
-        starts = [b.append(ir.Node("", "Identity", [x.value]))[0] for x in xs]
+        starts = [b.copy(x) for x in xs]
         for start, x in zip(starts, xs):
             start.value.type, start.value.shape = x.value.type, x.value.shape
         results = function(*starts)

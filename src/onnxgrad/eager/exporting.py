@@ -253,7 +253,7 @@ def _model(r: _Recording, table: _Sizes, dims: Mapping[tuple[str, int], str]) ->
             places[node].value.shape = ir.Shape(node.value.shape)
     for name, y in zip(r.outputs, r.results):
         var = places[y._node] if y._node in places else b.const(y._data)
-        end = b.append(ir.Node("", "Identity", [var.value]))[0].value
+        end = b.copy(var).value
         end.name = b.names.exactly(name)
         end.type = end.type or ir.TensorType(ir.DataType.from_numpy(y.dtype))
         end.shape = end.shape if end.shape is not None else ir.Shape([None] * y.ndim)

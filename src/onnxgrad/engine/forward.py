@@ -69,7 +69,7 @@ def _transpose_vjp(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, 
     outputs = [v for v in node.outputs if v.name and is_differentiable(v)]
     moved = {v for v in [*node.inputs, *captured(node)] if v is not None and v in tangents}
     with builder.record() as emitted:
-        probes = {v: builder.append(ir.Node("", "Identity", [_probe(Var(builder, v)).value]))[0] for v in outputs}
+        probes = {v: builder.copy(_probe(Var(builder, v)).value) for v in outputs}
         pulled = pull_back(builder, node, [probes.get(v) for v in node.outputs], moved)
     probed = [p.value for p in probes.values()]
     given = add_cotangents((write(g).value, tangents[v]) for v, g in pulled.items())

@@ -298,6 +298,14 @@ class Builder:
         self.infer(node)
         return tuple([Var(self, v) for v in node.outputs])
 
+    def copy(self, x: Var | ir.Value) -> Var:
+        """A new value equal to `x`, of its type and shape: an Identity that, unlike that of `emit`, is never shared."""
+        value = x.value if isinstance(x, Var) else x
+        (made,) = self.append(ir.Node("", "Identity", [value]))
+        made.value.type = made.value.type or value.type
+        made.value.shape = made.value.shape if made.value.shape is not None else value.shape
+        return made
+
     def _add(self, node: ir.Node) -> None:
         if self.before is None:
             self.graph.append(node)
@@ -365,6 +373,10 @@ class Builder:
     def places_along(self, x: Var, axis: int) -> Var:
         """The indices of `x` along `axis`: 0, 1, 2, …"""
         return self.Range(0, self.size_of(x, axis), 1)
+
+    def folded(self, x: Var) -> Var:
+        """`x` as a constant, if its value is known."""
+        return x if (known := x.const) is None else self.const(known)
 
     def join(self, *parts: Any) -> Var:
         """One int64 vector of `parts`, each a list of ints or a vector; a constant where all of them are."""

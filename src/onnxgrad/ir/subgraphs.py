@@ -35,10 +35,7 @@ def give(builder: Builder, results: Sequence[Var | ir.Value]) -> None:
         value = r if isinstance(r, ir.Value) else r.value
         maker = value.producer()
         if maker is None or maker.graph is not graph or value.is_graph_output():
-            copy = builder.append(ir.Node("", "Identity", [value]))[0].value
-            copy.type = copy.type or value.type
-            copy.shape = copy.shape if copy.shape is not None else value.shape
-            value = copy
+            value = builder.copy(value).value
         graph.outputs.append(value)
     prune(graph)
 

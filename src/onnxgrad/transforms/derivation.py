@@ -108,7 +108,7 @@ class Derivation:
         """Add the graph output `var`, of the type and shape of `like`. Returns its name."""
         value = var.value
         if value.producer() is None or value.is_graph_output() or value.name in self.primal:
-            var = self.builder.append(ir.Node("", "Identity", [value]))[0]
+            var = self.builder.copy(value)
         var.value.type = var.value.type or like.type
         var.value.shape = var.value.shape if var.value.shape is not None else like.shape
         var.value.name = self.builder.names.exactly(identifier(name))

@@ -99,8 +99,7 @@ class WithoutGradients:
         value = self[name]
         if value.producer() is None or value in self._exposed:
             taken = value.name == name
-            (copy,) = self.builder.append(ir.Node("", "Identity", [value]))
-            value = copy.value
+            value = self.builder.copy(value).value
             value.name = self.builder.names.fresh(name) if taken else name
         else:
             value.name = name
@@ -150,7 +149,7 @@ class WithoutGradients:
             for i, value in enumerate(graph.outputs):
                 maker = value.producer()
                 if maker is None or maker.graph is not graph or value in taken:  # an output is made here, and once
-                    graph.outputs[i] = value = self.builder.append(ir.Node("", "Identity", [value]))[0].value
+                    graph.outputs[i] = value = self.builder.copy(value).value
                 taken.add(value)
         prune(graph)
 

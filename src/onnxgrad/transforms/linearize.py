@@ -155,9 +155,8 @@ def _hand_through(d: Derivation, i: int) -> None:
     """Have output `i`, which depends on no tangent, computed by the linear half from a residual."""
     value, name = d.graph.outputs[i], d.graph.outputs[i].name
     value.name = d.builder.names.fresh("residual")
-    out = d.builder.append(ir.Node("", "Identity", [value]))[0].value
-    out.name, out.type, out.shape = name, value.type, value.shape
-    d.graph.outputs[i] = out
+    d.graph.outputs[i] = out = d.builder.copy(value).value
+    out.name = name
 
 
 def _is_random(node: ir.Node, builder: Builder) -> bool:

@@ -82,7 +82,7 @@ class PredictionGraph:
         for name, var in outputs.items():
             value = var.value
             if value.producer() is None or value in self.graph.outputs:
-                value = self.builder.append(ir.Node("", "Identity", [value]))[0].value
+                value = self.builder.copy(value).value
             value.name = name
             self.graph.outputs.append(value)
         prune(self.graph)

@@ -120,7 +120,7 @@ def replace_value(y: Var, old: ir.Value) -> None:
         if not old.is_graph_output():
             old.replace_all_uses_with(y.value)
             return
-        (y,) = y.builder.append(ir.Node("", "Identity", [y.value]))
+        y = y.builder.copy(y)
     take_over(y.value, old)
 
 

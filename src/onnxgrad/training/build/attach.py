@@ -327,7 +327,7 @@ class _Attachment:
         if held.name in self.rounded:
             new = self._round(held, new)
         if new.value.producer() is None or new.name in self.bindings.values():
-            (new,) = self.builder.append(ir.Node("", "Identity", [new.value]))
+            new = self.builder.copy(new)
         new.value.name = self.builder.names.exactly(identifier(f"{held.name}_next"))
         self.bindings[held.name or ""] = new.name
 

@@ -103,7 +103,7 @@ def _take_place(graph: ir.Graph, node: ir.Node, held: _Scores) -> None:
         results = held.write(b, b.var(x), own)
         for old, var in zip(node.outputs, results):
             if old.name:
-                (through,) = b.append(ir.Node("", "Identity", [var.value]))
+                through = b.copy(var)
                 through.value.type = old.type or through.value.type
                 through.value.shape = through.value.shape if old.shape is None else old.shape
                 old.replace_all_uses_with(through.value, replace_graph_outputs=True)

@@ -154,7 +154,7 @@ class Objective:
                 raise BadInput(
                     f"{value.name!r} has no open number of rows on its first axis, so parts cannot be joined"
                 )
-            (gathered,) = self.b.append(ir.Node("", "Identity", [copies.get(value, value)]))
+            gathered = self.b.copy(copies.get(value, value))
             gathered.value.name = self.b.names.exactly(f"{value.name}_of_batch")
             found[value] = gathered.value
         return found
@@ -239,7 +239,7 @@ class Objective:
     def _named(self, value: Var, name: str) -> Var:
         """`value` under a name of its own."""
         if value.value.producer() is None or value.name in self.measures or value.name == "loss":
-            (value,) = self.b.append(ir.Node("", "Identity", [value.value]))
+            value = self.b.copy(value)
         value.value.name = self.b.names.exactly(name)
         return value
 

@@ -49,7 +49,7 @@ class LossOfWeights:
         self._loss, self.weights = loss, list(weights)
         for node in self._nodes:
             _refuse_random(node, b)
-        self.at = [b.append(ir.Node("", "Identity", [w]))[0] for w in weights]
+        self.at = [b.copy(w) for w in weights]
         for x, w in zip(self.at, weights):
             x.value.type, x.value.shape = w.type, w.shape
         values = self._copied(b, self.at)

@@ -153,8 +153,7 @@ def _cut(lowered: Lowered, info: onnx.TrainingInfoProto, inference_weights: Coll
     for out in algorithm.output:
         value = lowered[out.name]
         if value.name != out.name and (value in made_before or value.producer() is None):
-            (var,) = lowered.builder.append(ir.Node("", "Identity", [value]))
-            value = var.value
+            value = lowered.builder.copy(value).value
             value.name = out.name
         elif value.name != out.name:
             value = lowered.expose(out.name)

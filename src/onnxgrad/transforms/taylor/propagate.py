@@ -70,11 +70,11 @@ def one_after_the_other(
 ) -> dict[ir.Value, Series]:
     """The tangent of `node`, the tangent of that, and so on: exact for any operator, for a price that grows fast."""
     moved = [v for v in dict.fromkeys([*node.inputs, *captured(node)]) if v is not None and v in found]
-    alone = {v: _unshared_copy(builder, v) for v in moved}
+    alone = {v: builder.copy(v).value for v in moved}
     levels: list[dict[ir.Value, Var]] = []
     for k in range(1, order + 1):
         moving = {v: d for v in moved if (d := found[v][k]) is not None}
-        levels.append({v: Var(builder, _unshared_copy(builder, d.value)) for v, d in moving.items()})
+        levels.append({v: builder.copy(d) for v, d in moving.items()})
     copy = Copies(alone, builder.names).unnamed(node)
     outcome: dict[ir.Value, Series] = {v: [builder.var(v)] for v in node.outputs if v.name and is_differentiable(v)}
     with builder.record() as emitted:
@@ -100,10 +100,3 @@ def _moving(
     for now, after in itertools.pairwise(steps):
         seeds |= {now[v].value: after[v] for v in now if v in after}
     return seeds
-
-
-def _unshared_copy(builder: Builder, value: ir.Value) -> ir.Value:
-    """A separate copy of the value, so that nodes on it are shared with no others."""
-    copy = builder.append(ir.Node("", "Identity", [value]))[0].value
-    copy.type, copy.shape = value.type, value.shape
-    return copy
