@@ -38,7 +38,7 @@ class OnnxGradTraining(Pass):
 def package_config() -> dict[str, Any]:
     """Olive's own passes and `OnnxGradTraining`, for ``olive.workflows.run(…, package_config=)``."""
     found: dict[str, Any] = json.loads(Path(OlivePackageConfig.get_default_config_path()).read_text())
-    any_of = dict.fromkeys(("supported_providers", "supported_accelerators", "supported_precisions"), ["*"])
+    any_of = {key: ["*"] for key in ("supported_providers", "supported_accelerators", "supported_precisions")}
     place = f"{__name__}.{OnnxGradTraining.__name__}"
     found["passes"][OnnxGradTraining.__name__] = {"module_path": place, **any_of}
     return found
