@@ -10,7 +10,7 @@ from onnxgrad.training.loop.callbacks import (
     Plateau,
     Pruning,
 )
-from onnxgrad.training.loop.progress import reporter
+from onnxgrad.training.loop.progress_bar import reporter
 from onnxgrad.training.loop.samples import Samples
 from onnxgrad.training.loop.trackers import MLflow, TensorBoard, Tracker, WandB
 

@@ -31,7 +31,8 @@ from onnxgrad.training.data.columns import Columns
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watchers
-from onnxgrad.training.loop.progress import measured, reporter
+from onnxgrad.training.loop.progress import measured
+from onnxgrad.training.loop.progress_bar import reporter
 from onnxgrad.training.loop.recipe import Recipe
 from onnxgrad.training.loop.report_pictures import report_pictures
 from onnxgrad.training.loop.train import trainer_for

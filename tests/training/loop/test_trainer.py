@@ -17,7 +17,8 @@ from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach, compile_step
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.history import Curve, History
-from onnxgrad.training.loop.progress import Bar, Lines
+from onnxgrad.training.loop.progress import Lines
+from onnxgrad.training.loop.progress_bar import Bar
 from tests.training.models import blobs, classifier, trainable
 
 ONE = Options(threads=1)

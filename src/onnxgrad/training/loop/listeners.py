@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxgrad.errors import BadInput
 from onnxgrad.figures import import_matplotlib
 from onnxgrad.training.loop.callbacks import AtEnd, Callback, EarlyStopping, KeepBest, Log, Metrics, Monitor, Plateau
-from onnxgrad.training.loop.progress import interactive, reporter
+from onnxgrad.training.loop.progress import interactive
 from onnxgrad.training.loop.progress import plot as draw
 from onnxgrad.training.loop.recipe import LogRecipe, WatchRecipe
 from onnxgrad.training.loop.report_pictures import WritesReport
@@ -59,6 +59,8 @@ def writers(asked: LogRecipe) -> list[Callback]:
     """Callbacks that show progress, and write files at the end."""
     found: list[Callback] = [] if asked.history is None else [Metrics(Path(asked.history))]
     if shows_progress(asked):
+        from onnxgrad.training.loop.progress_bar import reporter
+
         found.append(reporter())
     if asked.plot is not None or asked.report is not None:
         import_matplotlib()

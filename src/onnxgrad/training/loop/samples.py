@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from onnxgrad.errors import printable
 from onnxgrad.training.language.generation_recipe import GenerationRecipe
 from onnxgrad.training.language.generator import Completion, Generator
@@ -14,6 +12,8 @@ from onnxgrad.training.loop.run import Callback, Run
 
 
 def _print(completion: Completion) -> None:
+    from rich.console import Console
+
     text = printable(f"{completion.prompt}{completion.text}", keep="\n\t")
     Console(stderr=True).print(f"sample: {text}", markup=False, highlight=False, soft_wrap=True)
 
