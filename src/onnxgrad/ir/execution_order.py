@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -11,12 +11,12 @@ from onnxgrad.ir.graph import reads
 from onnxgrad.ir.operators import traits_of
 
 
-def execution_order(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes of `graph` in the order in which ONNX Runtime runs them.
+def execution_order(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """The nodes of a graph, which are listed in its order, in the order in which ONNX Runtime runs them.
 
     It walks back from the nodes that no other reads, depth first; of several, from the last one in the graph.
     """
-    place = {node: i for i, node in enumerate(graph)}
+    place = {node: i for i, node in enumerate(nodes)}
     before: dict[ir.Node, list[ir.Node]] = {}
     for node in place:
         made = {p for v in reads(node) if (p := v.producer()) is not None and p in place}

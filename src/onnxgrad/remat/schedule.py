@@ -74,8 +74,7 @@ def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
     """
     found: list[tuple[int, int, int, list[ir.Node]]] = []
     for order in orders(graph):
-        reorder(graph, order)
-        taken = used(graph, size)
+        taken = used(graph, size, order)
         products = sum(taken[node] for node in taken if traits_of(node).is_product)
         found.append((products, max(taken.values(), default=0), len(found), order))
     least = min(peak for _, peak, _, _ in found)
@@ -84,9 +83,12 @@ def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
     return peak
 
 
-def used(graph: ir.Graph, size: Mapping[ir.Value, int]) -> dict[ir.Node, int]:
-    """The bytes of live results while each node of `graph` runs, in the runtime's order."""
-    order = execution_order(graph)
+def used(graph: ir.Graph, size: Mapping[ir.Value, int], nodes: Sequence[ir.Node] | None = None) -> dict[ir.Node, int]:
+    """The bytes of live results while each node of `graph` runs, in the runtime's order.
+
+    `nodes`: the nodes in another order, which the graph would have.
+    """
+    order = execution_order(graph if nodes is None else nodes)
     roots = Roots(order, size, graph.outputs)
     steps = [ScheduledNode([roots.of(v) for v in reads(n)], list(n.outputs), meanwhile(n, size)) for n in order]
     return dict(zip(order, use(steps, {v: roots.takes(v) for n in order for v in n.outputs})))

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.infer.sizes import factors
 from onnxgrad.ir.match import sizes as sizes_of
 
 #: Shapes are computed from small constants only; larger ones are weights, which need not be copied.
@@ -27,10 +28,26 @@ def sizes(model: ir.Model, dims: Mapping[str, int], others: int | None = None) -
     Raises:
         BadInput: nothing says how large a dimension of an input is.
     """
+    declared = None if others is None else _declared_sizes(model, dims, others)
+    if declared is not None:
+        return declared
     light = _fix_sizes(model, dims, others)
     infer_and_fold(light)
     known = named_values(light.graph)
     return {v: _bytes(known.get(v.name or "")) for node in model.graph for v in node.outputs}
+
+
+def _declared_sizes(model: ir.Model, dims: Mapping[str, int], others: int) -> dict[ir.Value, int] | None:
+    """`sizes` by the shapes of values as they are; None if one is not made of dimensions of the inputs."""
+    names = {d.value for v in model.graph.inputs for d in v.shape or () if not isinstance(d, int)}
+    found: dict[ir.Value, int] = {}
+    for value in (v for node in model.graph for v in node.outputs):
+        product = None if value.shape is None else factors(value.shape.dims)
+        if product is None or not names.issuperset(product[1]) or not isinstance(value.type, ir.TensorType):
+            return None
+        count = product[0] * math.prod(dims.get(name, others) for name in product[1])
+        found[value] = 0 if value.dtype == ir.DataType.STRING else count * value.type.dtype.bitwidth // 8
+    return found
 
 
 def _fix_sizes(model: ir.Model, dims: Mapping[str, int], others: int | None) -> ir.Model:
