@@ -159,7 +159,7 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
         elif node is None or count > _LARGEST:
             return None
         elif is_op(node, "Constant") and "value" in node.attributes:
-            known[todo.pop()] = _of_tensor(node.attributes["value"].as_tensor())
+            known[todo.pop()] = _of_tensor(node.attributes["value"].value)
         elif is_op(node, ("Shape", "Size")):  # of any value with the same dimensions
             known[todo.pop()] = "shape"
         elif missing := [v for v in node.inputs if v is not None and v not in known]:
@@ -167,7 +167,7 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
             count += len(missing)
         elif (array := exact(node, opset, arrays)) is not None:  # folded by now, or later
             arrays[top] = array
-            known[todo.pop()] = _of_tensor(ir.tensor(array, dtype=top.dtype))
+            known[todo.pop()] = _of_tensor(ir.Tensor(array, dtype=top.dtype))
         else:
             digest = _of_node(node, known)
             if digest is None:

@@ -13,15 +13,19 @@ import onnx_ir as ir
 from onnxgrad.ir.aliases import follow, known_as
 from onnxgrad.ir.notes import SETTLED, notes
 
+#: Looked up once: a derivation asks every node of bodies, many times.
+_GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
+
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs in the attributes of `node`."""
     graphs: list[ir.Graph] = []
     for a in node.attributes.data.values():
-        if a.type == ir.AttributeType.GRAPH:
-            graphs.append(a.as_graph())
-        elif a.type == ir.AttributeType.GRAPHS:
-            graphs.extend(a.as_graphs())
+        kind = a.type
+        if kind is _GRAPH:
+            graphs.append(a.value)
+        elif kind is _GRAPHS:
+            graphs.extend(a.value)
     return graphs
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
@@ -106,9 +107,18 @@ class InferenceContext(osi.ShapeInferenceContext):
             -(2**63) <= d < 2**63 if isinstance(d, int) else d.value is not None and len(d.value) <= MOST_TEXT
             for d in data
         ):
+            if value.const_value is None and _takes_numbers(value, data):
+                numbers = np.array(data if len(value.shape or ()) else data[0], value.dtype.numpy())  # type: ignore[union-attr]
+                value.const_value = ir.Tensor(numbers, name=value.name)  # as the library does, which asks protocols
             super().set_symbolic_value(value, data)
 
 
 def _has_names(shape: ir.Shape) -> bool:
     """True if every dimension is a number or has a name; the library asks a protocol, which is slow, for each."""
     return all(isinstance(d, int) or d.value is not None for d in shape.dims)
+
+
+def _takes_numbers(value: ir.Value, data: list[int | ir.SymbolicDim]) -> bool:
+    """True if `data` are the elements of the scalar or vector `value`, all of them numbers."""
+    is_small = value.dtype is not None and value.shape is not None and len(value.shape) < 2 and data
+    return bool(is_small and all(isinstance(d, int) for d in data))

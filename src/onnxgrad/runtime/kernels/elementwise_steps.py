@@ -38,12 +38,10 @@ def letter(value: ir.Value | None) -> str:
 def dims(value: ir.Value) -> Dims | None:
     """The shape of `value`; None unless every dimension has a number or a name."""
     shape = value.shape
-    if shape is None or len(shape) > AXES:
+    if shape is None:
         return None
-    if shape.is_static():
-        return shape.numpy()
-    found = tuple(d if isinstance(d, int) else d.value for d in shape)
-    return None if None in found else found  # type: ignore[return-value]
+    found = tuple([d if isinstance(d, int) else d.value for d in shape.dims])
+    return None if len(found) > AXES or None in found else found  # type: ignore[return-value]
 
 
 class Unfit(Exception):

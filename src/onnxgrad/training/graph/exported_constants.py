@@ -283,10 +283,9 @@ def _regular(array: np.ndarray) -> bool:
 
 def _on_a_circle(a: np.ndarray, b: np.ndarray) -> bool:
     """True if a² + b² is constant, for a and b that vary."""
-    if not np.any(np.mod(a, 1)):  # rows of an identity are no angles
-        return False
     radius = a * a + b * b
-    return bool(radius.max() > 0 and np.ptp(radius) < 1e-3 * radius.max() and np.ptp(a) > 0.1 and np.ptp(b) > 1e-3)
+    circle = radius.max() > 0 and np.ptp(radius) < 1e-3 * radius.max() and np.ptp(a) > 0.1 and np.ptp(b) > 1e-3
+    return bool(circle and np.any(np.mod(a, 1)))  # rows of an identity are no angles
 
 
 def _circles(candidates: Mapping[str, ir.Value]) -> set[ir.Value]:
