@@ -15,6 +15,7 @@ import onnxgrad
 from onnxgrad import BadInput, subprocesses
 from onnxgrad.runtime import Session
 from onnxgrad.training import Trainer
+from onnxgrad.training.adapters.config import ChosenOutputs
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.graph.exported_constants import sort_out
 from onnxgrad.training.loop import peak, sparse_update
@@ -259,3 +260,46 @@ def test_peak_excludes_what_it_chooses():
 def test_updates_need_data():
     with pytest.raises(BadInput, match="update needs data"):
         Trainer(classifier(), loss="cross_entropy", update="auto:bytes=1MB")
+
+
+def test_outputs_of_weights_train_as_in_the_whole_weight():
+    model, data = deep(width=8, blocks=2), {}
+    rng = np.random.default_rng(0)
+    data = {"r0": rng.standard_normal((16, 3, 32, 32)).astype(np.float32), "labels": rng.integers(0, 4, 16)}
+    settings = {"loss": "cross_entropy", "optimizer": "sgd", "learning_rate": 0.5, "batch_size": 16, "shuffle": False}
+    chosen = {"w0": [6, 1], "head": [0, 3]}
+    trained, whole = (
+        onnxgrad.train(model, data, adapter=adapter, **settings).inference_model()
+        for adapter in (ChosenOutputs(chosen), None)
+    )
+    assert [n.op_type for n in trained.graph.node] == [n.op_type for n in whole.graph.node]
+    before, found, full = (
+        {t.name: onnx.numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, trained, whole)
+    )
+    for name, axis in (("w0", 0), ("head", 1), ("w1", 0)):
+        trains = np.isin(np.arange(before[name].shape[axis]), chosen.get(name, []))
+        expected = np.where(trains.reshape([-1 if a == axis else 1 for a in range(before[name].ndim)]),
+                            full[name], before[name])  # fmt: skip
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-7)
+        assert np.abs(full[name] - before[name]).max() > 1e-5
+
+
+def test_outputs_are_chosen_where_whole_weights_do_not_fit():
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 40] x) => (float[N, 3] y) { a = MatMul (x, w)  b = Relu (a)  y = MatMul (b, head) }""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"w": (40, 200), "head": (200, 3)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape).astype("f") / 9, name))
+    rows = {"x": rng.standard_normal((64, 40)).astype(np.float32), "labels": rng.integers(0, 3, 64)}
+    settings = {"loss": "cross_entropy", "optimizer": "adam", "batch_size": 8, "epochs": 1}
+    steps = {
+        pieces: onnxgrad.train(model, rows, update=f"auto:bytes=90KB,channels={pieces}", **settings).step
+        for pieces in (1, 8)
+    }
+    sizes = {k: sum(t.initial.size for t in s.state.values() if t.kind == "parameter") for k, s in steps.items()}
+    assert sizes[1] == 600  # the head
+    assert 600 < sizes[8] < 8000
+    assert sparse_update.step_bytes(steps[8], 8, None) <= 90e3
+    gradients = [n for n in steps[8].model.graph if n.op_type in ("MatMul", "Gemm")]
+    assert not any(v.shape is not None and list(v.shape) == [40, 200] for n in gradients for v in n.outputs)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.keywords import checked_fields
-from onnxgrad.training.adapters.forms import DORA, IA_3, LOHA, LOKR, LORA, VERA
+from onnxgrad.training.adapters.forms import CHANNELS, DORA, IA_3, LOHA, LOKR, LORA, VERA
 
 ATTENTION = "attention"
 #: Initial factors that are made of the weight.
@@ -282,5 +282,29 @@ class IA3(_Asked):
         return [*super().patterns, *self.feedforward]
 
 
+@checked_fields
+@dataclass(frozen=True)
+class ChosenOutputs(_Asked):
+    """Some outputs of weights, which train as they are; the others are constant.
+
+    Each node that reads W is extended to y + (x·A)·B: A, first zeros, is the change of the chosen outputs, and B puts
+    it in their places. So the gradient of W is computed for these outputs alone.
+
+    Args:
+        outputs: the numbers of the outputs that train, by the names of the weights: of linear layers, and of
+            convolutions without groups.
+        train_also: weights that train as a whole.
+    """
+
+    form: ClassVar[str] = CHANNELS
+    outputs: Mapping[str, Sequence[int]]
+    train_also: Sequence[str] = ()
+
+    @property
+    def patterns(self) -> list[str]:
+        """The names of the weights."""
+        return list(self.outputs)
+
+
 #: The adapters that there are.
-Adapter = LoRA | VeRA | LoHa | LoKr | IA3
+Adapter = LoRA | VeRA | LoHa | LoKr | IA3 | ChosenOutputs

@@ -33,7 +33,7 @@ from onnxgrad.model_io import AnyModel, open_model, save_model
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters import peft
 from onnxgrad.training.adapters.foreign import understood
-from onnxgrad.training.adapters.forms import SCALED, TENSORS, VERA, fits
+from onnxgrad.training.adapters.forms import CHANNELS, SCALED, TENSORS, VERA, fits
 from onnxgrad.training.adapters.insert import insert
 from onnxgrad.training.adapters.merge import make_plain, merged
 from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in, record_of
@@ -133,7 +133,7 @@ def check_adapter(model: onnx.ModelProto | ir.Model) -> Record:
     """The record of the adapter of `model`, checked to be complete. Raises BadInput without an adapter."""
     props = model.metadata_props
     record = record_of(props if isinstance(props, dict) else {p.key: p.value for p in props})
-    if record is None:
+    if record is None or record.form == CHANNELS:
         raise BadInput("the model has no adapter to save\n  hint: train it with adapter=LoRA(…), --lora RANK")
     peft.by_module(record)
     return record

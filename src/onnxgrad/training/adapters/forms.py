@@ -23,6 +23,8 @@ from onnxgrad.training.adapters.sites import CONV, Weight
 
 LORA, DORA, VERA = "lora", "dora", "vera"
 LOHA, LOKR, IA_3 = "loha", "lokr", "ia3"
+#: Some outputs of weights, which train as they are: A is their change, and B, a constant, puts it in their places.
+CHANNELS = "channels"
 _PAIRS = frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"})
 _SIDES = (
     (("lokr_w1",), ("lokr_w1_a", "lokr_w1_b")),

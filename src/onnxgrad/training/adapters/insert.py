@@ -12,7 +12,7 @@ from onnxgrad.ir import Names
 from onnxgrad.ir.graph import add_initializer
 from onnxgrad.training.adapters.branches import Beforehand, Branch, Change, Factors, Scaling
 from onnxgrad.training.adapters.config import IA3, Adapter, LoRA, VeRA
-from onnxgrad.training.adapters.forms import DORA, IA_3, LOHA, LOKR, LORA, NAMES, TENSORS, VERA
+from onnxgrad.training.adapters.forms import CHANNELS, DORA, IA_3, LOHA, LOKR, LORA, NAMES, TENSORS, VERA
 from onnxgrad.training.adapters.parts import outputs
 from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in
 from onnxgrad.training.adapters.sites import EMBEDDING, LINEAR, bias_of, weights
@@ -28,6 +28,7 @@ _CALLED = {
         for form in (LORA, DORA)
     },
     VERA: {"d": "vera_lambda_d", "b": "vera_lambda_b"},
+    CHANNELS: {"A": "channels", "B0": "channels_at"},
     **{form: {name: name for name in NAMES} for form in TENSORS},
 }
 _SPELLED = {VERA: "VeRA", LOHA: "LoHa", LOKR: "LoKr", IA_3: "(IA)³"}
@@ -182,8 +183,8 @@ def insert(
             a, b = before.first(common["A"], ends[0], 0), before.first(common["B"], ends[1], 1)
             factors = Factors(a, b, scale, between=own["d"], after=own["b"])
         else:
-            a, b = own["A"], own["B"]
-            if fixed:
+            a, b = own["A"], own["B"] if "B" in own else fixed["B0"]
+            if "A0" in fixed:
                 a, b = before.concatenate(a, fixed["A0"], 1), before.concatenate(b, fixed["B0"], 0)
             if target.part is not None:
                 b = before.spread(b, target.part)

@@ -13,6 +13,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
 from onnxgrad.ir.graph import add_initializer
 from onnxgrad.model_io.aside import FROM, KeptTensor, Scratch
+from onnxgrad.training.adapters.forms import CHANNELS
 from onnxgrad.training.adapters.insert import FIXED, insert
 from onnxgrad.training.adapters.parts import outputs
 from onnxgrad.training.adapters.record import Entry, Record, record_in
@@ -101,7 +102,7 @@ def make_plain(model: ir.Model) -> None:
     PEFT converts its own in the same way, so that they fit the weights as they were before training.
     """
     record = record_in(model)
-    if record is None or not any(e.fixed for e in record.entries):
+    if record is None or record.form == CHANNELS or not any(e.fixed for e in record.entries):
         return
     graph, entries, values = model.graph, record.entries, []
     for entry in entries:

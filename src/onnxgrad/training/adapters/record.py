@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.training.adapters.forms import DORA, LORA, TENSORS, VERA
+from onnxgrad.training.adapters.forms import CHANNELS, DORA, LORA, TENSORS, VERA
 from onnxgrad.training.adapters.parts import WeightPart
 from onnxgrad.training.metadata import ADAPTER
 
@@ -112,7 +112,7 @@ class Record:
 
 
 #: The tensors that an entry of a form has: one of these sets.
-LETTERS = {LORA: ({"A", "B"},), DORA: ({"A", "B", "m"},), VERA: ({"d", "b"},), **TENSORS}
+LETTERS = {LORA: ({"A", "B"},), DORA: ({"A", "B", "m"},), VERA: ({"d", "b"},), CHANNELS: ({"A"},), **TENSORS}
 
 
 def record_of(props: Mapping[str, str]) -> Record | None:
@@ -154,7 +154,8 @@ def record_of(props: Mapping[str, str]) -> Record | None:
             raise ValueError
         if not all(type(n) is int for e in entries for n in (e.rank, *found.options.values())):
             raise ValueError
-        if any(e.fixed and e.fixed.keys() != {"A0", "B0"} for e in entries):
+        fixed = {"B0"} if found.form == CHANNELS else {"A0", "B0"}
+        if any(e.fixed and e.fixed.keys() != fixed for e in entries):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"the metadata {ADAPTER!r} describe no known adapter: {text[:60]}") from error

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.training.adapters import forms
-from onnxgrad.training.adapters.config import OLORA, Adapter, LoRA, VeRA
+from onnxgrad.training.adapters.config import OLORA, Adapter, ChosenOutputs, LoRA, VeRA
 from onnxgrad.training.adapters.parts import WeightPart, outputs
 from onnxgrad.training.adapters.record import DORA, VERA, Entry
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Weight
@@ -40,6 +40,12 @@ def drawn(weight: Weight, asked: Adapter, part: WeightPart | None, feedforward: 
         return {"d": np.full(sizes["d"], asked.d_initial), "b": np.zeros(sizes["b"])}
     place = [] if part is None else [part.start, part.stop]
     rng = np.random.default_rng([asked.seed, zlib.crc32(weight.name.encode()), *place])
+    if isinstance(asked, ChosenOutputs):
+        chosen = np.asarray(asked.outputs[weight.name], np.int64)
+        sizes = shapes(weight, asked.form, len(chosen), part)
+        at = np.zeros(sizes["B"])
+        at[(chosen, np.arange(len(chosen)))[:: 1 if weight.kind == CONV else -1]] = 1
+        return {"A": np.zeros(sizes["A"]), "B0": at}
     if not isinstance(asked, LoRA):
         both, factor = bool(asked.options.get("decompose_both")), asked.options.get("decompose_factor", -1)
         sizes = forms.tensor_shapes(asked.form, weight, asked.rank, feedforward=feedforward, both=both, factor=factor)
@@ -143,7 +149,7 @@ def adapted_weight(
         )
         return new.astype(old.dtype)
     size = old.shape[0] if kernel else old.shape[-2 if entry.transposed else -1]
-    a, b = given["A"], given["B"]
+    a, b = given["A"], given["B" if "B" in given else "B0"]
     if "A0" in given:
         a, b = np.concatenate([a, given["A0"]], -1), np.concatenate([b, given["B0"]], -2)
     if "d" in given:

@@ -17,7 +17,7 @@ from onnxgrad.ir.names import Names, described
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
-from onnxgrad.training.adapters.config import Adapter
+from onnxgrad.training.adapters.config import Adapter, ChosenOutputs
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.written_out import neutral_operand
@@ -121,6 +121,8 @@ def beside_head(model: ir.Model, adapter: Adapter) -> Adapter:
         if n in model.graph.initializers
     ]
     own = [n for n in own if n not in adapter.patterns]
+    if not own or isinstance(adapter, ChosenOutputs):
+        return adapter
     left_out = [f"!{n}" for n in own if n.endswith("weight")]
     return replace(adapter, targets=[*adapter.patterns, *left_out], train_also=[*adapter.train_also, *own])
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_kind
 from onnxgrad.settings import setting
-from onnxgrad.training.adapters.config import ATTENTION, IA3, Adapter, LoHa, LoKr, LoRA, VeRA
+from onnxgrad.training.adapters.config import ATTENTION, IA3, Adapter, ChosenOutputs, LoHa, LoKr, LoRA, VeRA
 from onnxgrad.training.loss.losses import LOSSES
 from onnxgrad.training.optim.config import Group, Optimizer
 from onnxgrad.training.optim.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS, SECOND_ORDER, setting_names
@@ -97,7 +97,8 @@ class WeightsRecipe:
     update: str | None = setting(
         None,
         "Train only weights whose gradient is worth what they cost: auto:bytes=2MB (of a step's results and state) or "
-        "auto:milliseconds=5; the backward pass ends at the first of them.",
+        "auto:milliseconds=5; the backward pass ends at the first of them. With channels=4, quarters of the outputs of "
+        "a weight are chosen.",
     )
     integers: str = setting(
         "floats",
@@ -186,7 +187,10 @@ class AdapterRecipe:
             BadInput: a setting without the adapter that it belongs to, or two adapters.
         """
         check_kind(
-            "adapter", self.adapter, (LoRA, VeRA, LoHa, LoKr, IA3), "a LoRA(…), VeRA(…), LoHa(…), LoKr(…) or IA3(…)"
+            "adapter",
+            self.adapter,
+            (LoRA, VeRA, LoHa, LoKr, IA3, ChosenOutputs),
+            "a LoRA(…), VeRA(…), LoHa(…), LoKr(…) or IA3(…)",
         )
         kinds = [
             name for name in ("adapter", *_SETTINGS) if getattr(self, name) is not None and (name != "ia3" or self.ia3)
