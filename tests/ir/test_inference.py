@@ -18,6 +18,7 @@ from onnx_shape_inference._ops._utils import floor_div_dim
 from onnxgrad import custom_vjp, vjp
 from onnxgrad.errors import NotDifferentiable, RuleError
 from onnxgrad.ir import Builder
+from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.infer import inference
 from onnxgrad.ir.infer import registry as corrections_by_library
 from onnxgrad.ir.infer.inference import infer_model, kind_of
@@ -93,6 +94,23 @@ def test_sizes_are_those_that_sympy_computes(monkeypatch):
         for value, other in zip(node.outputs, like.outputs, strict=True):
             assert (value.name, value.dtype) == (other.name, other.dtype)
             assert str(_told(value)) == str(_told(other)).replace("SymbolicDim('4')", "4"), value.name
+
+
+def test_sizes_of_expand_and_resize_as_pytorch_exports_them():
+    model = ir.from_proto(
+        parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 1, 3] x) => (float[] y) <int64[1] two = {2}, int64[1] last = {-1}, int64[1] three = {3},
+            float[2] same = {1, 1}, float[1] twice = {2}> {
+            n = Shape <start = 0, end = 1> (x) asked = Concat <axis = 0> (n, two, last)
+            ones = ConstantOfShape <value = int64[1] {1}> (three) no = Mul (ones, last) open = Equal (asked, no)
+            shape = Where (open, ones, asked) e = Expand (x, shape)
+            scales = Concat <axis = 0> (same, twice) r = Resize <mode = "nearest"> (e, same, scales)
+            y = ReduceSum <keepdims = 0> (r) }""")
+    )
+    infer_and_fold(model)
+    shapes = {node.op_type: str(node.outputs[0].shape) for node in model.graph}
+    assert (shapes["Expand"], shapes["Resize"]) == ("[N,2,3]", "[N,2,6]")
+    assert "scales" in model.graph.initializers
 
 
 def test_products_are_written_as_sympy_writes_them():

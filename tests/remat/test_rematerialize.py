@@ -15,8 +15,9 @@ import pytest
 
 import onnxgrad
 from onnxgrad.errors import BadInput
-from onnxgrad.remat import amount, sizes
+from onnxgrad.remat import amount, sizes, value_sizes
 from tests.commands import command
+from tests.large_models import gpt
 from tests.models import assert_no_traps
 from tests.training.step.test_memory_budget import deep
 
@@ -38,6 +39,16 @@ def peak(proto: onnx.ModelProto, feeds, folder: Path, reuse: bool) -> tuple[int,
         for e in json.loads(Path(session.end_profiling()).read_text())
     ]
     return max(int(n) for n in told if n is not None), outputs
+
+
+def test_sizes_by_shapes_are_those_that_inference_finds(monkeypatch):
+    model = ir.from_proto(onnxgrad.value_and_grad(gpt(1), wrt=["w3", "w4"], of="y"))
+    found = value_sizes._declared_sizes(model, {}, 64)
+    monkeypatch.setattr(value_sizes, "_declared_sizes", lambda *_: None)
+    assert found is not None
+    assert found == sizes(model, {}, 64)
+    assert len(found) > 50
+    assert all(size > 0 for value, size in found.items() if value.dtype == ir.DataType.FLOAT)
 
 
 def least(model: onnx.ModelProto) -> int:
