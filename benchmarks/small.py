@@ -2,6 +2,7 @@
 
     python -m benchmarks.small                # all, and the table of docs/small.md
     python -m benchmarks.small CNN LSTM       # only these
+    python -m benchmarks.small --seeds 3      # the mean and the spread of three runs
 
 Models and data are made here: networks of torch's usual kinds written as ONNX, and tasks of pictures and sequences that
 they learn in a minute. Accuracy is of held-out rows in plain ONNX Runtime, milliseconds are of one row on one thread,
@@ -241,13 +242,13 @@ def row(model: onnx.ModelProto, held_out: Rows) -> dict[str, float]:
     }
 
 
-def measure(name: str) -> dict[str, Any]:
-    """Every variant of a model."""
+def measure(name: str, seed: int = 0) -> dict[str, Any]:
+    """Every variant of a model; the seed decides the order of the rows."""
     build, budget, epochs = MODELS[name]
     model, rows, held_out = build()
     settings: dict[str, Any] = {
         "loss": "cross_entropy", "optimizer": "adam", "learning_rate": 3e-3, "epochs": epochs, "batch_size": 32,
-        "schedule": "cosine", "threads": 1, "progress": False,
+        "schedule": "cosine", "threads": 1, "progress": False, "seed": seed,
     }  # fmt: skip
     again = {**settings, "epochs": max(3, epochs // 2), "learning_rate": 1e-3}
     before = onnxgrad.train(model, rows, **settings).inference_model()
@@ -267,16 +268,31 @@ def measure(name: str) -> dict[str, Any]:
     return {"name": name, "variants": found, "front": front}
 
 
+def mean_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The means over the runs of a model, and the deviation of the accuracies; the front of the first run."""
+    variants = {}
+    for variant, first in runs[0]["variants"].items():
+        every = {key: [run["variants"][variant][key] for run in runs] for key in first}
+        variants[variant] = {key: float(np.mean(numbers)) for key, numbers in every.items()}
+        variants[variant]["spread"] = float(np.std(every["accuracy"])) if len(runs) > 1 else 0.0
+    return {**runs[0], "variants": variants, "runs": len(runs)}
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = ["| model | | accuracy | file | one row | peak in training |", "|---|---|---|---|---|---|"]
     for result in results:
         for k, (variant, numbers) in enumerate(result["variants"].items()):
             lines.append(
-                f"| {result['name'] if k == 0 else ''} | {variant} | {100 * numbers['accuracy']:.1f} % | "
+                f"| {result['name'] if k == 0 else ''} | {variant} | {100 * numbers['accuracy']:.1f}"
+                f"{_spread(numbers)} % | "
                 f"{numbers['size'] / 1e3:.1f} KB | {numbers['milliseconds']:.3f} ms | {numbers['peak'] / 1e6:.1f} MB |"
             )
     return "\n".join(lines)
+
+
+def _spread(numbers: dict[str, float]) -> str:
+    return f" ± {100 * numbers['spread']:.1f}" if numbers.get("spread") else ""
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
@@ -302,11 +318,12 @@ def main() -> None:
     """Measure the models that are named, or all, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--seeds", type=int, default=1, help="so many runs of each model")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "small.json")
     asked = parser.parse_args()
     known = json.loads(asked.results.read_text()) if asked.results.exists() else {}
     for name in asked.models:
-        known[name] = measure(name)
+        known[name] = mean_of([measure(name, seed) for seed in range(asked.seeds)])
         print(table([known[name]]), flush=True)
         asked.results.write_text(json.dumps(known, indent=1))
     results = [known[name] for name in MODELS if name in known]
