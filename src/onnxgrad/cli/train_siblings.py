@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, save_model
 from onnxgrad.runtime.trial import check_runs
+from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Columns
+from onnxgrad.training.data.items import first_rows
+from onnxgrad.training.data.wide import complete_rows
 from onnxgrad.training.loop.quantize import ROWS, quantized
 from onnxgrad.training.loop.recipe import Recipe
 from onnxgrad.training.option_strings import looked_up
@@ -39,12 +43,15 @@ def write_siblings(paths: dict[str, Path], trained: Path, data: Columns | Path, 
         BadInput: nothing in the model can be quantized so.
     """
     preparation = recipe.data
+    rows: Any = first_rows(data, ROWS) if isinstance(data, Path) else data
+    if preparation.missing == "drop":
+        rows = complete_rows(open_data(rows), preparation.inputs)
     if preparation.tables is not None:  # the file takes the columns that fed its input
         preparation = replace(preparation, inputs=None, missing=None, categories=None, standardize=False)
     for name, path in paths.items():
         try:
             made = quantized(
-                load_model(trained), data, SCHEMES[name], rows=ROWS, preparation=preparation, task=recipe.task
+                load_model(trained), rows, SCHEMES[name], rows=ROWS, preparation=preparation, task=recipe.task
             )
         except BadInput as error:
             raise BadInput(f"{trained} was written, but not as {name} (--also): {error}") from error

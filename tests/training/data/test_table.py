@@ -365,3 +365,35 @@ def test_dates_are_found_in_text_and_said(tmp_path):
     assert raws["a"].kind == raws["b"].kind == "date"
     assert raws["a"].values.tolist() == raws["b"].values.tolist() == [20088.0, 20120.0]
     assert set(MISSING) == {"mean", "median", "drop", "indicator"}
+
+
+@pytest.mark.parametrize("stream", [(), ("--stream",)], ids=["rows", "stream"])
+def test_a_quantized_sibling_of_rows_that_are_left_out(stream, tmp_path):
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N, 6] x) => (float[N, 2] y) { h = MatMul (x, w) a = Relu (h) y = MatMul (a, v) }""")
+    for name, shape in {"w": (6, 16), "v": (16, 2)}.items():
+        array = RNG.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "model.onnx")
+    done = command(
+        "train", tmp_path / "model.onnx", "--data", write_csv(tmp_path / "rows.csv"), "--input", f"x={NAMES}",
+        "--labels", "target", "--missing", "drop", "--standardize", "--loss", "mean((scores[:, 0] - target)**2)",
+        "--epochs", "1", "--also", "int8", "-o", tmp_path / "out.onnx", *stream,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    whole = pa.table({**COLUMNS}).drop_null()
+    floats, integers = (predict(tmp_path / f"out{s}.onnx", whole)["y"] for s in ("", ".int8"))
+    np.testing.assert_allclose(integers, floats, atol=0.1 * np.abs(floats).max())
+
+
+@pytest.mark.parametrize("settings", [{"missing": "median"}, {"missing": "mean", "categories": "index"}], ids=str)
+def test_another_preparation_of_a_trained_model_is_refused(settings):
+    table = pa.table(COLUMNS)
+    how = {"loss": "mse", "labels": "target", "inputs": INPUTS, "missing": "mean", "standardize": True}
+    trained = onnxgrad.train(linear(6), table, **how).inference_model()
+    onnxgrad.train(trained, table, **how)
+    with pytest.raises(BadInput, match="missing: mean, and this preparation is not fitted again"):
+        onnxgrad.train(trained, table, **{**how, **settings})
+    plain = onnxgrad.train(linear(6), table, **{**how, "standardize": False}).inference_model()
+    with pytest.raises(BadInput, match="missing: mean, and this preparation is not fitted again"):
+        onnxgrad.train(plain, table, **how)

@@ -115,6 +115,33 @@ def gathered_rows(source: Any, fields: Sequence[Field], name: str) -> Any:
     return pyarrow.concat_tables([as_table(t) for t in tables])
 
 
+def first_rows(source: Any, count: int) -> Any:
+    """The first `count` rows of a stream or a few more: a table, or a list of its items."""
+    items: list[Any] = []
+    rows = 0
+    for item in open_items(source, "the data"):
+        items.append(item)
+        rows += getattr(item, "num_rows", 1)
+        if rows >= count:
+            break
+    if not items or not is_table(items[0]):
+        return items
+    import pyarrow
+
+    return pyarrow.concat_tables([as_table(t) for t in items], promote_options="permissive")
+
+
+def example_rows(source: Any) -> Any:
+    """Some rows of a stream that can be opened again, as columns that show their types; None if they are not known."""
+    if isinstance(source, Iterator) or type(source).__name__ == "RecordBatchReader":
+        return None
+    found = first_rows(source, 4)
+    if is_table(found):
+        return found
+    has_scalars = [isinstance(row, Mapping) and any(np.ndim(as_array(v)) == 0 for v in row.values()) for row in found]
+    return [{n: as_array(v) for n, v in row.items()} for row in found] if all(has_scalars) and found else None
+
+
 def as_table(part: Any) -> Any:
     """A batch of rows of Arrow, pandas or polars as a table of pyarrow."""
     import pyarrow

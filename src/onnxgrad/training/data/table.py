@@ -89,6 +89,20 @@ class Table:
         """True if a row must have a value in `column`."""
         return not self.missing
 
+    def check(self, settings: TableSettings, name: str) -> None:
+        """Raise BadInput if `settings` ask for another preparation of the input `name` than this fitted one."""
+        numbers = [c for c in self.columns if c.kind in ("number", "date")]
+        is_plain = bool(numbers) and all(c.mean == 0 and c.scale == 1 for c in numbers)
+        if (
+            settings.missing not in (None, "drop", self.missing)
+            or settings.categories not in (None, CATEGORIES[self.as_index])
+            or (settings.standardize and is_plain)
+        ):
+            raise BadInput(
+                f"the model was trained with {name!r} from {self}, and this preparation is not fitted again\n"
+                "  hint: leave out --missing, --categories and --standardize"
+            )
+
     def __call__(self, raws: Mapping[str, RawColumn], source: str) -> np.ndarray:
         """The rows of the input, [N, numbers]. Raises BadInput for a missing value or another type."""
         feeds = {}

@@ -143,6 +143,16 @@ def _complete_rows(raws: Iterable[Mapping[str, RawColumn]]) -> np.ndarray | None
     return np.flatnonzero(~np.any(gone, axis=0)) if gone else None
 
 
+def complete_rows(columns: Mapping[str, Column], inputs: Mapping[str, str] | None) -> dict[str, Column]:
+    """The rows of `columns` without a missing value in those that feed `inputs`; all of them without inputs."""
+    raws = raw_columns(columns, [n for text in (inputs or {}).values() for n in _select_columns(text, list(columns))])
+    kept = _complete_rows([raws])
+    if kept is None:
+        return dict(columns)
+    some = {n: c.select_in_memory(kept) for n, c in columns.items() if n not in raws}
+    return some | {n: Dense(raw.values[kept]) for n, raw in raws.items()}
+
+
 def _prepared(
     name: str,
     features: Features,

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import holds_floats
 from onnxgrad.settings import takes
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column, Columns
-from onnxgrad.training.data.items import is_stream
+from onnxgrad.training.data.items import example_rows, is_stream
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import open_task
 from onnxgrad.training.graph.class_labels import class_names
@@ -117,8 +118,10 @@ def trainer_for(model: Any, data: AnyData, recipe: Recipe) -> Trainer:
         columns = _columns(data, recipe)
         weighted = balance_loss(loss.loss, as_given(model), columns, loss.labels)
         recipe = replace(recipe, loss=replace(loss, loss=weighted))
-    if has_own(loss.loss) and not (is_stream(data) or recipe.data.is_streamed):
-        shown = with_examples(loss.loss, as_given(model), _columns(data, recipe), loss.labels)
+    if has_own(loss.loss):
+        rows = example_rows(data) if is_stream(data) or recipe.data.is_streamed else data
+        columns = {} if rows is None else _columns(rows, recipe)
+        shown = with_examples(loss.loss, as_given(model), columns, loss.labels)
         recipe = replace(recipe, loss=replace(recipe.loss, loss=shown))
     if recipe.weights.update is not None:
         recipe = sparse_update(model, data, recipe)
@@ -161,7 +164,7 @@ def balance_loss(loss: Any, model: ir.Model, columns: Mapping[str, Column], labe
 def _balance_loss(term: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None) -> Any:
     if not isinstance(term, Loss) or term.options.get("weight") != "balanced":
         return term
-    floats = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    floats = [v for v in model.graph.outputs if holds_floats(v)]
     prediction = next((v for v in floats if term.output in (None, v.name)), None)
     shape = None if prediction is None else prediction.shape
     axis = 1

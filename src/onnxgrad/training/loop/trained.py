@@ -205,6 +205,9 @@ class Trained:
         fit_rows: np.ndarray | None = None,
     ) -> Data | Stream:
         """Open data to train on; the model records their preprocessing, and their class names if it has none."""
+        for name, features in self.preprocessing.inputs.items():
+            if preparation.tables is not None and features.table is not None:
+                features.table.check(preparation.tables, name)
         rows = self._stream(data, what, preparation) or self.data(data, what, preparation, fit_rows)
         if not self.task.name and isinstance(rows, Data):
             warn_of_unshifted(rows)
