@@ -65,7 +65,8 @@ def sparse_update(model: Any, data: Any, recipe: Recipe) -> Recipe:
         for weight, g in found.items():
             axis = divided.get(weight)
             others = tuple(a for a in range(g.ndim) if a != axis) if axis is not None else None
-            worth[weight] = worth.get(weight, 0.0) + (g.astype(np.float64) ** 2).sum(others)
+            squares = np.asarray((g.astype(np.float64) ** 2).sum(others))
+            worth[weight] = worth.get(weight, np.zeros(())) + squares
     orders = [_in_order(whole, {name: _parts(w, n) for name, w in worth.items()}, worth, kind) for n in {1, pieces}]
     rows = recipe.loop.batch_size
 
