@@ -24,6 +24,7 @@ from onnxgrad.training.build.pairs import unpaired
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.data.items import is_stream
+from onnxgrad.training.data.masks import GROUND
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
@@ -238,8 +239,8 @@ class Trained:
 
     def _classes(self, preparation: PreparationRecipe) -> tuple[str, ...] | None:
         """The names of classes: those of the model, or those of `preparation`, which may leave its background out."""
-        given = preparation.class_names
-        chosen = given is not None and self.classes == (self.classes or ("",))[:1] + given
+        given, own = preparation.class_names, self.classes or ("",)
+        chosen = given is not None and own[0].lower() in GROUND and own[1:] == given
         return given if chosen else self.classes or given
 
     def check_classes(self, *data: Data | Stream | None) -> None:
