@@ -86,6 +86,16 @@ def test_ten_steps(host, exported, tmp_path, parts):
     compare(exported, parts, done.stdout, tmp_path / "end.npz")
 
 
+def test_the_plan_of_a_contract_is_kept(host, exported, tmp_path):
+    shutil.copytree(exported, tmp_path / "planned")
+    contract = json.loads((exported / "contract.json").read_text())
+    contract["plan"] = {"batch_size": ROWS, "parts": 2, "small": True}
+    (tmp_path / "planned/contract.json").write_text(json.dumps(contract))
+    done = run(host, exported / "data.npz", "--folder", tmp_path / "planned", "--save", tmp_path / "end.npz")
+    assert done.returncode == 0, done.stderr
+    compare(exported, 2, done.stdout, tmp_path / "end.npz")
+
+
 def test_export_step_writes_the_header(exported):
     assert (exported / "host.hpp").read_bytes() == HEADER.read_bytes()
 
