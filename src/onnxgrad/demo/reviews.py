@@ -108,11 +108,12 @@ def frozen(training: Arrays, test: Arrays) -> float:
         raise BadInput("the demo needs scikit-learn: pip install 'onnxgrad[demo]'") from error
     session = plain_session(MODEL.path())
     search = GridSearchCV(LogisticRegression(max_iter=2000), {"C": [0.01, 0.03, 0.1, 0.3, 1, 3]})
-    search.fit(_features(session, training), training["labels"])
-    return float(search.score(_features(session, test), test["labels"]))
+    search.fit(features(session, training), training["labels"])
+    return float(search.score(features(session, test), test["labels"]))
 
 
-def _features(session: onnxruntime.InferenceSession, arrays: Arrays, size: int = 64) -> np.ndarray:
+def features(session: onnxruntime.InferenceSession, arrays: Arrays, size: int = 64) -> np.ndarray:
+    """The encoder's outputs [rows, 384] for the tokens of `arrays`, `size` rows at a time."""
     rows = arrays["input_ids"]
     order = np.argsort([len(r) for r in rows], kind="stable")
     found = np.empty((len(rows), 384), np.float32)
