@@ -34,12 +34,14 @@ OPTIONAL = {
 }
 
 #: Imports inside functions that have a reason: a command that answers Ctrl-C while it loads the rest, a checker that
-#: loads the runtime only to run on it, functions of formulas that stand on SciPy, an extra.
+#: loads the runtime only to run on it, functions of formulas that stand on SciPy, an extra, and rich for what is shown.
 LATE = {
     "cli/__init__.py onnxgrad",
     "cli/__init__.py onnxgrad.cli.app",
     "ir/constants.py onnx.reference",
     "testing.py onnxruntime",
+    "training/loop/listeners.py onnxgrad.training.loop.progress_bar",
+    "training/loop/samples.py rich.console",
     "training/loss/evaluated.py onnxgrad.eager.scipy",
     "training/loss/recorded.py onnxgrad.training.loss",
 }

@@ -24,9 +24,7 @@ from onnxgrad.ir.exact import exact
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.context import Calls
 from onnxgrad.ir.infer.inference import infer_model
-from onnxgrad.ir.match import constant, is_op
-
-WHOLE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
+from onnxgrad.ir.match import WHOLE, constant, is_op
 
 
 def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
@@ -67,7 +65,8 @@ def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> None:
     declared = {v: v.shape for g in (model.graph, *inner) for node in g for v in node.outputs} if inner else {}
 
     def fold(node: ir.Node) -> None:
-        _replace(model.graph, node, _whole_value(node, opset))
+        if (array := _whole_value(node, opset)) is not None:
+            _replace(model.graph, node, array)
 
     infer_model(model, calls, fold)
     if sum(_fold(g, lambda node: _whole_value(node, opset)) for g in inner):  # shapes in a body are known at its end
@@ -88,17 +87,18 @@ def _fold(
         known: returns the result of a node, or None.
         hold: makes a value of a tensor in the place of a node. None: an initializer.
     """
-    return sum(_replace(graph, node, known(node), hold) for node in list(graph))
+    found = ((node, array) for node in list(graph) if (array := known(node)) is not None)
+    return sum(_replace(graph, node, array, hold) for node, array in found)
 
 
 def _replace(
     graph: ir.Graph,
     node: ir.Node,
-    array: np.ndarray | None,
+    array: np.ndarray,
     hold: Callable[[ir.Node, ir.TensorProtocol], ir.Value] | None = None,
 ) -> bool:
-    """Replace `node` by its single result, if that is known and no output of `graph`. Returns whether it is."""
-    if array is None or node.outputs[0].is_graph_output():
+    """Replace `node` by its single result, unless that is an output of `graph`. Returns whether it was replaced."""
+    if node.outputs[0].is_graph_output():
         return False
     (value,) = node.outputs
     tensor = ir.Tensor(array, dtype=value.dtype, name=value.name)
@@ -113,9 +113,10 @@ def _replace(
 
 def _whole_value(node: ir.Node, opset: int) -> np.ndarray | None:
     """The one output of `node`, if it is a small whole-number tensor, or scales, that no input can change."""
-    if node.domain or len(node.outputs) != 1 or subgraphs(node):
+    if node.domain or len(node.outputs) != 1:
         return None
-    if node.outputs[0].dtype not in WHOLE and not _are_scales(node.outputs[0]):
+    (value,) = node.outputs
+    if (value.dtype not in WHOLE and not _are_scales(value)) or (node.attributes.data and subgraphs(node)):
         return None
     if node.op_type == "Shape":
         source = node.inputs[0] if node.inputs else None
@@ -123,7 +124,7 @@ def _whole_value(node: ir.Node, opset: int) -> np.ndarray | None:
             return None
         dims = list(source.shape)[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)]
         return np.array(dims, np.int64) if all(isinstance(d, int) for d in dims) else None
-    inferred = node.outputs[0].const_value  # the elements of a shape
+    inferred = value.const_value  # the elements of a shape
     if inferred is not None and node.op_type != "Constant":
         return inferred.numpy()
     feeds = {v: a for v in node.inputs if v is not None and (a := _small_constant(v)) is not None}
@@ -133,6 +134,8 @@ def _whole_value(node: ir.Node, opset: int) -> np.ndarray | None:
 
 def _are_scales(value: ir.Value) -> bool:
     """True if `value` is read as the scales of Resize only, which decide a shape."""
+    if value.dtype != ir.DataType.FLOAT or value.shape is None or len(value.shape) != 1:
+        return False
     return bool(value.uses()) and all(is_op(node, "Resize") and i == 2 for node, i in value.uses())
 
 

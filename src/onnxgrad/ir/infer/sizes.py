@@ -14,8 +14,8 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir.infer.context import Infer
-from onnxgrad.ir.infer.corrections import BROADCASTING, FLOATS, Dim
-from onnxgrad.ir.match import constant, producer
+from onnxgrad.ir.infer.corrections import BROADCASTING, Dim
+from onnxgrad.ir.match import FLOATS, constant, producer
 
 #: Operators whose operands broadcast, and whose results are booleans.
 _COMPARING = frozenset({"And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
@@ -83,7 +83,7 @@ def _has_elements(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     elif node.op_type == "Where" and (compared := producer(node.inputs[0], "Equal")) is not None:
         pairs, choices = _elements(ctx, compared.inputs), _elements(ctx, node.inputs[1:])
         elements = (
-            [_chosen(*pair, *choice) for pair, choice in zip(pairs, choices)] if len(pairs) == len(choices) else []
+            [_choose(*pair, *choice) for pair, choice in zip(pairs, choices)] if len(pairs) == len(choices) else []
         )
     known = [d for d in elements if d is not None]
     if not known or len(known) < len(elements):
@@ -101,7 +101,7 @@ def _elements(ctx: osi.ShapeInferenceContext, values: Sequence[ir.Value | None])
     return list(zip(a * (count // len(a)), b * (count // len(b))))
 
 
-def _chosen(a: Dim, b: Dim, then: Dim, other: Dim) -> Dim | None:
+def _choose(a: Dim, b: Dim, then: Dim, other: Dim) -> Dim | None:
     """`then` if `a` is `b`, else `other`; None if that is not known. Symbols are no negative numbers."""
     numbers = [d for d in (a, b) if isinstance(d, int)]
     if len(numbers) == 2:
