@@ -31,7 +31,7 @@ from onnxgrad.runtime import Options, StepRunner
 
 KINDS = {
     "products": "MatMul Gemm FusedMatMul FusedGemm TransposeMatMul Einsum Product",
-    "convolutions": "Conv FusedConv Conv3x3 ConvTranspose ConvWeightGrad ConvInputGrad",
+    "convolutions": "Conv FusedConv Conv3x3 ConvTranspose ConvWeightGrad",
     "attention": "Attention AttentionGrad",
     "recurrences": "Recurrence LSTM GRU RNN",
     "normalization": "BatchNorm BatchNormGrad GroupNorm GroupNormGrad LayerNormalization LayerNormGrad"
@@ -91,7 +91,7 @@ def operations(kind: str, inputs: list[list[int]], outputs: list[list[int]], att
         return 2 * size * inputs[0][1] * 9
     if kind in ("Conv", "FusedConv"):
         return 2 * size * _count(inputs[1][1:])
-    if kind in ("ConvTranspose", "ConvInputGrad"):
+    if kind == "ConvTranspose":
         return 2 * a * _count(inputs[1][1:])
     if kind == "ConvWeightGrad":
         return 2 * b * _count(outputs[0][1:])

@@ -74,7 +74,6 @@ def test_operations_of_products_and_convolutions():
     assert operations("Conv3x3", [image, [8, 3, 3, 3]], [filtered], {}) == direct
     assert operations("Conv3x3", [image, [3, 8, 3, 3]], [filtered], {"turned": 1}) == direct
     assert operations("ConvWeightGrad", [image, filtered], [[8, 3, 3, 3]], {}) == direct
-    assert operations("ConvInputGrad", [filtered, [8, 3, 3, 3]], [image], {}) == direct
     assert operations("Add", [[2], [2]], [[2]], {}) == 0
 
 

@@ -1,4 +1,4 @@
-"""Kernels of ``source/convolution.c``, ``spreading.c`` and ``winograd.c``: cotangents of operands of a convolution."""
+"""Kernels of ``source/convolution.c`` and ``winograd.c``: cotangents of operands of a convolution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FAR, _MOST_TAPS = 1 << 24, 1 << 20
 
 def within_reach(taps: Sequence[int], attributes: Mapping[str, Any]) -> bool:
     """True if the kernels support such windows."""
-    far = [n for key in ("strides", "dilations", "pads", "size") for n in attributes.get(key, ())]
+    far = [n for key in ("strides", "dilations", "pads") for n in attributes[key]]
     reach = [(n - 1) * d for n, d in zip(taps, attributes["dilations"])]
     return math.prod(taps) <= _MOST_TAPS and all(abs(n) < _FAR for n in (*far, *reach))
 
@@ -28,7 +28,7 @@ def within_reach(taps: Sequence[int], attributes: Mapping[str, Any]) -> bool:
 def conv_weight_grad(site: Occurrence) -> KernelCall | None:
     """[big side, small side] → [weights], float32; kernel, strides, dilations, padding before, and groups are known.
 
-    A convolution over one axis counts as one over images of one row.
+    A convolution over one axis or two counts as one over three.
     """
     sizes = site.sizes(1)
     if not site.all_float32 or sizes is None or len(sizes) != len(site.attributes["kernel"]) + 2:
@@ -38,40 +38,23 @@ def conv_weight_grad(site: Occurrence) -> KernelCall | None:
     pixels = [n for n in sizes[2:] if n is not None]
     if site.attributes["group"] == 1 and len(pixels) == len(sizes[2:]) and math.prod(pixels) < FEWEST_PIXELS:
         return None
-    row = {"kernel": 1, "strides": 1, "dilations": 1, "pads": 0} if len(sizes) == 3 else {}
-    attributes = {**site.attributes, **{name: [n, *site.attributes[name]] for name, n in row.items()}}
+    missing = 5 - len(sizes)
+    row = {"kernel": 1, "strides": 1, "dilations": 1, "pads": 0}
+    attributes = {**site.attributes, **{name: [n] * missing + [*site.attributes[name]] for name, n in row.items()}}
     return KernelCall("ConvWeightGrad", site.inputs, attributes)
-
-
-#: Most channels of the small side, in one group, for which a kernel is quicker than ONNX Runtime's ConvTranspose.
-_MOST_SUMMED = 32
 
 
 @kernel("ConvInputGrad")
 def conv_input_grad(site: Occurrence) -> KernelCall | None:
-    """[small side, weights] → [big side], float32.
+    """[small side, weights] → [big side], float32: the small side, padded, convolved with the flipped weights.
 
-    Windows with a stride above one are spread, if sums are short. With stride one it is a convolution: some of 3×3 taps
-    have a kernel. With one tap it is a product of matrices, for which ONNX Runtime is as fast.
+    This is for windows of 3×3 side by side. A step with others is at most a few percent faster with a kernel than with
+    ONNX Runtime's operators.
     """
-    sizes = site.sizes(1)
-    if not site.all_float32 or sizes is None:
-        return None
-    if max(site.attributes["strides"]) == 1:
-        return _convolution(site)
-    outer, _, *taps = sizes
-    if outer is None or taps == [1, 1] or outer // site.attributes["group"] > _MOST_SUMMED:
-        return None
-    known = [n for n in taps if n is not None]
-    if len(known) < len(taps) or not within_reach(known, site.attributes):
-        return None
-    return KernelCall("ConvInputGrad", site.inputs, site.attributes)
-
-
-def _convolution(site: Occurrence) -> KernelCall | None:
-    """The small side, padded to the big side, convolved with the flipped weights."""
     (w, small), at = (site.sizes(1), site.sizes(0)), site.attributes
-    if w is None or small is None or at["group"] != 1 or list(at["dilations"]) != [1, 1] or w[2:] != (3, 3):
+    if not site.all_float32 or w is None or small is None or w[2:] != (3, 3):
+        return None
+    if at["group"] != 1 or max(*at["strides"], *at["dilations"]) > 1:
         return None
     weights, big = site.inputs[1], at["size"]
     if None in w or None in small[2:] or weights is None or convolutions.is_constant(weights):

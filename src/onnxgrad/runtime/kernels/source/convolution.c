@@ -1,15 +1,15 @@
-/* The cotangent of the weights of a two-dimensional convolution.
+/* The cotangent of the weights of a convolution over one to three axes.
  *
- *   w[m, c, i, j] = sum over n, p, q of y[n, m, p, q] * x[n, c, p*sh + i*dh - ph, q*sw + j*dw - pw]
+ *   w[m, c, i] = sum over n, p of y[n, m, p] * x[n, c, p * stride + i * dilation - padding]     (p and i: of all axes)
  *
- * Rows of x are laid end to end with their padding, rows of y at the same pitch with zeros between: then each tap
- * is one long dot product of contiguous numbers, and a tile of rows of y by taps of x is held in registers.
- * With strides, x is split into its phases first, each of which has stride one.
+ * It is one product of matrices: its rows are the taps of all channels, which are read from x where they are, or from
+ * a copy with padding; its columns are channels of y; and the loops of its sums run over images and places of y. Where
+ * groups have few channels, as in depthwise convolutions, vectors of groups are multiplied instead.
  *
- * The batch is cut into shares whose number depends on the sizes alone, and their sums are added in order:
+ * The places are cut into boxes and these into shares, by the sizes alone, and the sums of shares are added in order:
  * the result is the same for every number of threads.
  */
-#include "dot_products.h"
+#include "gemm.h"
 #include "kernel.h"
 #include "lanes.h"
 #include "windows.h"
@@ -19,151 +19,196 @@
 #include <string.h>
 
 enum {
-  TASKS = 16,               /* of one call, if it is worth it */
-  SPAN_LEAST = 256,         /* numbers in one dot product, */
-  SPAN_SHORT = 1024,        /* below which adding up what a tile holds shows, */
-  SPAN_MOST = 4096,         /* and at most */
-  CHUNK = 96 * 1024,        /* numbers that are laid out at once, so that they stay near the processor */
-  PARTIALS = 1 << 20,       /* numbers in all partial sums */
-  FINISHED = 4096,          /* sums added up by one task, at least */
-  BLOCK = 16,               /* rows of the weights that are added up together */
-  MEMORY = 1 << 24,         /* numbers that may be laid out in any case, */
-  ROOMY = 64,               /* how many for each one that is given, */
-  SPARSE = 16,              /* and how many for each one of a plane */
+  TASKS = 16,          /* of one call, if it is worth it */
+  NUMBERS = 256,       /* places of a product, of which the operands stay near the processor, */
+  PLACES_MOST = 4096,  /* and of a box at most, */
+  CHUNK = 96 * 1024,   /* or of x and y as many as this */
+  PARTIALS = 1 << 20,  /* numbers in all partial sums */
+  FINISHED = 4096,     /* sums added up by one task, at least */
+  SPARSE = 16,         /* numbers of a copy with padding, for each one that is met */
+  TAPS = 9,            /* of groups at a time */
 };
 
 typedef struct {
   const Correlation *at;
   const float *x, *y;
   float *out, *partial;
-  const int64_t *offset;                   /* of each tap in the planes of a channel */
-  const int64_t *row_phase, *column_phase; /* those in use */
-  int64_t row_phases, column_phases, most_down;
-  int64_t pitch, rows, run, plane; /* of a band: width with padding, rows of y, numbers of y and of one plane of x */
-  int64_t tail;                    /* zeros that the last row of x goes on with, for what taps reach over */
-  int64_t bands, per_unit, units, shares, panels, outs;
-  int as_it_is; /* x and y are products of matrices already, and need not be laid out */
+  int64_t places[4], box[4], part[4];   /* images and the axes of y; what is copied together, and multiplied together */
+  int64_t reach[3];                     /* numbers of x on each axis of a box, */
+  int64_t pitch[3];                     /* and from one to the next, there or in x */
+  int64_t channel, image;               /* the same of channels and images */
+  const int64_t *row_at;                /* where each tap of each channel is */
+  int64_t taps, rows, wide;             /* rows and columns of the sums: taps of channels by channels of y, or groups */
+  int64_t units, shares, panels, outs;  /* boxes; their shares, and panels of channels or groups; sums of a share */
+  int in_place, by_groups;              /* whether x has all that is met; whether columns are groups */
 } Job;
 
-/* --- the layout --------------------------------------------------------------------------------------------------- */
-
-/* to[q] = from[2 * q + first] as far as whole vectors of `N` go. */
-#define EVERY_SECOND(N)                                                                        \
-  for (; q + N <= end && 2 * q + first - odd + 2 * N <= width; q += N) {                        \
-    typedef float part __attribute__((vector_size(N * 4), aligned(4), may_alias));              \
-    const part *pair = (const part *)(from + 2 * q + first - odd);                              \
-    if (odd)                                                                                    \
-      *(part *)(to + q) = SHUFFLE(part, pair[0], pair[1], ODD_##N);                               \
-    else                                                                                        \
-      *(part *)(to + q) = SHUFFLE(part, pair[0], pair[1], EVEN_##N);                              \
+/* Boxes of at most `room` places, whole along the last axes, and about equally large. */
+static void cut(const int64_t size[4], int64_t room, int64_t box[4]) {
+  for (int i = 3; i >= 0; i--) {
+    box[i] = up(size[i], up(size[i], least(size[i], most(room, 1))));
+    room = box[i] < size[i] ? 1 : room / size[i];
   }
-
-/* A row of one phase: to[q] = from[q * step + first] for q in left … right - 1, and zeros beside it. */
-INLINE void lay_row(float *to, int64_t count, const float *from, int64_t width, int64_t first, int64_t step,
-                    int64_t left, int64_t right) {
-  int64_t q = 0;
-  for (; q < left; q++) to[q] = 0;
-  if (step == 1) {
-    copy(to + left, from + first + left, right - left);
-    q = right;
-  } else if (step == 2) {
-    const int64_t odd = first & 1, end = right;
-#if LANES == 16
-    EVERY_SECOND(16)
-#endif
-#if LANES >= 8
-    EVERY_SECOND(8)
-#endif
-    EVERY_SECOND(4)
-  }
-  for (; q < right; q++) to[q] = from[q * step + first];
-  for (; q < count; q++) to[q] = 0;
 }
 
-/* The planes of one channel of one image for the rows of y from `top` on. */
-static float *lay_x(const Job *j, float *to, const float *from, int64_t top) {
-  const Correlation *at = j->at;
-  const int64_t pitch = j->pitch, rows = j->rows + j->most_down;
-  for (int64_t a = 0; a < j->row_phases; a++)
-    for (int64_t b = 0; b < j->column_phases; b++) {
-      const int64_t first = j->column_phase[b] - at->pw;
-      const int64_t left = left_of(at, pitch, j->column_phase[b]), right = right_of(at, pitch, j->column_phase[b]);
-      for (int64_t r = 0; r < rows; r++, to += pitch) {
-        const int64_t row = (top + r) * at->sh + j->row_phase[a] - at->ph;
-        if (row < 0 || row >= at->h)
-          clear(to, pitch);
-        else
-          lay_row(to, pitch, from + row * at->w, at->w, first, at->sw, left, right);
-      }
+/* The corner of a box. */
+static void corner_of(const Job *j, int64_t unit, int64_t corner[4], int64_t size[4]) {
+  for (int i = 3; i >= 0; i--) {
+    const int64_t count = up(j->places[i], j->box[i]);
+    corner[i] = unit % count * j->box[i], unit /= count;
+    size[i] = least(j->box[i], j->places[i] - corner[i]);
+  }
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+/* A box of one channel, with zeros beyond x. */
+static void lay_box(const Job *j, const float *from, const int64_t start[3], float *to) {
+  const int64_t *size = j->at->size, width = j->reach[2];
+  const int64_t left = least(most(-start[2], 0), width), right = most(least(size[2] - start[2], width), left);
+  for (int64_t d = start[0]; d < start[0] + j->reach[0]; d++)
+    for (int64_t h = start[1]; h < start[1] + j->reach[1]; h++, to += width) {
+      const int is_there = d >= 0 && d < size[0] && h >= 0 && h < size[1];
+      clear(to, is_there ? left : width);
+      if (!is_there) continue;
+      copy(to + left, from + (d * size[1] + h) * size[2] + start[2] + left, right - left);
+      clear(to + right, width - right);
     }
-  return to;
 }
 
-/* The rows of y from `top` on, of one channel of one image. */
-static float *lay_y(const Job *j, float *to, const float *from, int64_t top) {
+/* Numbers of the panels of y for one place. */
+static int64_t packed(const Job *j) {
+  return quotient(j->wide, COLUMNS) * least(COLUMNS, j->wide);
+}
+
+/* Adds the products of a box for some channels of a group. */
+static void multiply(const Job *j, int64_t g, int64_t from_c, int64_t c, int64_t unit, float *x, float *sums) {
   const Correlation *at = j->at;
-  float *end = to + j->run;
-  const int64_t rows = least(j->rows, at->oh - top);
-  for (int64_t r = 0; r < rows; r++) {
-    const int64_t room = least(j->pitch, end - to);
-    copy(to, from + (top + r) * at->ow, at->ow);
-    clear(to + at->ow, room - at->ow);
-    to += room;
+  int64_t corner[4], size[4], start[3];
+  corner_of(j, unit, corner, size);
+  for (int i = 0; i < 3; i++) start[i] = corner[i + 1] * at->strides[i] - at->pads[i];
+  const int64_t volume = at->size[0] * at->size[1] * at->size[2], outs = at->out[0] * at->out[1] * at->out[2];
+  const int64_t pixels = size[1] * size[2] * size[3], width = least(COLUMNS, j->wide), per_image = packed(j) * pixels;
+  const float *from = j->x + ((corner[0] * at->groups + g) * at->c + from_c) * volume;
+  const float *small = j->y + (corner[0] * at->groups + g) * at->m * outs +
+                       (corner[1] * at->out[1] + corner[2]) * at->out[2] + corner[3];
+  float *y = x;
+  if (j->in_place) {
+    from += start[0] * j->pitch[0] + start[1] * j->pitch[1] + start[2];
+  } else {
+    for (int64_t n = 0; n < size[0]; n++)
+      for (int64_t k = 0; k < c; k++)
+        lay_box(j, from + (n * at->groups * at->c + k) * volume, start, x + n * j->image + k * j->channel);
+    from = x, y += size[0] * j->image;
   }
-  clear(to, end - to);
-  return end;
+  for (int64_t n = 0; n < size[0]; n++)
+    pack_panels(small + n * at->groups * at->m * outs, 1, outs, pixels, at->m, width, y + n * per_image);
+  const int outer = at->out[0] > 1; /* then there is one image */
+  const int64_t line = size[3] * width, *part = j->part;
+  const int64_t deep = at->strides[0] * j->pitch[0], down = at->strides[1] * j->pitch[1];
+  const int64_t a_step[3] = {outer ? deep : j->image, down, at->strides[2]};
+  const int64_t b_step[3] = {outer ? size[2] * line : per_image, line, width};
+  for (int64_t o = 0; o < size[outer]; o += part[outer])
+    for (int64_t p = 0; p < size[2]; p += part[2])
+      for (int64_t q = 0; q < size[3]; q += part[3])
+        gemm(&(Product){
+            .a = from + o * a_step[0] + p * a_step[1] + q * a_step[2], .row_at = j->row_at, .add = sums, .c = sums,
+            .b = y + o * b_step[0] + p * b_step[1] + q * b_step[2], .panel = pixels * width, .rows = c * j->taps,
+            .columns = j->wide, .add_pitch = j->wide, .c_pitch = j->wide,
+            .count = {least(part[outer], size[outer] - o), least(part[2], size[2] - p), least(part[3], size[3] - q)},
+            .a_step = {a_step[0], a_step[1], a_step[2]}, .b_step = {b_step[0], b_step[1], b_step[2]}});
+}
+
+/* --- groups ------------------------------------------------------------------------------------------------------- */
+
+INLINE void add_taps(const int taps, const Job *j, const float *x, const float *y, const int64_t size[4],
+                     const int64_t *offset, float *sums) {
+  lanes sum[TAPS];
+#pragma GCC unroll 16
+  for (int k = 0; k < taps; k++) sum[k] = *(const lanes *)(sums + k * LANES);
+  const int64_t along = j->at->strides[2] * LANES, down = j->at->strides[1] * j->pitch[1];
+  for (int64_t p = 0; p < size[2]; p++) {
+    const float *from = x + p * down;
+    for (int64_t q = 0; q < size[3]; q++, from += along, y += LANES) {
+      const lanes here = *(const lanes *)y;
+#pragma GCC unroll 16
+      for (int k = 0; k < taps; k++) sum[k] += here * *(const lanes *)(from + offset[k]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int k = 0; k < taps; k++) *(lanes *)(sums + k * LANES) = sum[k];
+}
+
+/* Adds the products of a box for as many groups as a vector holds, from `first` on. */
+static void multiply_groups(const Job *j, int64_t first, int64_t unit, float *x, float *sums) {
+  const Correlation *at = j->at;
+  int64_t corner[4], size[4];
+  corner_of(j, unit, corner, size);
+  const int64_t groups = least(LANES, at->groups - first), h = at->size[1], w = at->size[2];
+  const int64_t oh = at->out[1], ow = at->out[2], taps = j->taps, image = corner[0] * at->groups + first;
+  float *y = x + at->c * j->channel;
+  for (int64_t c = 0; c < at->c; c++)
+    lay_pixels(x + c * j->channel, j->reach[1], j->reach[2], LANES, j->x + (image * at->c + c) * h * w, groups,
+               at->c * h * w, h, w, corner[2] * at->strides[1] - at->pads[1], corner[3] * at->strides[2] - at->pads[2]);
+  for (int64_t m = 0; m < at->m; m++) {
+    lay_pixels(y, size[2], size[3], LANES, j->y + (image * at->m + m) * oh * ow, groups, at->m * oh * ow, oh, ow,
+               corner[2], corner[3]);
+    for (int64_t c = 0; c < at->c; c++, sums += taps * LANES)
+      for (int64_t k = 0; k < taps;) {
+        const int64_t *offset = j->row_at + k;
+        const float *from = x + c * j->channel;
+        float *to = sums + k * LANES;
+#define SOME(n) add_taps(n, j, from, y, size, offset, to), k += n; break
+        switch (taps - k) {
+          case 1: SOME(1);
+          case 2: SOME(2);
+          case 3: SOME(3);
+          case 4: SOME(4);
+          case 5: case 10: SOME(5);
+          case 6: SOME(6);
+          case 7: case 14: SOME(7);
+          case 8: case 16: SOME(8);
+          default: SOME(TAPS);
+        }
+      }
+  }
 }
 
 /* --- the work ----------------------------------------------------------------------------------------------------- */
 
-/* Adds the products of some images, of channels of a group: of numbers from `first` on, as they lie there. */
-static void multiply_in_place(const Job *j, int64_t g, int64_t from_c, int64_t c, int64_t image, int64_t images,
-                              int64_t first, float *panels, float *sums) {
-  const Correlation *at = j->at;
-  const int64_t plane = at->h * at->w, x_image = at->groups * at->c * plane, y_image = at->groups * at->m * plane;
-  const float *x = j->x + image * x_image + (g * at->c + from_c) * plane + first;
-  const float *y = j->y + image * y_image + g * at->m * plane + first;
-  const Span s = {y, x, plane, y_image, x_image, images, j->run};
-  multiply(&s, j->offset, at->kh * at->kw, at->m, c, plane, panels, sums);
-}
-
-/* The same for rows of y from `top` on, which are laid out before. */
-static void multiply_laid_out(const Job *j, int64_t g, int64_t from_c, int64_t c, int64_t image, int64_t images,
-                              int64_t top, float *memory, float *sums) {
-  const Correlation *at = j->at;
-  const int64_t planes = j->row_phases * j->column_phases * j->plane;
-  float *x = memory, *to = x;
-  for (int64_t k = 0; k < c; k++)
-    for (int64_t n = image; n < image + images; n++)
-      to = lay_x(j, to, j->x + ((n * at->groups + g) * at->c + from_c + k) * at->h * at->w, top);
-  clear(to, j->tail);
-  float *y = to += j->tail;
-  for (int64_t k = 0; k < at->m; k++)
-    for (int64_t n = image; n < image + images; n++)
-      to = lay_y(j, to, j->y + ((n * at->groups + g) * at->m + k) * at->oh * at->ow, top);
-  const Span s = {y, x, images * j->run, j->run, planes, images, j->run};
-  multiply(&s, j->offset, at->kh * at->kw, at->m, c, images * planes, to, sums);
-}
-
-static void part(void *state, int64_t index, float *space) {
+static void share(void *state, int64_t index, float *space) {
   const Job *j = state;
   const Correlation *at = j->at;
-  const int64_t share = index / j->panels, panel = index % j->panels;
-  const int64_t taps = at->kh * at->kw, whole = at->groups > 1 ? at->groups : at->c;
+  const int64_t turn = index / j->panels, panel = index % j->panels;
+  const int64_t whole = j->by_groups ? up(at->groups, LANES) : at->groups > 1 ? at->groups : at->c;
   const int64_t first = whole * panel / j->panels, last = whole * (panel + 1) / j->panels;
-  const int64_t from_group = at->groups > 1 ? first : 0, to_group = at->groups > 1 ? last : 1;
-  const int64_t from_c = at->groups > 1 ? 0 : first, c = at->groups > 1 ? at->c : last - first;
-  float *out = j->partial + share * j->outs;
-  for (int64_t g = from_group; g < to_group; g++) {
-    float *sums = out + (g * at->c + from_c) * taps * at->m;
-    clear(sums, c * taps * at->m);
-    for (int64_t u = j->units * share / j->shares; u < j->units * (share + 1) / j->shares; u++) {
-      const int64_t band = u % j->bands, image = u / j->bands * j->per_unit;
-      const int64_t images = least(j->per_unit, at->images - image);
-      if (j->as_it_is)
-        multiply_in_place(j, g, from_c, c, image, images, band * j->run, space, sums);
+  const int is_one = at->groups == 1;
+  for (int64_t g = is_one ? 0 : first; g < (is_one ? 1 : last); g++) {
+    const int64_t from_c = is_one ? first : 0, c = is_one ? last - first : at->c;
+    float *sums = j->partial + turn * j->outs + (g * j->rows + from_c * j->taps) * j->wide;
+    clear(sums, (is_one ? c * j->taps : j->rows) * j->wide);
+    for (int64_t u = j->units * turn / j->shares; u < j->units * (turn + 1) / j->shares; u++)
+      if (j->by_groups)
+        multiply_groups(j, g * LANES, u, space, sums);
       else
-        multiply_laid_out(j, g, from_c, c, image, images, band * j->rows, space, sums);
+        multiply(j, g, from_c, c, u, space, sums);
+  }
+}
+
+/* Adds up the shares; of each row of the sums, a vector at a time. */
+static void finish(void *data, int64_t from, int64_t to) {
+  const Job *j = data;
+  const Correlation *at = j->at;
+  const int64_t vectors = j->wide / LANES, all = j->by_groups ? at->groups : at->m;
+  for (int64_t i = from; i < to; i++) {
+    const int64_t block = i / vectors, first = j->by_groups ? block * LANES : i % vectors * LANES;
+    const int64_t some = least(LANES, all - first);
+    const float *sums = j->partial + block * j->rows * j->wide + i % vectors * LANES;
+    float *out = j->out + (j->by_groups ? first : block * at->m + first) * j->rows;
+    for (int64_t r = 0; r < j->rows; r++, sums += j->wide) {
+      lanes sum = *(const lanes *)sums;
+      for (int64_t k = 1; k < j->shares; k++) sum += *(const lanes *)(sums + k * j->outs);
+      for (int64_t k = 0; k < some; k++) out[k * j->rows + r] = sum[k];
     }
   }
 }
@@ -172,20 +217,21 @@ static void part(void *state, int64_t index, float *space) {
  * and where windows reach far, there would be little but zeros. */
 static float plainly(const Job *j, int64_t index) {
   const Correlation *at = j->at;
-  const int64_t kw = index % at->kw, kh = index / at->kw % at->kh, c = index / at->kw / at->kh % at->c;
-  const int64_t channel = index / at->kw / at->kh / at->c, g = channel / at->m;
-  int64_t top, bottom, left, right;
-  meeting(kh * at->dh - at->ph, at->sh, at->h, at->oh, &top, &bottom);
-  meeting(kw * at->dw - at->pw, at->sw, at->w, at->ow, &left, &right);
-  float sum = 0;
-  for (int64_t n = 0; n < at->images; n++) {
-    const float *x = j->x + ((n * at->groups + g) * at->c + c) * at->h * at->w;
-    const float *y = j->y + (n * at->groups * at->m + channel) * at->oh * at->ow;
-    for (int64_t p = top; p < bottom; p++) {
-      const int64_t start = (p * at->sh + kh * at->dh - at->ph) * at->w + kw * at->dw - at->pw;
-      for (int64_t q = left; q < right; q++) sum += x[start + q * at->sw] * y[p * at->ow + q];
-    }
+  int64_t start[3], first[3], last[3], rest = index;
+  for (int i = 2; i >= 0; i--) {
+    start[i] = rest % at->kernel[i] * at->dilations[i] - at->pads[i], rest /= at->kernel[i];
+    meeting(start[i], at->strides[i], at->size[i], at->out[i], &first[i], &last[i]);
   }
+  const int64_t c = rest % at->c, channel = rest / at->c, g = channel / at->m, *s = at->strides;
+  float sum = 0;
+  for (int64_t n = 0; n < at->images; n++)
+    for (int64_t o = first[0]; o < last[0]; o++)
+      for (int64_t p = first[1]; p < last[1]; p++) {
+        const int64_t y = (((n * at->groups * at->m + channel) * at->out[0] + o) * at->out[1] + p) * at->out[2];
+        const int64_t row = ((n * at->groups + g) * at->c + c) * at->size[0] + o * s[0] + start[0];
+        const int64_t x = (row * at->size[1] + p * s[1] + start[1]) * at->size[2] + start[2];
+        for (int64_t q = first[2]; q < last[2]; q++) sum += j->x[x + q * s[2]] * j->y[y + q];
+      }
   return sum;
 }
 
@@ -200,157 +246,126 @@ static void mend(void *data, int64_t from, int64_t to) {
     if (!isfinite(j->out[k])) j->out[k] = plainly(j, k);
 }
 
-/* Adds up the shares for some blocks of rows of the weights; there they lie column by column. */
-static void finish(void *data, int64_t from, int64_t to) {
-  const Job *j = data;
-  const int64_t m = j->at->m, columns = j->at->c * j->at->kh * j->at->kw, blocks = up(m, BLOCK);
-  for (int64_t block = from; block < to; block++) {
-    const int64_t first = block % blocks * BLOCK, rows = least(BLOCK, m - first), group = block / blocks;
-    const float *sums = j->partial + group * columns * m + first;
-    float *out = j->out + (group * m + first) * columns, doubt = 0;
-    for (int64_t k = 0; k < columns; k++) {
-      float sum[BLOCK] = {0};
-      for (int64_t share = 0; share < j->shares; share++)
-        for (int64_t r = 0; r < rows; r++) sum[r] += sums[share * j->outs + k * m + r];
-      for (int64_t r = 0; r < rows; r++) {
-        doubt += sum[r] * 0;
-        out[r * columns + k] = sum[r];
-      }
-    }
-    if (doubt != 0 || isnan(doubt))
-      for (int64_t k = 0; k < rows * columns; k++)
-        if (!isfinite(out[k])) out[k] = plainly(j, (group * m + first) * columns + k);
-  }
-}
-
 /* --- the plan ----------------------------------------------------------------------------------------------------- */
 
-/* Whether there is one tap, and all of x and y meet in it, in whole vectors. */
-static int one_tap(const Correlation *at) {
-  return at->kh * at->kw == 1 && at->sh == 1 && at->sw == 1 && !at->ph && !at->pw && at->oh == at->h &&
-         at->ow == at->w && at->h * at->w % LANES == 0;
-}
-
-/* How the work is cut: by the sizes alone. */
-static void cut(Job *j, const Correlation *at) {
-  const int64_t tasks = (double)at->images * at->oh * at->ow * j->outs < 1e5 ? 1 : TASKS;
-  const int64_t channel = at->m + at->c * j->row_phases * j->column_phases;
-  const int64_t room = least(most(CHUNK / channel, SPAN_LEAST), SPAN_MOST);
-  j->rows = least(at->oh, most(room / j->pitch, 1));
-  j->bands = up(at->oh, j->rows);
-  j->rows = up(at->oh, j->bands);
-  j->bands = up(at->oh, j->rows);
-  if (j->as_it_is) { /* bands of as many numbers each */
-    j->bands = up(at->h * at->w, room);
-    while (at->h * at->w % (j->bands * LANES)) j->bands++;
+/* How the work is cut: by the sizes alone. Whether it can be laid out. */
+static int plan(Job *j) {
+  const Correlation *at = j->at;
+  const int64_t numbers = at->groups * at->m * at->c * j->taps;
+  const double places = (double)at->images * at->out[0] * at->out[1] * at->out[2];
+  const int64_t tasks = places * numbers < 1e5 ? 1 : TASKS;
+  j->by_groups = at->m < LANES && at->m < at->groups && at->size[0] * at->out[0] * at->kernel[0] == 1 && !at->pads[0];
+  j->wide = j->by_groups ? LANES : rounded(at->m);
+  j->rows = (j->by_groups ? at->m : 1) * at->c * j->taps;
+  j->in_place = !j->by_groups;
+  for (int i = 0; i < 3; i++)
+    j->in_place &= at->pads[i] <= 0 && (at->out[i] - 1) * at->strides[i] + (at->kernel[i] - 1) * at->dilations[i] <
+                                           at->size[i] + at->pads[i];
+  const int64_t *by = at->strides, wider = least(by[0], 4) * least(by[1], 4) * least(by[2], 4);
+  const int64_t together = CHUNK / (at->m + (j->in_place ? 0 : at->c * wider));
+  const int64_t room = j->by_groups ? NUMBERS : least(most(together, NUMBERS), PLACES_MOST);
+  cut(j->places, room, j->box);
+  const int64_t pixels = j->box[1] * j->box[2] * j->box[3];
+  j->box[0] = at->out[0] > 1 || j->by_groups ? 1 : least(j->box[0], most(at->images / tasks, up(NUMBERS, pixels)));
+  cut(j->box, NUMBERS, j->part);
+  double laid = 1, met = 1;
+  for (int i = 0; i < 3; i++) {
+    j->reach[i] = (j->box[i + 1] - 1) * at->strides[i] + (at->kernel[i] - 1) * at->dilations[i] + 1;
+    laid *= (double)j->reach[i], met *= (double)least(at->size[i], at->out[i]);
   }
-  j->per_unit = 1;
-  if (j->bands == 1) {
-    const int64_t numbers = j->rows * j->pitch;
-    const int64_t even = most(at->images / tasks, most(SPAN_SHORT / numbers, 1));
-    j->per_unit = least(least(even, most(room / numbers, 1)), at->images);
-  }
-  j->units = up(at->images, j->per_unit) * j->bands;
-  j->panels = at->groups > 1 ? least(at->groups, tasks) : 1;
+  const int64_t *size = j->in_place ? at->size : j->reach, each = j->by_groups ? LANES : 1;
+  if (!j->in_place && laid > SPARSE * met + PLACES_MOST) return 0;
+  j->pitch[2] = each, j->pitch[1] = each * size[2], j->pitch[0] = j->pitch[1] * size[1];
+  j->channel = j->pitch[0] * size[0];
+  const int64_t blocks = j->by_groups ? up(at->groups, LANES) : at->groups;
+  j->outs = blocks * j->rows * j->wide;
+  j->units = 1;
+  for (int i = 0; i < 4; i++) j->units *= up(j->places[i], j->box[i]);
+  j->panels = at->groups > 1 ? least(blocks, tasks) : 1;
   j->shares = least(least(j->units, up(tasks, j->panels)), most(PARTIALS / j->outs, 1));
   if (at->groups == 1) j->panels = least(at->c, up(tasks, j->shares));
-  j->run = j->as_it_is ? at->h * at->w / j->bands : up((j->rows - 1) * j->pitch + at->ow, LANES) * LANES;
-  j->plane = (j->rows + j->most_down) * j->pitch;
+  j->image = j->channel * (j->in_place ? at->groups * at->c : at->groups > 1 ? at->c : up(at->c, j->panels));
+  return 1;
 }
 
 static void correlate(Call *call, const Correlation *at, const float *x, const float *y, float *out) {
-  Job j = {.at = at, .x = x, .y = y, .out = out};
-  const int64_t taps = at->kh * at->kw;
-  j.outs = at->groups * at->m * at->c * taps;
-  if (!j.outs) return;
-  if (!at->images || !at->oh || !at->ow || !at->h || !at->w) {
-    memset(out, 0, (size_t)j.outs * sizeof *out);
-    return;
-  }
+  Job j = {.at = at, .x = x, .y = y, .out = out, .taps = at->kernel[0] * at->kernel[1] * at->kernel[2],
+           .places = {at->images, at->out[0], at->out[1], at->out[2]}};
+  const int64_t all = at->groups * at->m * at->c * j.taps;
   if (winograd_fits(at)) {
     winograd(call, at, x, y, out);
-    parallel_ranges(call, j.outs, FINISHED, mend, &j);
+  } else if (plan(&j)) {
+    const int64_t c = j.by_groups ? 1 : at->c, outputs = j.box[0] * j.box[1] * j.box[2] * j.box[3];
+    int64_t *row_at = scratch(call, c * j.taps, sizeof *row_at);
+    for (int64_t k = 0; k < c * j.taps && !call->failed; k++) {
+      int64_t rest = k, offset = 0;
+      for (int i = 2; i >= 0; rest /= at->kernel[i--])
+        offset += rest % at->kernel[i] * at->dilations[i] * j.pitch[i];
+      row_at[k] = offset + rest * j.channel;
+    }
+    j.row_at = row_at;
+    j.partial = scratch(call, j.shares * j.outs, sizeof(float));
+    const int64_t laid = j.by_groups ? at->c * j.channel : j.in_place ? 0 : j.box[0] * j.image;
+    parallel_spaces(call, j.shares * j.panels, rounded(laid) + packed(&j) * outputs, share, &j);
+    parallel_ranges(call, j.outs / (j.rows * LANES), up(FINISHED, LANES * j.rows), finish, &j);
+  } else {
+    parallel_ranges(call, all, 1, all_plainly, &j);
     return;
   }
-  int64_t *row_phase = scratch(call, taps + 2 * (at->kh + at->kw), sizeof *row_phase);
-  if (call->failed) return;
-  int64_t *column_phase = row_phase + at->kh, *down = column_phase + at->kw, *across = down + at->kh;
-  int64_t *offset = across + at->kw;
-  const Phases rows = phases_of(at->kh, at->sh, at->dh, row_phase, down);
-  const Phases columns = phases_of(at->kw, at->sw, at->dw, column_phase, across);
-  const int64_t widest = at->ow + columns.furthest;
-  j.row_phases = rows.count;
-  j.column_phases = columns.count;
-  j.most_down = rows.furthest;
-  j.row_phase = row_phase;
-  j.column_phase = column_phase;
-  j.offset = offset;
-  j.as_it_is = one_tap(at);
-  j.pitch = pitch_of(at, column_phase, j.column_phases, widest);
-  j.tail = LANES + widest - least(widest, j.pitch);
-  cut(&j, at);
-
-  const int64_t c = at->groups > 1 ? at->c : up(at->c, j.panels), planes = j.row_phases * j.column_phases;
-  const size_t count = (size_t)(j.shares * j.panels);
-  const double size = (double)j.per_unit * ((double)c * planes * j.plane + (double)at->m * j.run) + j.tail;
-  const double given = (double)at->images * at->groups * ((double)at->c * at->h * at->w + (double)at->m * at->oh * at->ow);
-  const double met = (double)least(at->h * at->w, at->oh * at->ow), laid = (double)j.bands * j.run;
-  if (!j.as_it_is && (size * count > ROOMY * given + MEMORY || laid > SPARSE * met + SPAN_MOST)) {
-    parallel_ranges(call, j.outs, 1, all_plainly, &j);
-    return;
-  }
-  for (int64_t i = 0; i < at->kh; i++)
-    for (int64_t k = 0; k < at->kw; k++)
-      offset[i * at->kw + k] =
-          (i % j.row_phases * j.column_phases + k % j.column_phases) * j.plane + down[i] * j.pitch + across[k];
-  const int64_t panels = at->m < FEW ? 0 : quotient(at->m, COLUMNS) * COLUMNS * j.run;
-  const int64_t space = j.as_it_is ? panels : up((int64_t)size + panels * j.per_unit, LANES) * LANES;
-  j.partial = scratch(call, j.shares * j.outs, sizeof(float));
-  parallel_spaces(call, (int64_t)count, space, part, &j);
-  parallel_ranges(call, at->groups * up(at->m, BLOCK), up(FINISHED, BLOCK * at->c * taps), finish, &j);
+  parallel_ranges(call, all, FINISHED, mend, &j);
 }
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-  int64_t kernel[2];
-  Windows windows;
-} Settings;
-
 static void read(Attributes *from, void *settings) {
-  Settings *s = settings;
-  attribute_ints(from, "kernel", s->kernel, 2);
-  read_windows(from, &s->windows);
+  Correlation *s = settings;
+  s->groups = attribute_int(from, "group");
+  attribute_ints(from, "kernel", s->kernel, 3);
+  attribute_ints(from, "strides", s->strides, 3);
+  attribute_ints(from, "dilations", s->dilations, 3);
+  attribute_ints(from, "pads", s->pads, 3);
 }
 
+/* (x, y); of one axis or two, the first ones are of one number. */
 static void compute(Call *call, const void *settings) {
-  const Settings *s = settings;
-  const Windows *by = &s->windows;
+  Correlation at = *(const Correlation *)settings;
   const Shape big = shape_of(call, 0), small = shape_of(call, 1);
   const float *x = input(call, 0), *y = input(call, 1);
   if (call->failed) return;
-  const int row = big.rank == 3; /* over one axis: pictures of one row, and weights of the first rank */
-  int sound = (big.rank == 4 || row) && small.rank == big.rank && big.dims[0] == small.dims[0] && by->group > 0;
-  if (row) sound = sound && s->kernel[0] == 1 && !by->pads[0];
-  for (int i = 0; i < 2; i++)
-    sound = sound && within_reach(s->kernel[i], by->strides[i], by->dilations[i], by->pads[i]);
-  if (!sound || s->kernel[0] * s->kernel[1] > MOST_TAPS || big.dims[1] % by->group || small.dims[1] % by->group) {
+  int sound = big.rank >= 3 && big.rank <= 5 && small.rank == big.rank && big.dims[0] == small.dims[0] && at.groups > 0;
+  sound = sound && big.dims[1] % at.groups == 0 && small.dims[1] % at.groups == 0;
+  const int missing = sound ? 5 - (int)big.rank : 0;
+  int64_t taps = 1;
+  for (int i = 0; i < 3 && sound; i++) {
+    at.size[i] = i < missing ? 1 : big.dims[2 + i - missing], at.out[i] = i < missing ? 1 : small.dims[2 + i - missing];
+    sound = within_reach(at.kernel[i], at.strides[i], at.dilations[i], at.pads[i]) && at.kernel[i] <= MOST_TAPS / taps;
+    sound = sound && (i >= missing || (at.kernel[i] == 1 && !at.pads[i]));
+    taps *= sound ? at.kernel[i] : 1;
+  }
+  if (!sound) {
     fail(call, "ConvWeightGrad: operands or attributes do not belong together");
     return;
   }
-  const Correlation at = {
-      .images = big.dims[0], .groups = by->group, .m = small.dims[1] / by->group, .c = big.dims[1] / by->group,
-      .h = row ? 1 : big.dims[2], .w = big.dims[3 - row], .oh = row ? 1 : small.dims[2], .ow = small.dims[3 - row],
-      .kh = s->kernel[0], .kw = s->kernel[1], .sh = by->strides[0], .sw = by->strides[1],
-      .dh = by->dilations[0], .dw = by->dilations[1], .ph = by->pads[0], .pw = by->pads[1],
-  };
-  Shape shape = {.rank = 4, .dims = {small.dims[1], at.c, at.kh, at.kw}};
-  if (row) shape = (Shape){.rank = 3, .dims = {small.dims[1], at.c, at.kw}};
+  at.images = big.dims[0], at.m = small.dims[1] / at.groups, at.c = big.dims[1] / at.groups;
+  Shape shape = {.rank = big.rank, .dims = {small.dims[1], at.c}};
+  for (int i = missing; i < 3; i++) shape.dims[2 + i - missing] = at.kernel[i];
   float *out = output(call, 0, &shape);
-  if (!call->failed) correlate(call, &at, x, y, out);
+  if (call->failed) return;
+  if (!big.count || !small.count) {
+    memset(out, 0, (size_t)(small.dims[1] * at.c * taps) * sizeof *out);
+    return;
+  }
+  int is_plain = 1; /* whether the axes are as good as one */
+  for (int i = 0; i < 3; i++)
+    is_plain &= at.kernel[i] == 1 && at.strides[i] == 1 && !at.pads[i] && at.size[i] == at.out[i];
+  if (is_plain) {
+    at.size[2] = at.out[2] = at.size[0] * at.size[1] * at.size[2];
+    at.size[0] = at.size[1] = at.out[0] = at.out[1] = 1;
+  }
+  correlate(call, &at, x, y, out);
 }
 
 const Kernel convolution_kernels[] = {
-    {"ConvWeightGrad", "ff", "f", sizeof(Settings), read, compute},
+    {"ConvWeightGrad", "ff", "f", sizeof(Correlation), read, compute},
     {0},
 };

@@ -12,11 +12,11 @@
 enum { INTERFACE_VERSION = 18 };
 
 extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[],
-    pooling_kernels[], spreading_kernels[], row_norm_kernels[], softmax_kernels[],
+    pooling_kernels[], row_norm_kernels[], softmax_kernels[],
     attention_kernels[], elementwise_kernels[], recurrence_kernels[], product_kernels[], sum_kernels[],
     winograd_kernels[];
 static const Kernel *const tables[] = {optimizer_kernels, convolution_kernels, normalization_kernels, row_kernels,
-                                       pooling_kernels,   spreading_kernels,  row_norm_kernels,
+                                       pooling_kernels,     row_norm_kernels,
                                        softmax_kernels,   attention_kernels,
                                        elementwise_kernels, recurrence_kernels, product_kernels, sum_kernels,
                                        winograd_kernels};

@@ -37,8 +37,11 @@ static void lay_run(float *to, int64_t wide, int64_t pitch, int64_t columns, con
   for (int64_t p = 0; p < count; p += LANES) {
     if (p + LANES > count) p = most(count - LANES, 0); /* the last ones, some of them once more */
     const int64_t some = least(LANES, count - p);
-    int64_t at[LANES];
-    for (int64_t q = 0; q < some; q++) at[q] = ((p + q) / columns * pitch + (p + q) % columns) * wide;
+    int64_t at[LANES], column = p % columns, place = (p / columns * pitch + column) * wide;
+    for (int64_t q = 0; q < some; q++, place += wide) {
+      at[q] = place;
+      if (++column == columns) column = 0, place += (pitch - columns) * wide;
+    }
     for (int64_t k = 0; k < wide; k += LANES) {
       const float *here = from + k * channel + p;
       if (some == LANES) {

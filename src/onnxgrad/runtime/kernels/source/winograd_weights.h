@@ -84,6 +84,7 @@ static void winograd_share(void *data, int64_t index, float *x) {
   const int64_t share = index / j->panels, panel = index % j->panels;
   const int64_t all = at->images * j->down * j->parts, from_c = panel * j->panel, c = least(j->panel, at->c - from_c);
   float *sums = j->sums + (share * PLACES * at->c + PLACES * from_c) * j->wide_m;
+  const int64_t plane_x = at->size[1] * at->size[2], plane_y = at->out[1] * at->out[2];
   int fresh = 1;
   for (int64_t band = j->bands * share / j->shares; band < j->bands * (share + 1) / j->shares; band++) {
     const int64_t first = band * j->rows, last = least(first + j->rows, all), tiles = (last - first) * j->across;
@@ -92,11 +93,11 @@ static void winograd_share(void *data, int64_t index, float *x) {
     for (int64_t row = first; row < last; row++) {
       const int64_t image = row / j->parts / j->down, top = row / j->parts % j->down * INNER;
       const int64_t column = row % j->parts * j->across * INNER, done = (row - first) * j->across;
-      lay_pixels(pixels, SIDE, INNER * j->across + 2, j->wide_c, j->x + (image * at->c + from_c) * at->h * at->w, c,
-                 at->h * at->w, at->h, at->w, top - at->ph, column - at->pw);
+      lay_pixels(pixels, SIDE, INNER * j->across + 2, j->wide_c, j->x + (image * at->c + from_c) * plane_x, c, plane_x,
+                 at->size[1], at->size[2], top - at->pads[1], column - at->pads[2]);
       transform_x(x + done * j->wide_c, place_x, pixels, j->across, j->wide_c);
-      lay_pixels(pixels, INNER, INNER * j->across, j->wide_m, j->y + image * at->m * at->oh * at->ow, at->m,
-                 at->oh * at->ow, at->oh, at->ow, top, column);
+      lay_pixels(pixels, INNER, INNER * j->across, j->wide_m, j->y + image * at->m * plane_y, at->m, plane_y,
+                 at->out[1], at->out[2], top, column);
       transform_y(y + done * j->wide_m, place_y, pixels, j->across, j->wide_m);
     }
     for (int64_t place = 0; place < PLACES; place++)
@@ -140,24 +141,27 @@ static void winograd_finish(void *data, int64_t from, int64_t to) {
 
 /* Whether it gains: by the sizes alone. */
 static int winograd_fits(const Correlation *at) {
-  if (at->kh != 3 || at->kw != 3 || at->sh != 1 || at->sw != 1 || at->dh != 1 || at->dw != 1 || at->groups != 1) return 0;
-  if (at->ph < 0 || at->pw < 0 || at->ph > 2 || at->pw > 2 || at->oh > at->h + 2 || at->ow > at->w + 2) return 0;
-  if (at->m < CHANNELS_LEAST || at->c < CHANNELS_LEAST || at->oh * at->ow < PIXELS_LEAST) return 0;
-  const int64_t tiles = up(at->oh, INNER) * up(at->ow, INNER), wide_m = up(at->m, LANES) * LANES;
-  if (5 * INNER * INNER * tiles * wide_m > 9 * at->oh * at->ow * at->m) return 0; /* too much that is cut off */
+  if (at->size[0] * at->out[0] * at->kernel[0] != 1 || at->pads[0] || at->groups != 1) return 0;
+  for (int i = 1; i < 3; i++)
+    if (at->kernel[i] != 3 || at->strides[i] != 1 || at->dilations[i] != 1 || at->pads[i] < 0 || at->pads[i] > 2 ||
+        at->out[i] > at->size[i] + 2)
+      return 0;
+  if (at->m < CHANNELS_LEAST || at->c < CHANNELS_LEAST || at->out[1] * at->out[2] < PIXELS_LEAST) return 0;
+  const int64_t tiles = up(at->out[1], INNER) * up(at->out[2], INNER), wide_m = up(at->m, LANES) * LANES;
+  if (5 * INNER * INNER * tiles * wide_m > 9 * at->out[1] * at->out[2] * at->m) return 0; /* too much that is cut off */
   return at->images * tiles >= 2 * TILES_LEAST && PLACES * wide_m * at->c <= SUMS_MOST;
 }
 
 static void winograd(Call *call, const Correlation *at, const float *x, const float *y, float *out) {
-  Winograd j = {.at = at, .x = x, .y = y, .out = out, .down = up(at->oh, INNER)};
+  Winograd j = {.at = at, .x = x, .y = y, .out = out, .down = up(at->out[1], INNER)};
   j.wide_m = up(at->m, LANES) * LANES;
   const int64_t sums = PLACES * at->c * j.wide_m, most_shares = least(SHARES, most(SUMS_SHARED / sums, 1));
   j.panel = up(at->c, least(up(PANELS, most_shares), at->c / CHANNELS_LEAST));
   j.panels = up(at->c, j.panel);
   j.wide_c = up(j.panel, LANES) * LANES;
   const int64_t tiles = most(BAND / (PLACES * (j.wide_m + j.wide_c)), TILES_LEAST);
-  j.parts = up(up(at->ow, INNER), tiles);
-  j.across = up(up(at->ow, INNER), j.parts);
+  j.parts = up(up(at->out[2], INNER), tiles);
+  j.across = up(up(at->out[2], INNER), j.parts);
   const int64_t all = at->images * j.down * j.parts;
   j.rows = least(most(tiles / j.across, up(TILES_LEAST, j.across)), all);
   j.bands = up(all, j.rows);
