@@ -177,6 +177,8 @@ def infer_pad(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
         return False
     dims, half = list(x.shape.dims), len(pads) // 2
     chosen = range(len(dims)) if along is None else [int(a) for a in along]
+    if len(pads) != 2 * len(chosen):
+        return False
     for axis, more in zip(chosen, (pads[:half] + pads[half:]).tolist()):
         dim = dims[axis]
         if more:
