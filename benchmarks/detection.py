@@ -21,10 +21,8 @@ from PIL import Image, ImageDraw
 
 import onnxgrad
 from onnxgrad.model_io import save_model
-from onnxgrad.training import Trainer
 from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import DetectionTask
 
@@ -118,70 +116,15 @@ def measure(
     return {**found, "ms per picture": 1000 * seconds / (epochs * len(learned))}
 
 
-def beside_pytorch(side: int = 160, rows: int = 8, steps: int = 10) -> dict[str, float]:
-    """Processor milliseconds of a training step of YOLOv8n with random weights: here, and by Ultralytics on PyTorch.
-
-    Both run on one thread, with AdamW and the same pictures; needs ultralytics.
-    """
-    import torch
-    from ultralytics.nn.tasks import DetectionModel
-    from ultralytics.utils import DEFAULT_CFG
-
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        network = DetectionModel("yolov8n.yaml", nc=len(SHAPES), verbose=False)
-        network.args = DEFAULT_CFG
-        fused = DetectionModel("yolov8n.yaml", nc=len(SHAPES), verbose=False).eval().fuse()
-        fused.model[-1].export, fused.model[-1].format = True, "onnx"
-        file = Path(folder) / "yolov8n.onnx"
-        torch.onnx.export(fused, (torch.rand(1, 3, side, side),), file, opset_version=17, dynamo=False, verbose=False)
-        data = read_detection(draw_shapes(Path(folder) / "boxes", rows, side))
-        task = DetectionTask.of(file, data, DetectionRecipe(), PreparationRecipe())
-        trainer = Trainer(task.model, loss=task.loss, optimizer="adamw", learning_rate=1e-3, threads=1)
-        images, labels = DetectionFeed(data, task.letterbox)(np.arange(rows)).values()
-        feeds = dict(zip(task.columns(data), (images, labels)))
-
-        def ours() -> None:
-            trainer.machine.step(feeds)
-
-        there = np.argwhere(labels[..., 0] >= 0)
-        boxes = np.array([labels[k, j] for k, j in there])
-        centres, sizes = (boxes[:, 1:3] + boxes[:, 3:]) / 2 / side, (boxes[:, 3:] - boxes[:, 1:3]) / side
-        given = {
-            "img": torch.tensor(images), "batch_idx": torch.tensor(there[:, 0]), "cls": torch.tensor(boxes[:, :1]),
-            "bboxes": torch.tensor(np.concatenate([centres, sizes], 1)),
-        }  # fmt: skip
-        optimizer = torch.optim.AdamW(network.train().parameters(), 1e-3)
-
-        def theirs() -> None:
-            optimizer.zero_grad()
-            network.loss(given)[0].sum().backward()
-            optimizer.step()
-
-        found = {}
-        for name, step in (("onnxgrad", ours), ("PyTorch", theirs)):
-            times = []
-            for _ in range(steps):
-                begun = time.process_time()
-                step()
-                times.append(1000 * (time.process_time() - begun))
-            found[name] = float(np.median(times[2:]))
-    return found
-
-
 def main() -> None:
     """Print one row for each run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--beside-pytorch", action="store_true", help="only compare a step with Ultralytics'")
     parser.add_argument("--detectors", nargs="*", default=list(DETECTORS))
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS))
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--pictures", type=int, default=96)
     parser.add_argument("--batch-size", type=int, default=8)
     asked = parser.parse_args()
-    if asked.beside_pytorch:
-        print(beside_pytorch())
-        return
     with tempfile.TemporaryDirectory() as folder:
         data = tuple(draw_shapes(Path(folder) / str(k), n, seed=k) for k, n in enumerate((asked.pictures, 48)))
         for name in asked.detectors:
