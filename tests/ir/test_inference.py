@@ -113,6 +113,17 @@ def test_sizes_of_expand_and_resize_as_pytorch_exports_them():
     assert "scales" in model.graph.initializers
 
 
+def test_elements_chosen_by_a_comparison_are_constants():
+    model = ir.from_proto(
+        parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 1, 3] x) => (float[] y) <int64[3] asked = {2, 4, 3}, int64[1] no = {-1}> {
+            n = Shape (x) open = Equal (n, no) shape = Where (open, n, asked) twice = Mul (shape, shape)
+            e = Expand (x, twice) y = ReduceSum <keepdims = 0> (e) }""")
+    )
+    infer_and_fold(model)
+    assert model.graph.initializers["twice"].const_value.numpy().tolist() == [4, 16, 9]
+
+
 def test_products_are_written_as_sympy_writes_them():
     random = Random(0)
     names = ["N", "T", "batch", "b", "_d0", "_d10", "_d2", "I", "E", "pi", "x1", "x10", "x2"]

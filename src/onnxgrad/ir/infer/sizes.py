@@ -69,27 +69,29 @@ def infer_broadcast(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     if len(shapes) < len(operands) or first is None or first.dtype is None:
         return False
     is_data = first.dtype in FLOATS or max(map(len, shapes)) > 1  # others are elements of shapes
-    if not is_data and name not in _COMPARING and name != "Expand" and not _has_elements(ctx, node):
+    takes_any = is_data or name in _COMPARING or name == "Expand"
+    elements = None if takes_any else _computed(ctx, node)
+    if not takes_any and elements is None:
         return False
-    ctx.set_dtype(node.outputs[0], ir.DataType.BOOL if name in _COMPARING else first.dtype)
+    (out,) = node.outputs
+    ctx.set_dtype(out, ir.DataType.BOOL if name in _COMPARING else first.dtype)
+    if elements is not None:
+        out.shape = ir.Shape([len(elements)] if any(map(len, shapes)) else [])
+        ctx.set_symbolic_value(out, elements)
     return True
 
 
-def _has_elements(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
-    """Set the elements of a Mul or Where of elements of shapes, some of them symbols; False for another node."""
+def _computed(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Dim] | None:
+    """The elements of a Mul or Where of elements of shapes; None if they are not known, or it is another node."""
     elements: list[Dim | None] = []
     if node.op_type == "Mul":
         elements = [product(pair) for pair in _elements(ctx, node.inputs)]
     elif node.op_type == "Where" and (compared := producer(node.inputs[0], "Equal")) is not None:
         pairs, choices = _elements(ctx, compared.inputs), _elements(ctx, node.inputs[1:])
-        elements = (
-            [_choose(*pair, *choice) for pair, choice in zip(pairs, choices)] if len(pairs) == len(choices) else []
-        )
+        if len(pairs) == len(choices):
+            elements = [_choose(*pair, *choice) for pair, choice in zip(pairs, choices)]
     known = [d for d in elements if d is not None]
-    if not known or len(known) < len(elements):
-        return False
-    ctx.set_symbolic_value(node.outputs[0], known)
-    return True
+    return known if known and len(known) == len(elements) else None
 
 
 def _elements(ctx: osi.ShapeInferenceContext, values: Sequence[ir.Value | None]) -> list[tuple[Dim, Dim]]:
