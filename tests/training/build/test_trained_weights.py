@@ -86,7 +86,7 @@ def test_names_that_clash_or_are_no_identifiers():
         np.testing.assert_array_equal(state[rename.get(old, old)], expected[old])
     produced = [t.output for t in step.state.values()]
     assert all(o.isidentifier() for o in produced)
-    with pytest.raises(BadInput, match="cannot be 'labels', which is a value of the model, but no input"):
+    with pytest.raises(BadInput, match="cannot compare with 'labels', which is a value of the model, but no input"):
         attach(model, loss="mse", labels="labels")
 
 

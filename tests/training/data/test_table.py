@@ -397,3 +397,19 @@ def test_another_preparation_of_a_trained_model_is_refused(settings):
     plain = onnxgrad.train(linear(6), table, **{**how, "standardize": False}).inference_model()
     with pytest.raises(BadInput, match="missing: mean, and this preparation is not fitted again"):
         onnxgrad.train(plain, table, **how)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("way", ["mean", "drop"])
+def test_labels_are_not_prepared(way, stream, tmp_path):
+    """A column that `inputs` gives to the loss is neither filled nor standardized."""
+    pyarrow.csv.write_csv(pa.table({**COLUMNS, "price": [1000.0 + i for i in range(40)]}), tmp_path / "rows.csv")
+    settings = {"loss": "mse", "missing": way, "standardize": True, "stream": stream, "optimizer": "sgd",
+                "learning_rate": 1e-12, "epochs": 1}  # fmt: skip
+    trainer = onnxgrad.train(linear(6), tmp_path / "rows.csv", inputs={**INPUTS, "labels": "price"}, **settings)
+    other = onnxgrad.train(linear(6), tmp_path / "rows.csv", inputs=INPUTS, labels="price", **settings)
+    assert trainer.history.epochs[0]["loss"] == pytest.approx(other.history.epochs[0]["loss"], rel=1e-6)
+    assert trainer.history.epochs[0]["loss"] > 1e5
+    pyarrow.csv.write_csv(pa.table({**COLUMNS, "price": [None, *range(39)]}), tmp_path / "rows.csv")
+    with pytest.raises(BadInput, match="'labels' of .* missing values: 1, the first in row 0"):
+        onnxgrad.train(linear(6), tmp_path / "rows.csv", inputs={**INPUTS, "labels": "price"}, **settings)

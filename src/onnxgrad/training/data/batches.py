@@ -82,7 +82,7 @@ class Data:
         check_label_rows(fields)
         trained = trained or Preprocessing()
         pictures = trained.images_for(images)
-        tables_of = Joining(tables, frozenset(f.name for f in fields if f.dtype.kind in "iu"), fit_rows)
+        tables_of = Joining.of(tables, fields, fit_rows)
         opened = open_data(named_source(source, fields, name), pictures, inputs, trained.inputs, tables_of)
         columns, self.fields = trained.raw_rows(opened, fields, name)
         fields = self.fields

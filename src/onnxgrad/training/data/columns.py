@@ -96,7 +96,7 @@ class Selected(Column):
     """A selection of the rows of another column, read on access."""
 
     def __init__(self, column: Column, rows: np.ndarray) -> None:
-        self.column, self.rows = column, rows
+        self.column, self.rows, self.problem = column, rows, column.problem
         self.lengths = None if column.lengths is None else column.lengths[rows]
 
     def __len__(self) -> int:

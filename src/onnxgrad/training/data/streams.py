@@ -257,7 +257,7 @@ class Stream:
         """Read the stream once for the preparation of its columns. Returns arguments of `Data`."""
         self._check_repeatable()
         self._lacks_rows = tables.missing == "drop"
-        joining = Joining(tables, frozenset(f.name for f in self.fields if f.dtype.kind in "iu"))
+        joining = Joining.of(tables, self.fields)
         while True:
             types = dict(getattr(self.source, "types", {}))
             parts = (open_data(part) for part, _ in self._cut(self._opened, self.fields, self.name))

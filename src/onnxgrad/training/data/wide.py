@@ -52,11 +52,19 @@ class Joining:
         settings: of the run; None: only inputs that the model was trained on are prepared.
         whole: inputs that take whole numbers.
         fit_rows: the rows that means and categories are taken of. Default: all.
+        labels: inputs of the loss, whose columns are not prepared.
     """
 
     settings: TableSettings | None = None
     whole: frozenset[str] = frozenset()
     fit_rows: np.ndarray | None = None
+    labels: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, settings: TableSettings | None, fields: Sequence[Field], fit_rows: np.ndarray | None = None) -> Joining:
+        """The preparation by these settings for the inputs of a step."""
+        whole = frozenset(f.name for f in fields if f.dtype.kind in "iu")
+        return cls(settings, whole, fit_rows, frozenset(f.name for f in fields if f.label))
 
 
 def join_columns(
@@ -88,17 +96,18 @@ def join_columns(
     tables = tables or Joining()
     kept: np.ndarray | None = None
     if tables.settings is not None and tables.settings.missing == "drop":
-        kept = _complete_rows([raw_columns(columns, f.names) for f in wanted.values()])
+        kept = _complete_rows([raw_columns(columns, f.names) for n, f in wanted.items() if n not in tables.labels])
     for name, features in wanted.items():
         for called in features.names:
             left.pop(called, None)
-        if features.table is not None or tables.settings is not None:
+        if features.table is not None or (tables.settings is not None and name not in tables.labels):
             made[name] = _prepared(name, features, columns, tables, kept, source)
             continue
         if len(features.names) == 1 and not any(c in features.written for c in "*?["):
             made[name] = copy.copy(columns[features.names[0]])
         else:
             made[name] = _side_by_side(name, {called: columns[called] for called in features.names})
+        made[name] = made[name] if kept is None else made[name].select_in_memory(kept)
         made[name].features = features
     if kept is not None:
         left = {n: c.select_in_memory(kept) for n, c in left.items()}
@@ -119,6 +128,7 @@ def fit_parts(
         BadInput: as `join_columns`.
     """
     assert tables.settings is not None
+    inputs = {n: text for n, text in inputs.items() if n not in tables.labels}
     features = dict(trained)
     fits: dict[str, list[ColumnFit]] = {}
     for columns in parts:

@@ -317,11 +317,13 @@ class Objective:
         if named and value.name != wanted:
             hint = "choose another name"
             if wanted != "labels":
+                other = f"{wanted}_column"
                 hint = (
-                    f"of a column, write --inputs labels={wanted} instead (in Python inputs={{'labels': {wanted!r}}})"
+                    f"of a column, write {other!r}, and --inputs {other}={wanted} (in Python "
+                    f"inputs={{{other!r}: {wanted!r}}})"
                 )
             raise BadInput(
-                f"`labels` cannot be {wanted!r}, which is a value of the model, but no input\n  hint: {hint}"
+                f"the loss cannot compare with {wanted!r}, which is a value of the model, but no input\n  hint: {hint}"
             )
         self.b.graph.inputs.append(value)
         return Var(self.b, value)
