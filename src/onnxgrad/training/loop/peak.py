@@ -56,6 +56,8 @@ def limit_for(taken: float) -> float:
 def choose(groups: Sequence[Sequence[Settings]], measure: Measure, most: float) -> tuple[Settings, float]:
     """The first plan that is measured to take at most `most`, and the bytes that it takes.
 
+    Few plans are measured: where the first group does not fit, the last plan of all decides whether any does.
+
     Args:
         groups: plans, the fastest group first. The plans of a group take less and less: its last one is measured
             first, so that a group without a plan that fits costs one measurement.
@@ -68,29 +70,37 @@ def choose(groups: Sequence[Sequence[Settings]], measure: Measure, most: float) 
     Raises:
         BadInput: none can be measured.
     """
-    smallest: tuple[Settings, float] | None = None
-    reason: BadInput | None = None
-    for group in groups:
+    known: dict[int, tuple[Settings, float]] = {}
+    reasons: list[BadInput] = []
+
+    def taken(plan: Settings) -> tuple[Settings, float] | None:
+        if id(plan) not in known:
+            try:
+                known[id(plan)] = measure(plan)
+            except BadInput as error:
+                reasons.append(error)
+                return None
+        return known[id(plan)]
+
+    for k, group in enumerate(groups):
+        least = taken(groups[-1][-1]) if k == 1 else None
+        if least is not None and least[1] > most:
+            break
         low, high, fitting = 0, len(group), None
         while low < high:
             middle = high - 1 if fitting is None else (low + high) // 2
-            try:
-                found = measure(group[middle])
-            except BadInput as error:
-                reason = error
-                low, high = (low, middle) if fitting is None else (middle + 1, high)
-                continue
-            if found[1] <= most:
+            found = taken(group[middle])
+            if found is None and fitting is None:
+                high = middle
+            elif found is not None and found[1] <= most:
                 fitting, high = found, middle
             else:
-                smallest = min(smallest or found, found, key=lambda plan: plan[1])
-                low = middle + 1
+                low = high if fitting is None else middle + 1
         if fitting is not None:
             return fitting
-    if smallest is None:
-        assert reason is not None
-        raise reason
-    return smallest
+    if not known:
+        raise reasons[0]
+    return min(known.values(), key=lambda plan: plan[1])
 
 
 def within_peak(model: Any, recipe: Recipe, batch_size: int, is_validated: bool) -> tuple[Recipe, str]:
@@ -153,14 +163,14 @@ def in_words(settings: Settings) -> str:
 def plans(recipe: Recipe, rows: int, model: ir.Model) -> list[list[Settings]]:
     """Settings to try, in groups for `choose`; ``memory`` True: as much as is left."""
     parts = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= rows]
-    small: Settings = {"memory": True} | ({"accumulate": parts[-1]} if rows > 1 else {})
-    groups: list[list[Settings]] = [[{}], [{"memory": True} | ({"accumulate": n} if n > 1 else {}) for n in parts]]
+    cut: list[Settings] = [{"memory": True} | ({"accumulate": n} if n > 1 else {}) for n in parts]
+    trained: list[Settings] = [{}]
     if recipe.weights.trainable is None and recipe.weights.update is None and recipe.adapter.build_adapter() is None:
         narrow = [v.name or "" for v in model.graph.initializers.values() if _is_narrow(v)]
         adapters = {"lora": _RANK, "lora_targets": ["all", *(f"!{name}" for name in narrow)]}
-        groups.append([{**small, **adapters, **({"trainable": narrow} if narrow else {})}])
-        groups.append([{**small, "trainable": [f"last:{layers}"]} for layers in _LAYERS])
-    return groups
+        trained.append({**adapters, **({"trainable": narrow} if narrow else {})})
+        trained += [{"trainable": [f"last:{layers}"]} for layers in _LAYERS]
+    return [[{}], *([{**plan, **settings} for plan in cut] for settings in trained)]
 
 
 def _is_narrow(weight: ir.Value) -> bool:
