@@ -411,5 +411,5 @@ def test_labels_are_not_prepared(way, stream, tmp_path):
     assert trainer.history.epochs[0]["loss"] == pytest.approx(other.history.epochs[0]["loss"], rel=1e-6)
     assert trainer.history.epochs[0]["loss"] > 1e5
     pyarrow.csv.write_csv(pa.table({**COLUMNS, "price": [None, *range(39)]}), tmp_path / "rows.csv")
-    with pytest.raises(BadInput, match="'labels' of .* missing values: 1, the first in row 0"):
+    with pytest.raises(BadInput, match=r"'labels' of .* missing values: 1, the first in row 0"):
         onnxgrad.train(linear(6), tmp_path / "rows.csv", inputs={**INPUTS, "labels": "price"}, **settings)
