@@ -30,8 +30,8 @@ class OnnxGradTraining(Pass):
         self, model: ONNXModelHandler, config: type[BasePassConfig], output_model_path: str
     ) -> ONNXModelHandler:
         path = resolve_onnx_path(output_model_path, Path(model.model_path).name)
-        settings: dict[str, Any] = {"progress": False, **config.settings}  # type: ignore[attr-defined]
-        train(model.model_path, config.data, output=path, **settings)  # type: ignore[attr-defined]
+        settings: dict[str, Any] = {"progress": False, **config.settings}
+        train(model.model_path, config.data, output=path, **settings)
         return ONNXModelHandler(path)
 
 

@@ -102,7 +102,7 @@ def _is_batch(item: Mapping[str, Any]) -> bool:
     for name in FIELDS:
         value = as_array(item.get(name))
         if value is not None and not isinstance(value, str):
-            first = value[0] if len(value) else None
+            first: Any = value[0] if len(value) else None
             return not isinstance(first, Mapping) and (name != "input_ids" or np.ndim(first) == 1)
     return any(not isinstance(v, str) and np.ndim(as_array(v)) for v in item.values())
 
