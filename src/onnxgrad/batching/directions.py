@@ -22,6 +22,7 @@ from onnxgrad.batching.vmap import stack
 from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import ancestors, dependents
+from onnxgrad.ir.shapes import move_axis
 from onnxgrad.ir.subgraphs import cond, empty, give
 
 #: No stack may have more elements than this (a Scan holds only one direction at a time).
@@ -86,7 +87,8 @@ def vmapped(
             for end, r in zip(body.outputs, results):
                 end.shape = end.shape if end.shape is not None else r.like.value.shape
             stacks = scan(w, body, [], [(x, ScanAxis()) for x in pieces], [ScanAxis()] * len(results))
-        return [_first_to(y, r.axis) for y, r in zip(stacks, results)]
+        # a Scan can stack along any axis, but ONNX Runtime dies if another is empty
+        return [move_axis(y, 0, r.axis) if r.axis else y for y, r in zip(stacks, results)]
 
     if isinstance(count, int):
         return emit(builder)
@@ -116,14 +118,6 @@ def _slice(builder: Builder, seeds: Var) -> Var:
     return builder.var(
         ir.Value(name=builder.names.fresh("seed"), type=ir.TensorType(seeds.dtype), shape=ir.Shape(dims))  # type: ignore[arg-type]
     )
-
-
-def _first_to(x: Var, axis: int) -> Var:
-    """`x` with its first axis moved. (A Scan can stack along any axis, but ONNX Runtime dies if another is empty.)"""
-    if axis == 0:
-        return x
-    axes = list(range(1, x.rank))
-    return x.builder.Transpose(x, perm=[*axes[:axis], 0, *axes[axis:]])
 
 
 def _set_rank(y: Var, result: Batched) -> Var:

@@ -13,10 +13,10 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable, Write
-from onnxgrad.batching.product_rules import conv, einsum, fold_known, gemm, matmul, recurrent, resize, rows
+from onnxgrad.batching.product_rules import conv, einsum, gemm, matmul, recurrent, resize, rows
 from onnxgrad.ir import Var
 from onnxgrad.ir.operators import ByOperator, Kind
-from onnxgrad.ir.shapes import axis_first
+from onnxgrad.ir.shapes import move_axis
 from onnxgrad.rules.op import Op
 
 # --- by kind ----------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _pad(s: BatchedNode) -> Var:
             every[axis % rank], every[axis % rank + rank] = amounts[i], amounts[i + len(axes)]
         pads = b.const(every)
     before, after = (b.Slice(pads, [n], [m], [0]) for n, m in ((0, rank), (rank, 2 * rank)))
-    both = b.join([0], fold_known(b, before), [0], fold_known(b, after))
+    both = b.join([0], b.folded(before), [0], b.folded(after))
     return s.emit_again(x, both, *s.x[2:3])
 
 
@@ -208,7 +208,7 @@ def _gather(s: BatchedNode) -> Var:
     if not s.stacked[1]:
         return s.b.Gather(s.x[0], s.x[1], axis=axis + 1)
     s.only(1)
-    return axis_first(s.b.Gather(s.x[0], s.x[1], axis=axis), axis)
+    return move_axis(s.b.Gather(s.x[0], s.x[1], axis=axis), axis, 0)
 
 
 @_rule("GatherElements")
@@ -231,17 +231,12 @@ def _scatter_elements(s: BatchedNode) -> Var:
 def _scatter_nd(s: BatchedNode) -> Var:
     if s.stacked[1]:
         raise Unstackable
-    return axis_first(s.emit_again(_last(s.stack(0)), s.x[1], _last(s.stack(2))), s.rank(0))
+    return move_axis(s.emit_again(move_axis(s.stack(0), 0, -1), s.x[1], move_axis(s.stack(2), 0, -1)), -1, 0)
 
 
 @_rule("ReverseSequence")
 def _reverse_sequence(s: BatchedNode) -> Var:
-    return axis_first(s.emit_again(_last(s.only(0)), s.x[1]), s.rank(0))
-
-
-def _last(x: Var) -> Var:
-    """Move the batch axis to the end."""
-    return x.builder.Transpose(x, perm=[*range(1, x.rank), 0])
+    return move_axis(s.emit_again(move_axis(s.only(0), 0, -1), s.x[1]), -1, 0)
 
 
 def _length(x: Var) -> int:

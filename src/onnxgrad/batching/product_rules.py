@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.shapes import move_axis
 
 
 def matmul(s: BatchedNode) -> Var:
@@ -76,12 +77,7 @@ def einsum(s: BatchedNode) -> Var:
 def _merge_axes(b: Builder, x: Var, axis: int) -> Var:
     """`x` with axes `axis` and `axis` + 1 as one."""
     one = b.shape_of(x, axis, axis + 1) * b.shape_of(x, axis + 1, axis + 2)
-    return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], fold_known(b, one), b.shape_of(x, axis + 2)))
-
-
-def fold_known(b: Builder, x: Var) -> Var:
-    """`x` as a constant, if it is known."""
-    return x if (known := x.const) is None else b.const(known)
+    return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], b.folded(one), b.shape_of(x, axis + 2)))
 
 
 def _split_axis(b: Builder, x: Var, axis: int, *sizes: Any) -> Var:
@@ -105,21 +101,14 @@ def recurrent(s: BatchedNode) -> list[Var]:
     operands = list(s.x)
     for i in [i for i in batch if i < len(s.x) and s.x[i] is not None]:
         x, at = s.stack(i), batch[i]
-        operands[i] = _merge_axes(b, b.Transpose(x, perm=_axis_order(x.rank, 0, at)), at)
+        operands[i] = _merge_axes(b, move_axis(x, 0, at), at)
     each = b.shape_of(Var(b, s.values[0]), 1, 2) if not s.stacked[0] else b.shape_of(s.x[0], 2, 3)  # type: ignore[arg-type]
     again = s.emit_again(*operands)
     results = []
     for y in again if isinstance(again, tuple) else (again,):
         at = y.rank - 2
-        y = _split_axis(b, y, at, s.count, each)
-        results.append(b.Transpose(y, perm=_axis_order(y.rank, at, 0)))
+        results.append(move_axis(_split_axis(b, y, at, s.count, each), at, 0))
     return results
-
-
-def _axis_order(rank: int, source: int, target: int) -> list[int]:
-    """The order of axes in which axis `source` has become axis `target`."""
-    perm = [i for i in range(rank) if i != source]
-    return [*perm[:target], source, *perm[target:]]
 
 
 def resize(s: BatchedNode) -> Var:

@@ -19,7 +19,7 @@ from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import dependents, reads, subgraphs
-from onnxgrad.ir.shapes import axis_first
+from onnxgrad.ir.shapes import move_axis
 from onnxgrad.ir.subgraphs import cond, empty, formal, give
 
 
@@ -315,7 +315,7 @@ class Stacking:
         if not is_stack:
             return self.plain_of(value), slot
         x = self.stack_of(value)
-        return axis_first(x, slot.axis % (x.rank - 1) + 1), ScanAxis(0, slot.backwards)
+        return move_axis(x, slot.axis % (x.rank - 1) + 1, 0), ScanAxis(0, slot.backwards)
 
     def _collected(self, y: Var, slot: ScanAxis, is_stack: bool, like: ir.Value) -> Var:
         """Move the slices of a scan output from the first axis to their axis.

@@ -24,6 +24,7 @@ from onnxgrad.errors import BadInput, UnknownName, ZeroDerivative
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io import save_model, signature
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.transforms.first_order import jvp, vjp
@@ -105,7 +106,7 @@ def forward(model: ir.Model, of: list[str] | None = None) -> ir.Model:
 
 def _floats(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
     """The float values by name. Raises BadInput for a value without a known rank."""
-    found = {v.name or "": v for v in values if v.dtype is not None and v.dtype.is_floating_point()}
+    found = {v.name or "": v for v in values if holds_floats(v)}
     for name, value in found.items():
         if value.shape is None:
             raise BadInput(f"{name!r} declares no shape, which CasADi needs")

@@ -24,6 +24,7 @@ import onnx_ir as ir
 from onnxgrad.errors import ZeroDerivative
 from onnxgrad.files import replacing
 from onnxgrad.function import Function
+from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io import save_model, signature
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.transforms.first_order import jvp, vjp
@@ -47,8 +48,8 @@ def family(model: AnyModel, folder: str | os.PathLike, name: str = "f") -> list[
         NotDifferentiable: an operator has no derivative.
     """
     primal = Function(model).model
-    wrt = [v.name or "" for v in primal.graph.inputs if v.dtype is not None and v.dtype.is_floating_point()]
-    of = [v.name or "" for v in primal.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    wrt = [v.name or "" for v in primal.graph.inputs if holds_floats(v)]
+    of = [v.name or "" for v in primal.graph.outputs if holds_floats(v)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ZeroDerivative)
         pullback, pushforward = vjp(primal, wrt=wrt, of=of), jvp(primal, wrt=wrt, of=of)

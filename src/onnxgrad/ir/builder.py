@@ -21,13 +21,8 @@ from onnxgrad.ir.constants import is_repeatable, known_value
 from onnxgrad.ir.infer.context import Calls
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.literals import Attributes, Literals
-from onnxgrad.ir.match import permutation, producer
+from onnxgrad.ir.match import FLOATS, permutation, producer
 from onnxgrad.ir.names import Names, unknown_rank
-
-#: Tensor element types that can carry a derivative.
-FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
-#: Floats of 16 bits.
-HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 #: The result of `full_like` and `zeros_like` for a value that is no tensor, by its type; see `containers`.
 FULL_LIKE: dict[type, Callable[[Builder, Var, float], Var]] = {}

@@ -11,13 +11,11 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.ir.match import is_standard
+from onnxgrad.ir.match import FLOATS, is_standard
 from onnxgrad.ir.schemas import schema_of
 
 #: The newest opset that stock ONNX Runtime loads, and IR version.
 NEWEST_LOADED, NEWEST_IR_LOADED = 26, 13
-
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def settle_opset(model: ir.Model, newest: int = NEWEST_LOADED) -> ir.Node | None:
@@ -106,4 +104,4 @@ def _spell_type(held: ir.TypeProtocol) -> str:
 def _is_float_remainder(node: ir.Node) -> bool:
     """True if `node` is a Mod of floats like Python's ``%``, which only opset 28 has."""
     x = node.inputs[0]
-    return (x is None or x.dtype is None or x.dtype in _FLOATS) and not node.attributes.get_int("fmod", 0)
+    return (x is None or x.dtype is None or x.dtype in FLOATS) and not node.attributes.get_int("fmod", 0)

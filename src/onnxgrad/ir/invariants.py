@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.graph import scopes, subgraphs
 
 #: Name and element type; of an output, the number of axes as well.
 _Input = tuple[str | None, ir.DataType | None]
@@ -29,19 +29,8 @@ class Interface:
 
 def interface_of(graph: ir.Graph) -> Interface:
     """The interface of a graph."""
-    dtypes: dict[str | None, ir.DataType | None] = {}
-    _note_types(graph, dtypes)
-    return Interface(*_ends(graph), dtypes)
-
-
-def _note_types(graph: ir.Graph, dtypes: dict[str | None, ir.DataType | None]) -> None:
-    for node in graph:
-        for value in node.outputs:
-            if (dtype := value.dtype) is not None:
-                dtypes[value.name] = dtype
-        if node.attributes.data:
-            for body in subgraphs(node):
-                _note_types(body, dtypes)
+    typed = (v for scope in scopes(graph) for node in scope for v in node.outputs if v.dtype is not None)
+    return Interface(*_ends(graph), {v.name: v.dtype for v in typed})
 
 
 def fault_of(graph: ir.Graph, like: Interface | None) -> str:

@@ -12,6 +12,13 @@ from typing import Protocol, TypeGuard, TypeVar
 import numpy as np
 import onnx_ir as ir
 
+#: Tensor element types that can carry a derivative.
+FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
+#: Floats of 16 bits.
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+#: Types of indices, sizes and conditions.
+WHOLE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
+
 _STANDARD = ("", "ai.onnx")
 
 
@@ -96,6 +103,11 @@ def is_number(value: ir.Value | None, number: float) -> bool:
     """True if `value` is a constant of one element, which is `number`."""
     array = single_constant(value)
     return array is not None and array.dtype.kind not in "OSU" and bool(array.flat[0] == number)
+
+
+def holds_floats(value: ir.Value) -> bool:
+    """True if `value` is known to hold floats, of any width."""
+    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def permutation(transpose: ir.Node) -> tuple[int, ...] | None:

@@ -12,23 +12,22 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.infer.loops import Dim, same_dim
 from onnxgrad.ir.lowerings import lowering
 
-Dim = int | ir.SymbolicDim
-
 _LEADING = lowering("leading_products", "what was broadcast along leading axes", "ones·X", "ReduceSum")
-
-
-def same_dim(a: Dim, b: Dim) -> bool:
-    """True if two dimensions are provably equal."""
-    if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int) and a == b
-    return a.value is not None and a.value == b.value
 
 
 def same_dims(a: Sequence[Dim] | None, b: Sequence[Dim] | None) -> bool:
     """True if two shapes are provably equal."""
     return a is not None and b is not None and len(a) == len(b) and all(map(same_dim, a, b))
+
+
+def allows(shape: Sequence[Dim] | ir.Shape | None, sizes: Sequence[int]) -> bool:
+    """True if a tensor of these `sizes` fits a declared `shape`, in which a symbol allows any size."""
+    if shape is None:
+        return True
+    return len(shape) == len(sizes) and all(not isinstance(d, int) or d == n for d, n in zip(shape, sizes))
 
 
 def same_shape(x: Var, y: Var) -> bool:
@@ -92,10 +91,12 @@ def _sum_to_at_run_time(b: Builder, x: Var, like: Var) -> Var:
     return b.reshape(b.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=1), want)
 
 
-def axis_first(x: Var, axis: int) -> Var:
-    """`x` with `axis` before the other axes."""
-    at = axis % x.rank
-    return x.builder.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]) if at else x
+def move_axis(x: Var, source: int, target: int) -> Var:
+    """`x` with its axis `source` at the place `target`; the others keep their order."""
+    source, target = source % x.rank, target % x.rank
+    perm = [i for i in range(x.rank) if i != source]
+    perm.insert(target, source)
+    return x if source == target else x.builder.Transpose(x, perm=perm)
 
 
 def product(x: Var, y: Var) -> Var:

@@ -25,10 +25,18 @@ INF = float("inf")
 
 
 @lowering("Attention")
-def attention(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def attention(
+    b: Builder,
+    node: ir.Node,
+    q: Var,
+    k: Var,
+    v: Var,
+    mask: Var | None,
+    past_k: Var | None,
+    past_v: Var | None,
+    lengths: Var | None,
+) -> Sequence[Var | None]:
     """Y = P·V with P = softmax(s·Q·Kᵀ + bias); K and V after what is past"""
-    q, k, v, mask, past_k, past_v, lengths = [None if x is None else b.var(x) for x in (*node.inputs, *[None] * 7)[:7]]
-    assert q is not None and k is not None and v is not None  # noqa: PT018
     flat, dtype = q.rank == 3, q.dtype
     if flat:
         q = split_heads(b, q, attribute(b, node, "q_num_heads"))
@@ -154,7 +162,7 @@ def _bias(
     ends = None if lengths is None else b.Unsqueeze(lengths, [1, 2, 3])
     if attribute(b, node, "is_causal") or (left, right) != (-1, -1):
         count = b.shape_of(q, 2, 3)
-        places = b.Unsqueeze(b.Range(b.const(0), b.Squeeze(count, [0]), b.const(1)), [1])
+        places = b.Unsqueeze(b.places_along(q, 2), [1])
         if past is not None:
             places = b.Add(places, past)
         elif ends is not None:

@@ -7,9 +7,7 @@ are the parameters of the function.
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import onnx_ir as ir
@@ -21,10 +19,9 @@ from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.infer.registry import registry
 from onnxgrad.ir.names import Names
-from onnxgrad.lower.registry import Lowering, lowering
+from onnxgrad.lower.registry import Writer, inputs_of, lowering, lowering_for
 
 MICROSOFT = "com.microsoft"
-Writer = Callable[..., Sequence[Var | None]]
 #: The inputs of each operator, by (domain, name), and whether each may be a float.
 formals: dict[tuple[str, str], list[tuple[str, bool]]] = {}
 
@@ -32,41 +29,22 @@ formals: dict[tuple[str, str], list[tuple[str, bool]]] = {}
 def contrib(
     *names: str, domain: str = MICROSOFT, whole: Collection[str] = (), operands: type | None = None
 ) -> Callable[[Writer], Writer]:
-    """Register ``f(b, node, *operands)`` as the lowering of operators; missing operands are None.
-
-    The parameters bear the names of the inputs; those named in `whole` are never floats. Of an operator with many
-    inputs, ``f(b, node, x)`` takes an instance of the dataclass `operands`, whose fields bear these names.
-    """
+    """Register a `lowering`, and by it the inference and the inputs of operators; those in `whole` are never floats."""
 
     def register(writer: Writer) -> Writer:
-        parameters = list(inspect.signature(writer if operands is None else operands).parameters.values())
-        parameters = parameters[2:] if operands is None else parameters
-        inputs = [p.name for p in parameters]
-        spread = parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL
-        required = [p.annotation == "Var" for p in parameters]
-
-        @functools.wraps(writer)
-        def lower(b: Builder, node: ir.Node) -> Sequence[Var | None]:
-            given = [None if v is None else b.var(v) for v in node.inputs]
-            if len(given) > len(inputs) and not spread:
-                raise NotDifferentiable(f"it has {len(given)} operands, and takes {len(inputs)}")
-            given += [None] * (len(inputs) - spread - len(given))
-            for x, name, must in zip(given, inputs, required):
-                if must:
-                    require_operand(x, name)
-            return writer(b, node, *given) if operands is None else writer(b, node, operands(*given))
-
-        lowering(*names, domain=domain)(lower)
+        lowering(*names, domain=domain, operands=operands)(writer)
         for name in names:
-            formals[domain, name] = [(i, i not in whole) for i in inputs]
-            registry.register(domain, name, 1)(_as_written(lower))
+            formals[domain, name] = [(p.name, p.name not in whole) for p in inputs_of(writer, operands)]
+            registry.register(domain, name, 1)(_as_written(name, domain))
         return writer
 
     return register
 
 
-def _as_written(lower: Lowering) -> Infer:
+def _as_written(name: str, domain: str) -> Infer:
     """Infer an operator by its lowering, written into a temporary graph."""
+    lower = lowering_for(name, domain)
+    assert lower is not None
 
     def infer(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         copies: list[ir.Value | None] = []
@@ -105,10 +83,3 @@ def refuse_operand(x: Var | None, name: str, hint: str = "export the model witho
     """Raise NotDifferentiable where an optional operand is there."""
     if x is not None:
         raise NotDifferentiable(f"its input {name} ({x.name!r}) is not supported\n  hint: {hint}")
-
-
-def require_operand(x: Var | None, name: str) -> Var:
-    """An operand that every node must have."""
-    if x is None:
-        raise NotDifferentiable(f"its input {name} is left out\n  hint: export the model again")
-    return x

@@ -19,7 +19,8 @@ from onnxgrad.ir import Builder, Var, reshape_to
 from onnxgrad.ir.schemas import attribute
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.lower.attention import attend, join_heads, split_heads
-from onnxgrad.lower.contrib import contrib, refuse, refuse_operand, require_operand
+from onnxgrad.lower.contrib import contrib, refuse, refuse_operand
+from onnxgrad.lower.registry import require_operand
 from onnxgrad.lower.transformer import rotate
 
 INT64 = int(ir.DataType.INT64)
@@ -293,7 +294,7 @@ def _update_cache(b: Builder, past: Var | None, new: Var, before: Var, total: Va
     if past is None or (past.shape is not None and same_dim(past.shape[2], 0)):
         return new
     room = b.shape_of(past, 2, 3)
-    places = b.Range(b.const(0), b.Squeeze(b.Max(room, total), [0]), b.const(1))
+    places = b.Range(0, b.Squeeze(b.Max(room, total), [0]), 1)
     shift = b.Sub(places, before)  # [B, T]: the index among the new tokens
     every = b.Concat(past, new, axis=2)
     last = b.Sub(b.shape_of(every, 2, 3), b.const(1))

@@ -13,9 +13,10 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.builder import HALF
+from onnxgrad.ir.match import HALF
 from onnxgrad.ir.schemas import attribute
-from onnxgrad.lower.contrib import contrib, require_operand
+from onnxgrad.lower.contrib import contrib
+from onnxgrad.lower.registry import require_operand
 
 
 def gelu_of(b: Builder, x: Var) -> Var:

@@ -18,9 +18,10 @@ import onnx_ir as ir
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.schemas import attribute
-from onnxgrad.lower.contrib import contrib, require_operand
+from onnxgrad.ir.shapes import move_axis
+from onnxgrad.lower.contrib import contrib
 from onnxgrad.lower.contrib_attention import projected
-from onnxgrad.lower.registry import lowering_for
+from onnxgrad.lower.registry import lowering_for, require_operand
 
 
 def _scalar(b: Builder, x: Var | None) -> Var | None:
@@ -155,13 +156,12 @@ def qlinear_where(
     return [_numbers(b, z, z_scale, z_zero_point)]
 
 
-def _channels_first(b: Builder, node: ir.Node, x: Var) -> Var:
-    last = attribute(node, "channels_last", 0)
-    return b.Transpose(x, perm=[0, x.rank - 1, *range(1, x.rank - 1)]) if last else x
+def _channels_first(node: ir.Node, x: Var) -> Var:
+    return move_axis(x, -1, 1) if attribute(node, "channels_last", 0) else x
 
 
-def _channels_as_asked(b: Builder, node: ir.Node, y: Var) -> Var:
-    return b.Transpose(y, perm=[0, *range(2, y.rank), 1]) if attribute(node, "channels_last", 0) else y
+def _channels_as_asked(node: ir.Node, y: Var) -> Var:
+    return move_axis(y, 1, -1) if attribute(node, "channels_last", 0) else y
 
 
 @contrib("QLinearGlobalAveragePool", whole=("X", "x_zero_point", "y_zero_point"))
@@ -180,9 +180,9 @@ def qlinear_average_pool(
 ) -> Sequence[Var]:
     """Y = quantized(mean of x over each window)"""
     names = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
-    x = _channels_first(b, node, _floats(b, X, x_scale, x_zero_point))
+    x = _channels_first(node, _floats(b, X, x_scale, x_zero_point))
     y = b.AveragePool(x, **{k: attribute(node, k, None) for k in names})
-    return [_numbers(b, _channels_as_asked(b, node, y), y_scale, y_zero_point, X)]
+    return [_numbers(b, _channels_as_asked(node, y), y_scale, y_zero_point, X)]
 
 
 @contrib("QLinearConv", whole=("x", "x_zero_point", "w", "w_zero_point", "y_zero_point", "B"))
@@ -201,12 +201,12 @@ def qlinear_conv(
 ) -> Sequence[Var]:
     """Y = quantized(x ⋆ w + B), B being in units of the scale of x times that of w"""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    h, k = _channels_first(b, node, _floats(b, x, x_scale, x_zero_point)), _by_column(b, w, w_scale, w_zero_point, 0)
+    h, k = _channels_first(node, _floats(b, x, x_scale, x_zero_point)), _by_column(b, w, w_scale, w_zero_point, 0)
     bias = None
     if B is not None:
         bias = b.Cast(B, to=int(ir.DataType.FLOAT)) * require_operand(_scalar(b, x_scale), "x_scale") * w_scale
     y = b.Conv(h, k, bias, **{name: attribute(node, name, None) for name in names})
-    return [_numbers(b, _channels_as_asked(b, node, y), y_scale, y_zero_point)]
+    return [_numbers(b, _channels_as_asked(node, y), y_scale, y_zero_point)]
 
 
 # --- products --------------------------------------------------------------------------------------

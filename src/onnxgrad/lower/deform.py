@@ -13,7 +13,6 @@ from onnxgrad.lower.sampling import (
     LINEAR,
     Size,
     first_rows,
-    operand,
     rows_of,
     sampled,
     size_of,
@@ -26,18 +25,15 @@ def _positions(b: Builder, like: Var, count: Size, stride: int, head: int) -> Va
     """The starts of the windows along an axis."""
     if isinstance(count, int):
         return b.const(np.arange(count) * stride - head, like.dtype)
-    return b.cast_like(b.Range(b.const(0), count, b.const(1)), like) * float(stride) - float(head)
+    return b.cast_like(b.Range(0, count, 1), like) * float(stride) - float(head)
 
 
 @lowering("DeformConv")
-def deform_conv(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def deform_conv(
+    b: Builder, node: ir.Node, x: Var, weights: Var, offset: Var, bias: Var | None, mask: Var | None
+) -> Sequence[Var | None]:
     """y[n, m, o] = Σ w[m, c, k]·mask[n, k, o]·x[n, c, p] with p = o·stride - pad + k·dilation + offset[n, k, o]"""
-    image, weights, offset, bias, mask = (
-        None if v is None else widen(b, v) for v in (operand(b, node, i) for i in range(5))
-    )
-    assert image is not None
-    assert weights is not None
-    assert offset is not None
+    image, weights, offset = widen(b, x), widen(b, weights), widen(b, offset)
     rank = image.rank - 2
     group, parts = attribute(b, node, "group"), attribute(b, node, "offset_group")
     strides = attribute(b, node, "strides") or [1] * rank
@@ -50,22 +46,22 @@ def deform_conv(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     channels = size_of(b, image, 1)
     wide = [channels // parts] if isinstance(channels, int) else b.Unsqueeze(b.Div(channels, parts), [0])
     joined = b.Mul(batch, parts) if batch.const is None else b.const(batch.const * parts)
-    x = b.reshape(image, b.join(joined, wide, b.shape_of(image, 2))) if parts > 1 else image
+    pieces = b.reshape(image, b.join(joined, wide, b.shape_of(image, 2))) if parts > 1 else image
     vector = [b.Unsqueeze(k, [0]) if isinstance(k, Var) else [k] for k in kernel]
     offset = b.reshape(offset, b.join(joined, *vector, [rank], out))  # [N·parts, k…, rank, o…]
     axes = 1 + 2 * rank  # of the points, laid out as [N·parts, k…, o…]
     along = []
     for i in range(rank):
-        window = _positions(b, x, size_of(b, offset, 2 + rank + i), strides[i], heads[i])
-        tap = _positions(b, x, kernel[i], dilations[i], 0)
+        window = _positions(b, pieces, size_of(b, offset, 2 + rank + i), strides[i], heads[i])
+        tap = _positions(b, pieces, kernel[i], dilations[i], 0)
         at = b.Gather(offset, b.const(i), axis=1 + rank)
         for place, along_axis in ((1 + rank + i, window), (1 + i, tap)):
             at = at + b.Unsqueeze(along_axis, [k for k in range(axes) if k != place])
-        along.append(taps(b, at, size_of(b, x, 2 + i), LINEAR))
-    first, steps = first_rows(b, x, size_of(b, x, 0))
-    columns = sampled(b, rows_of(b, x), b.Unsqueeze(first, list(range(1, axes))), steps, along)
+        along.append(taps(b, at, size_of(b, pieces, 2 + i), LINEAR))
+    first, steps = first_rows(b, pieces, size_of(b, pieces, 0))
+    columns = sampled(b, rows_of(b, pieces), b.Unsqueeze(first, list(range(1, axes))), steps, along)
     if mask is not None:
-        columns = columns * b.Unsqueeze(b.reshape(mask, b.join(joined, *vector, out)), [axes])
+        columns = columns * b.Unsqueeze(b.reshape(widen(b, mask), b.join(joined, *vector, out)), [axes])
     columns = b.Transpose(columns, perm=[0, axes, *range(1, axes)])  # [N·parts, C/parts, k…, o…]
     inner = b.shape_of(weights, 1)  # [C/group, k…]
     depth = b.const([int(inner.const.prod())]) if inner.const is not None else b.ReduceProd(inner, None, keepdims=1)
@@ -73,5 +69,5 @@ def deform_conv(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     y = b.reshape(weights, b.join([group, -1], depth)) @ columns
     y = b.reshape(y, b.join(batch, b.shape_of(weights, 0, 1), out))
     if bias is not None:
-        y = y + (b.Unsqueeze(bias, list(range(1, rank + 1))))
-    return [b.cast_like(y, b.var(node.inputs[0]))]  # type: ignore[arg-type]
+        y = y + b.Unsqueeze(widen(b, bias), list(range(1, rank + 1)))
+    return [b.cast_like(y, x)]

@@ -180,7 +180,7 @@ def update(b: Builder, node: ir.Node, shortest: bool = False) -> list[Var]:
 def _register_formula(op_type: str) -> None:
     """Register `update` for an operator under the formula of that operator."""
 
-    def lowered(b: Builder, node: ir.Node) -> list[Var]:
+    def lowered(b: Builder, node: ir.Node, *_: Var | None) -> list[Var]:
         return update(b, node)
 
     lowered.__doc__ = _FORMULAS[op_type].__doc__

@@ -59,15 +59,14 @@ class _Layer:
     activations: Sequence[str]
     states: Sequence[str] = ("h",)
 
-    def __init__(self, b: Builder, node: ir.Node) -> None:
+    def __init__(self, b: Builder, node: ir.Node, *operands: Var | None) -> None:
         self.b, self.node = b, node
         names = ["X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"]
         self.operands: dict[str, Var | None] = dict.fromkeys(names)
-        for name, value in zip(names, node.inputs):
-            self.operands[name] = None if value is None else b.var(value)
-            if value is not None and value.shape is None:  # the specification fixes the rank
-                rank = {"B": 2, "P": 2, "sequence_lens": 1}.get(name, 3)
-                value.shape = ir.Shape([None] * rank)
+        for name, x in zip(names, operands):
+            self.operands[name] = x
+            if x is not None and x.shape is None:  # the specification fixes the rank
+                x.value.shape = ir.Shape([None] * {"B": 2, "P": 2, "sequence_lens": 1}.get(name, 3))
         self.batch_first = bool(self.attr("layout"))
         self.directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
             self.attr("direction")
@@ -315,18 +314,18 @@ class _Lstm(_Layer):
 
 
 @lowering("RNN")
-def rnn(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def rnn(b: Builder, node: ir.Node, *operands: Var | None) -> Sequence[Var | None]:
     """hₜ = f(xₜ·Wᵀ + hₜ₋₁·Rᵀ + b)"""
-    return _Rnn(b, node).write()
+    return _Rnn(b, node, *operands).write()
 
 
 @lowering("GRU")
-def gru(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def gru(b: Builder, node: ir.Node, *operands: Var | None) -> Sequence[Var | None]:
     """The gated recurrent unit, with the reset before or after the product"""
-    return _Gru(b, node).write()
+    return _Gru(b, node, *operands).write()
 
 
 @lowering("LSTM")
-def lstm(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def lstm(b: Builder, node: ir.Node, *operands: Var | None) -> Sequence[Var | None]:
     """The long short-term memory, peepholes and coupled gates included"""
-    return _Lstm(b, node).write()
+    return _Lstm(b, node, *operands).write()

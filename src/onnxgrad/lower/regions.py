@@ -21,7 +21,6 @@ from onnxgrad.lower.sampling import (
     clamped,
     first_rows,
     gathered,
-    operand,
     real,
     rows_of,
     size_of,
@@ -40,7 +39,7 @@ def _range(b: Builder, count: Any, like: Var) -> Var:
     """0, 1, 2, … in the dtype of `like`."""
     if isinstance(count, int):
         return b.const(np.arange(count), like.dtype)
-    return b.cast_like(b.Range(b.const(0), count, b.const(1)), like)
+    return b.cast_like(b.Range(0, count, 1), like)
 
 
 def _first_of(b: Builder, x: Var, batch: Var, axes: list[int]) -> tuple[Var, list[Size]]:
@@ -86,12 +85,8 @@ class _Side:
 
 
 @lowering("RoiAlign")
-def roi_align(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def roi_align(b: Builder, node: ir.Node, image: Var, rois: Var, batch: Var) -> Sequence[Var | None]:
     """y[r, c, i, j] = the mean, or the largest weighted tap, of x[n(r), c] interpolated at the points of a bin"""
-    image, rois, batch = (operand(b, node, i) for i in range(3))
-    assert image is not None
-    assert rois is not None
-    assert batch is not None
     x, boxes = widen(b, image), widen(b, rois)
     half = attribute(b, node, "coordinate_transformation_mode") == "half_pixel"
     ratio, scale = attribute(b, node, "sampling_ratio"), attribute(b, node, "spatial_scale")
@@ -132,11 +127,8 @@ def _largest(b: Builder, values: Var, sides: list[_Side], beside: tuple[list[int
 
 
 @lowering("MaxRoiPool")
-def max_roi_pool(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def max_roi_pool(b: Builder, node: ir.Node, image: Var, rois: Var) -> Sequence[Var | None]:
     """y[r, c, i, j] = the largest of x[n(r), c] in a bin, the first where there are more; 0 if it is empty"""
-    image, rois = operand(b, node, 0), operand(b, node, 1)
-    assert image is not None
-    assert rois is not None
     x, rois = widen(b, image), widen(b, rois)
     scaled = rois * float(attribute(b, node, "spatial_scale"))
     corners = b.Sign(scaled) * b.Floor(b.Abs(scaled) + 0.5)  # halves away from 0

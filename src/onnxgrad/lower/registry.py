@@ -1,13 +1,15 @@
 """The registry of handwritten lowerings: operators written in others, with every weight an operand.
 
-A lowering is a function of a builder and the node that returns the new outputs of the node (``None`` for a missing
-one). Its nodes replace the node in the graph.
+A lowering is a function of a builder, the node and its operands that returns the new outputs of the node (``None`` for
+a missing one). Its nodes replace the node in the graph.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx_ir as ir
 
@@ -18,19 +20,49 @@ from onnxgrad.ir.names import described
 from onnxgrad.lower.function_bodies import _take_place
 
 Lowering = Callable[[Builder, ir.Node], Sequence[Var | None]]
-_Lowering = TypeVar("_Lowering", bound=Lowering)
+Writer = Callable[..., Sequence[Var | None]]
 _table: dict[tuple[str, str], Lowering] = {}
 
 
-def lowering(*names: str, domain: str = "") -> Callable[[_Lowering], _Lowering]:
-    """Register a function as the lowering of operators of the specification."""
+def lowering(*names: str, domain: str = "", operands: type | None = None) -> Callable[[Writer], Writer]:
+    """Register ``f(b, node, *operands)`` as the lowering of operators; missing operands are None.
 
-    def register(function: _Lowering) -> _Lowering:
+    The parameters bear the names of the inputs. Of an operator with many of them, ``f(b, node, x)`` takes an instance
+    of the dataclass `operands`, whose fields bear these names.
+    """
+
+    def register(writer: Writer) -> Writer:
+        inputs = inputs_of(writer, operands)
+        is_open = inputs[-1].kind is inspect.Parameter.VAR_POSITIONAL
+
+        @functools.wraps(writer)
+        def lower(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+            given = [None if v is None else b.var(v) for v in node.inputs]
+            if len(given) > len(inputs) and not is_open:
+                raise NotDifferentiable(f"it has {len(given)} operands, and takes {len(inputs)}")
+            given += [None] * (len(inputs) - is_open - len(given))
+            for x, formal in zip(given, inputs):
+                if formal.annotation == "Var":
+                    require_operand(x, formal.name)
+            return writer(b, node, *given) if operands is None else writer(b, node, operands(*given))
+
         for name in names:
-            _table[domain, name] = function
-        return function
+            _table[domain, name] = lower
+        return writer
 
     return register
+
+
+def inputs_of(writer: Writer, operands: type | None = None) -> list[inspect.Parameter]:
+    """The parameters of a lowering that stand for inputs of the operator."""
+    return list(inspect.signature(operands or writer).parameters.values())[0 if operands else 2 :]
+
+
+def require_operand(x: Var | None, name: str) -> Var:
+    """An operand that every node must have."""
+    if x is None:
+        raise NotDifferentiable(f"its input {name} is left out\n  hint: export the model again")
+    return x
 
 
 def lowering_for(op_type: str, domain: str = "") -> Lowering | None:
@@ -64,7 +96,7 @@ def replace(builder: Builder, node: ir.Node, lower: Lowering) -> list[ir.Node] |
             raise type(e)(f"{described(node)}: {e}") from e
         for r in written:
             if r is not None and (r.value in taken or r.value.producer() not in new):
-                r = b.append(ir.Node("", "Identity", [r.value]))[0]
+                r = b.copy(r)
             taken.update([] if r is None else [r.value])
             results.append(None if r is None else r.value)
     graph.remove(new)

@@ -16,6 +16,8 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import HALF
+from onnxgrad.ir.shapes import move_axis
 from onnxgrad.lower.registry import attribute, lowering
 
 #: A dimension: a number, or a scalar that is read at run time.
@@ -107,8 +109,7 @@ def taps(b: Builder, x: Var, size: Size, kernel: Kernel, padding: str = "zeros",
 
 def rows_of(b: Builder, x: Var) -> Var:
     """`x`, [N, C, d₁ … dₖ], as a matrix of N·d₁·…·dₖ rows of channels."""
-    last = b.Transpose(x, perm=[0, *range(2, x.rank), 1])
-    return b.reshape(last, b.join([-1], b.shape_of(x, 1, 2)))
+    return b.reshape(move_axis(x, 1, -1), b.join([-1], b.shape_of(x, 1, 2)))
 
 
 def first_rows(b: Builder, x: Var, count: Size) -> tuple[Size, list[Size]]:
@@ -118,7 +119,7 @@ def first_rows(b: Builder, x: Var, count: Size) -> tuple[Size, list[Size]]:
         strides.insert(0, multiply_sizes(strides[0], size_of(b, x, axis)))
     if isinstance(count, int) and isinstance(strides[0], int):
         return b.const(np.arange(count) * strides[0]), strides[1:]
-    return b.Mul(b.Range(b.const(0), count, b.const(1)), strides[0]), strides[1:]
+    return b.Mul(b.Range(0, count, 1), strides[0]), strides[1:]
 
 
 def multiply_sizes(a: Size, c: Size) -> Size:
@@ -150,13 +151,7 @@ def sampled(b: Builder, rows: Var, first: Var, strides: Sequence[Size], along: S
 
 def widen(b: Builder, x: Var) -> Var:
     """`x`, in float32 if its type is half as wide: coordinates need more than its digits."""
-    return b.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
-
-
-def operand(b: Builder, node: ir.Node, i: int) -> Var | None:
-    """Input `i` of a node, None if it is missing."""
-    value = node.inputs[i] if i < len(node.inputs) else None
-    return None if value is None else b.var(value)
+    return b.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in HALF else x
 
 
 def unnormalized(b: Builder, at: Var, size: Size, corners: bool, plane: bool) -> Var:
@@ -174,11 +169,8 @@ def unnormalized(b: Builder, at: Var, size: Size, corners: bool, plane: bool) ->
 
 
 @lowering("GridSample")
-def grid_sample(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def grid_sample(b: Builder, node: ir.Node, image: Var, grid: Var) -> Sequence[Var | None]:
     """y[n, c, o] = Σ w·x[n, c, i] over the taps around the point that the grid holds for o"""
-    image, grid = operand(b, node, 0), operand(b, node, 1)
-    assert image is not None
-    assert grid is not None
     mode, padding = attribute(b, node, "mode"), attribute(b, node, "padding_mode")
     corners = bool(attribute(b, node, "align_corners"))
     if mode not in KERNELS:
@@ -194,4 +186,4 @@ def grid_sample(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     first, strides = first_rows(b, x, size_of(b, x, 0))
     first = b.Unsqueeze(first, list(range(1, x.rank - 1)))
     y = sampled(b, rows_of(b, x), first, strides, along)
-    return [b.cast_like(b.Transpose(y, perm=[0, x.rank - 1, *range(1, x.rank - 1)]), image)]
+    return [b.cast_like(move_axis(y, -1, 1), image)]

@@ -16,26 +16,22 @@ from onnxgrad.lower.registry import attribute, lowering
 
 
 @lowering("STFT")
-def stft(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def stft(b: Builder, node: ir.Node, x: Var, step: Var, window: Var | None, length: Var | None) -> Sequence[Var | None]:
     """Y[f] = F·(w ∘ x[f·step : f·step + N]) for each frame f"""
-    x, step, window, length = [None if v is None else b.var(v) for v in (*node.inputs, None, None)[:4]]
-    assert x is not None
-    assert step is not None
     if length is not None:
         count = b.Cast(length, to=int(ir.DataType.INT64))
     else:
         count = b.Squeeze(b.shape_of(x, 1, 2) if window is None else b.shape_of(window), [0])
     stride = b.Cast(step, to=int(ir.DataType.INT64))
     frames = b.Div(b.size_of(x, 1) - count, stride) + 1
-    zero, one = b.const(0), b.const(1)
-    starts = b.Mul(b.Range(zero, frames, one), stride)
-    index = b.Add(b.Unsqueeze(starts, [1]), b.Range(zero, count, one))
-    framed = b.Gather(x, _fold_constant(b, index), axis=1)
+    starts = b.Mul(b.Range(0, frames, 1), stride)
+    index = b.Add(b.Unsqueeze(starts, [1]), b.Range(0, count, 1))
+    framed = b.Gather(x, b.folded(index), axis=1)
     if window is not None:
         framed = framed * b.Unsqueeze(window, [1])
     half = attribute(b, node, "onesided")
     bins = b.Div(count, b.const(2)) + 1 if half else count
-    frames, bins, count = (_fold_constant(b, b.Unsqueeze(v, [0])) for v in (frames, bins, count))
+    frames, bins, count = (b.folded(b.Unsqueeze(v, [0])) for v in (frames, bins, count))
     known, shape = bins.const, node.outputs[0].shape
     declared = None if shape is None else shape[2]
     if known is not None and isinstance(declared, int) and declared != known[0]:
@@ -46,8 +42,3 @@ def stft(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     rows = b.reshape(framed, b.join([-1], count, b.shape_of(x, 2, 3)))
     spectra = b.DFT(rows, onesided=1 if half else None)
     return [b.reshape(spectra, b.join(b.shape_of(x, 0, 1), frames, bins, [2]))]
-
-
-def _fold_constant(b: Builder, x: Var) -> Var:
-    """`x` as a constant, if it is known."""
-    return x if x.const is None else b.const(x.const)

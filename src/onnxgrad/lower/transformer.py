@@ -15,10 +15,8 @@ from onnxgrad.lower.registry import attribute, lowering
 
 
 @lowering("RotaryEmbedding")
-def rotary_embedding(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def rotary_embedding(b: Builder, node: ir.Node, x: Var, cos: Var, sin: Var, places: Var | None) -> Sequence[Var | None]:
     """(a, b) ↦ (a·cos - b·sin, b·cos + a·sin) for pairs of elements of each head"""
-    x, cos, sin, places = [None if v is None else b.var(v) for v in (*node.inputs, None)[:4]]
-    assert x is not None and cos is not None and sin is not None  # noqa: PT018
     flat, paired, turned = x.rank == 3, attribute(b, node, "interleaved"), attribute(b, node, "rotary_embedding_dim")
     half = b.shape_of(cos, -1)
     z, rest = x, None
@@ -48,10 +46,10 @@ def rotate(b: Builder, z: Var, c: Var, s: Var, half: Var, paired: bool) -> Var:
 
 
 @lowering("CausalConvWithState")
-def causal_conv_with_state(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def causal_conv_with_state(
+    b: Builder, node: ir.Node, x: Var, w: Var, c: Var | None, past: Var | None
+) -> Sequence[Var | None]:
     """y = x ⋆ w + c by channel, over x with the last k - 1 elements of the past before it; then y·sigmoid y"""
-    x, w, c, past = [None if v is None else b.var(v) for v in (*node.inputs, None, None)[:4]]
-    assert x is not None and w is not None  # noqa: PT018
     channels = next((d for d in (w.shape or x.shape or ())[:1] if isinstance(d, int)), x.shape[1] if x.shape else None)
     kept = b.Sub(b.shape_of(w, 2, 3), [1])
     if past is None:
@@ -73,7 +71,6 @@ def _by_windows(b: Builder, x: Var, whole: Var, w: Var, c: Var | None) -> Var:
 
 
 @lowering("SwiGLU")
-def swiglu(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+def swiglu(b: Builder, node: ir.Node, gate: Var, value: Var) -> Sequence[Var | None]:
     """y = a·sigmoid(αa)·b"""
-    gate, value = (b.var(v) for v in node.inputs if v is not None)
     return [gate * b.Sigmoid(gate * attribute(b, node, "alpha")) * value]

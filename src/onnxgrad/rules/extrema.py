@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
-from onnxgrad.ir.builder import HALF
+from onnxgrad.ir.match import HALF
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise
 from onnxgrad.rules.rule import Result, add

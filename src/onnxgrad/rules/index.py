@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var, reshape_to
-from onnxgrad.ir.builder import HALF
 from onnxgrad.ir.constants import slice_indices
+from onnxgrad.ir.match import HALF
 from onnxgrad.ir.operators import Kind
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op

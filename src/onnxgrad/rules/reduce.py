@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, expand_to, product, reshape_to
-from onnxgrad.ir.builder import HALF
 from onnxgrad.ir.constants import MOST_WRITTEN
+from onnxgrad.ir.match import HALF
 from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule

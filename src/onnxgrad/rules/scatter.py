@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, reshape_to
-from onnxgrad.ir.builder import HALF
+from onnxgrad.ir.match import HALF
 from onnxgrad.rules.index import numbered
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule

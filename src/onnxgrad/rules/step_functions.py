@@ -13,8 +13,8 @@ import math
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
-from onnxgrad.ir.builder import HALF
 from onnxgrad.ir.lowerings import lowering
+from onnxgrad.ir.match import HALF
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.rules.op import Op
 

@@ -25,6 +25,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.shapes import allows
 from onnxgrad.runtime.denormals import flushing
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
@@ -308,12 +309,8 @@ def check_slots(model: ir.Model, slots: Mapping[str, Slot], results: Sequence[st
             if end not in there:
                 raise BadInput(f"state {name!r} is bound to {end!r}, which is no {side} of the step graph")
             value = there[end]
-            fits = value.dtype is None or value.dtype.numpy() == initial.dtype
-            if fits and value.shape is not None:
-                fits = len(value.shape) == initial.ndim and all(
-                    not isinstance(d, int) or d == n for d, n in zip(value.shape, initial.shape)
-                )
-            if not fits:
+            same_type = value.dtype is None or value.dtype.numpy() == initial.dtype
+            if not same_type or not allows(value.shape, initial.shape):
                 start = tensor_text(initial.dtype, initial.shape)
                 raise BadInput(
                     f"state {name!r} starts as {start}, but the {side} {end!r} of the step graph is "

@@ -16,7 +16,7 @@ from onnxgrad.batching.directions import Batched, identity, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.shapes import axis_first
+from onnxgrad.ir.shapes import move_axis
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, check_rank
 from onnxgrad.transforms.keep_functions import transform
@@ -244,7 +244,7 @@ def _all_rows(seed: Var, like: Var, batch: int | None) -> Var:
 
 def _to_front(x: Var, batch: int | None) -> Var:
     """`x` with the axis `batch` first."""
-    return x if batch is None else axis_first(x, batch)
+    return x if batch is None else move_axis(x, batch, 0)
 
 
 def _shape_blocks(j: Var, rows: Var, columns: Var, batch: int | None) -> Var:

@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.shapes import axis_first
+from onnxgrad.ir.shapes import move_axis
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation
 from onnxgrad.transforms.jacobians import check_axis, gradients_of
@@ -53,7 +53,7 @@ def per_example_grad(
     whole = [d.replaced(v, "example", shapes[v.name or ""]) for v in single]
     d.graph.outputs.clear()
 
-    columns = [axis_first(x, batch) for x in whole]
+    columns = [move_axis(x, batch, 0) for x in whole]
     d.add_gradients(d.over_slices(single, columns, gradients, map(b.var, d.wrt.values()), batch))
     return d.close()
 

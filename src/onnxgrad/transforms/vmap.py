@@ -19,7 +19,7 @@ from onnxgrad.ir.graph import dependents, named_values, reads, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
 from onnxgrad.ir.operators import traits_of
-from onnxgrad.ir.shapes import axis_first
+from onnxgrad.ir.shapes import move_axis
 from onnxgrad.lower import expand
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.gradient_lowering import open_lowered
@@ -216,7 +216,7 @@ def _column(b: Builder, value: ir.Value, axis: int, size: int | str) -> Var:
     inputs = [new if v is value else v for v in graph.inputs]
     graph.inputs[:] = inputs if new in inputs else [*inputs, new]
     value.name = b.names.fresh(name)
-    return axis_first(b.var(new), axis)
+    return move_axis(b.var(new), axis, 0)
 
 
 class _Sizes:
@@ -245,7 +245,7 @@ def _output(b: Builder, name: str, found: Var, old: ir.Value) -> ir.Value:
     if value.producer() is None and value.name == name:  # an input that is returned
         return value
     if value.producer() is None or value.is_graph_output():
-        value = b.append(ir.Node("", "Identity", [value]))[0].value
+        value = b.copy(value).value
     value.name = name if old.producer() is not None else b.names.fresh(name)  # an input or initializer has that name
     value.type = value.type or old.type
     return value

@@ -34,6 +34,7 @@ from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.ir.outline import restrict
 from onnxgrad.ir.schemas import schema_of
+from onnxgrad.ir.shapes import allows
 from onnxgrad.ir.subgraphs import rewire
 
 #: Indices of results in a program; None for a missing one.
@@ -167,11 +168,8 @@ def _fit(op: Primitive, var: Var, held: np.ndarray) -> None:
     """Record the shape of the tape's value on `var`: the graph computes the same shape."""
     if var.dtype != ir.DataType.from_numpy(held.dtype):
         raise RuleError(f"{op} gave {held.dtype}, and in ONNX it gives {var.dtype}")
-    known = var.shape
-    if known is not None and (
-        len(known) != held.ndim or any(isinstance(a, int) and a != n for a, n in zip(known, held.shape))
-    ):
-        raise RuleError(f"{op} gave the shape {held.shape}, and in ONNX it gives {known}")
+    if not allows(var.shape, held.shape):
+        raise RuleError(f"{op} gave the shape {held.shape}, and in ONNX it gives {var.shape}")
     if var.value.producer() is not None:
         var.value.shape = ir.Shape(held.shape)
 
@@ -190,9 +188,7 @@ class DerivativePlan:
         self.given = [r is not None for r in results]
         for r in results:
             if r is not None:
-                end = b.append(ir.Node("", "Identity", [r.value]))[0].value
-                end.type, end.shape = r.value.type, r.value.shape
-                graph.outputs.append(end)
+                graph.outputs.append(b.copy(r).value)
         places = {b.now(v): place for v, place in w.recorded.items()}
         places |= {s.value: (~k, None) for k, s in enumerate(w.sources)}
         ends = [v for end in graph.outputs if (node := end.producer()) is not None for v in reads(node)]
@@ -282,7 +278,7 @@ def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool)
 
 def _own(b: Builder, x: Var) -> Var:
     """A value with a producer: a variable itself may be a requested result."""
-    return b.append(ir.Node("", "Identity", [x.value]))[0] if x.value.is_graph_input() else x
+    return b.copy(x) if x.value.is_graph_input() else x
 
 
 def push(

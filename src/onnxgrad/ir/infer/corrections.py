@@ -12,7 +12,7 @@ from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.ir.infer import ranks
 from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.limits import check_asked
-from onnxgrad.ir.match import constant, is_constant
+from onnxgrad.ir.match import FLOATS, constant, is_constant
 
 Dim = int | ir.SymbolicDim
 
@@ -47,7 +47,6 @@ DEAD = "onnxgrad.dead"
 
 #: Those of them whose output has the type of their operands.
 _ARITHMETIC = frozenset({"Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum"})
-FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
 def alike(op_type: str, operands: Sequence[ir.Value | None]) -> tuple[ir.TypeProtocol, ir.Shape] | None:

@@ -16,11 +16,12 @@ from onnxgrad.errors import BadInput, RuleError, close_to
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer import corrections, loops
 from onnxgrad.ir.infer.context import Calls, InferenceContext
-from onnxgrad.ir.infer.corrections import FLOATS, alike
+from onnxgrad.ir.infer.corrections import alike
 from onnxgrad.ir.infer.limits import check_shapes
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
 from onnxgrad.ir.infer.registry import registry
 from onnxgrad.ir.known_branches import known_branches
+from onnxgrad.ir.match import FLOATS
 from onnxgrad.ir.names import described
 from onnxgrad.ir.notes import properties
 from onnxgrad.ir.operators import traits_of

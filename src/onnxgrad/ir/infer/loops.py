@@ -107,7 +107,7 @@ def in_common(a: ir.Shape | None, b: ir.Shape | None, unknown: Callable[[], Dim 
     """The dimensions that both shapes share; `unknown()` where they may differ."""
     if a is None or b is None or len(a) != len(b):
         return None
-    return ir.Shape([i if same(i, j) else unknown() for i, j in zip(a, b)])
+    return ir.Shape([i if same_dim(i, j) else unknown() for i, j in zip(a, b)])
 
 
 def infer_loop(ctx: InferenceContext, node: ir.Node, force: bool = False) -> None:
@@ -274,15 +274,17 @@ def _common(
         return None
     dims: list[Dim] = list(state.shape)
     for axis, (before, later) in enumerate(zip(state.shape, after.shape)):
-        if not same(before, later) and (state, axis) not in varies:
+        if not same_dim(before, later) and (state, axis) not in varies:
             varies.add((state, axis))
             dims[axis] = ctx.new_symbolic_dim()
     return ir.Shape(dims) if any(a is not b for a, b in zip(dims, state.shape)) else state.shape
 
 
-def same(a: Dim, b: Dim) -> bool:
+def same_dim(a: Dim, b: Dim) -> bool:
     """True if two dimensions are provably equal."""
-    return a == b and (isinstance(a, int) or a.value is not None)
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return a.value is not None and a.value == b.value
 
 
 def infer_graph(ctx: InferenceContext, graph: ir.Graph) -> None:
@@ -337,7 +339,7 @@ def _results(
             begin = [None] * len(state.shape) if first is None or first.shape is None else list(first.shape)
             out.shape = ir.Shape(
                 [
-                    d if isinstance(d, int) or (f is not None and same(d, f)) else None
+                    d if isinstance(d, int) or (f is not None and same_dim(d, f)) else None
                     for d, f in zip(state.shape, begin)
                 ]
             )

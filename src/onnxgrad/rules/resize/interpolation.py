@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgrad.errors import NoDerivative
 from onnxgrad.ir import Var
 from onnxgrad.ir.lowerings import lowering
-from onnxgrad.ir.shapes import same_dim
+from onnxgrad.ir.shapes import move_axis, same_dim
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
 from onnxgrad.rules.resize.coordinates import Axis, check_moves, crops
@@ -173,8 +173,7 @@ def _whole_scales(op: Op, x: Var, axes: list[int]) -> list[int] | None:
 
 def _axis_first(op: Op, x: Var, axis: int) -> Var:
     """`axis` of x before all the others, which become one."""
-    perm = [axis, *(a for a in range(x.rank) if a != axis)]
-    moved = x if axis == 0 else op.Transpose(x, perm=perm)
+    moved = move_axis(x, axis, 0)
     return op.reshape(moved, op.join(op.shape_of(x, axis, axis + 1 or None), [-1])) if x.rank != 2 else moved
 
 

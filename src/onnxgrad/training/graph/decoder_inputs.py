@@ -29,6 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import holds_floats
 
 #: The part of a name that marks a value as a part of the cache: of an input, and of an output.
 _PAST, _PRESENT = "past_key_values|past", "present_key_values|presents|present|past_key_values|new_past"
@@ -243,8 +244,7 @@ def _mask(value: ir.Value, mask: np.ndarray, before: int) -> np.ndarray:
 
 
 def _is_scores(value: ir.Value) -> bool:
-    is_float = value.dtype is not None and value.dtype.is_floating_point()
-    return is_float and (value.name == "logits" or (value.shape is not None and len(value.shape) == 3))
+    return holds_floats(value) and (value.name == "logits" or (value.shape is not None and len(value.shape) == 3))
 
 
 def _dtype(value: ir.Value) -> np.dtype:
@@ -254,7 +254,7 @@ def _dtype(value: ir.Value) -> np.dtype:
 
 def _caches(model: ir.Model, pasts: list[ir.Value]) -> tuple[Past, ...]:
     """The tensors of the cache, each with the output that is its next value: of a like name, or in the same order."""
-    floats = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    floats = [v for v in model.graph.outputs if holds_floats(v)]
     named = {_part(v.name or "", _IS_PRESENT): v for v in floats if _IS_PRESENT.search((v.name or "").lower())}
     alike = [v for v in floats if v.shape is not None and pasts and len(v.shape) == len(pasts[0].shape or ())]
     in_order = dict(zip(pasts, alike)) if len(alike) == len(pasts) else {}

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import holds_floats
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data.columns import Column, Dense
 from onnxgrad.training.data.fields import Field
@@ -47,12 +48,13 @@ class Encoder:
         self.session = None if model is None else Session(model, options)
         self.wanted = decoder.others
         if model is not None:
-            states = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+            states = [v for v in model.graph.outputs if holds_floats(v)]
             own = {v.name for v in model.graph.outputs}
             self.state = next((v.name or "" for v in states if v.shape is None or len(v.shape) == 3), "")
             if not self.state:
                 raise BadInput("the encoder has no output of states, floats [N, S, width]")
-            unknown = [v.name or "" for v in self.wanted if v.name not in own and not _is_state(v) and not _is_mask(v)]
+            others = [v for v in self.wanted if v.name not in own]
+            unknown = [v.name or "" for v in others if not holds_floats(v) and not _is_mask(v)]
             self._check("the decoder reads", unknown)
 
     @classmethod
@@ -98,7 +100,7 @@ class Encoder:
         for value in self.wanted:
             name = value.name or ""
             state = found[name if name in found else self.state]
-            is_mask = name not in found and not _is_state(value)
+            is_mask = name not in found and not holds_floats(value)
             assert value.dtype is not None  # of a role
             made[name] = np.ones(state.shape[:2], value.dtype.numpy()) if is_mask else state
         return made
@@ -109,10 +111,6 @@ class Encoder:
         assert own is not None  # or it is refused
         first: Column = Dense(np.stack(sources)) if self.tokens is None else Tokens(list(sources), 0)
         return {own.name: first, **inputs_beside(self.fields, *number_tokens(sources), False)}
-
-
-def _is_state(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _is_mask(value: ir.Value) -> bool:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import reach, reads, scopes
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import holds_floats, is_op
 from onnxgrad.training.language.recipe import TaskRecipe
 
 #: Rows of the table of segments of a sentence encoder.
@@ -77,7 +77,7 @@ def scores_of(model: ir.Model, name: str | None = None) -> ir.Value | None:
 def _scores(model: ir.Model, name: str | None) -> ir.Value | None:
     if name is not None:
         return next((v for v in model.graph.outputs if v.name == name), None)
-    floats = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    floats = [v for v in model.graph.outputs if holds_floats(v)]
     if len(floats) == 1:
         return floats[0]
     named = [v for v in floats if (v.name or "").endswith("logits")]

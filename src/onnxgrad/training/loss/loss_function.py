@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import HALF
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.logits import Ending, logit, mixed, scores, sums_to_one
@@ -99,7 +100,7 @@ class LossFunction:
         weights = weight_of(b, options["weight"], y)
         most = options["block_rows"] or blocks.at_a_time
         rows, *found = blocks.write(b, labels, [self.of_rows(weights, options), *others], most)
-        if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # sums of many rows, and their number, are too large
+        if y.dtype in HALF:  # sums of many rows, and their number, are too large
             rows = b.Cast(rows, to=int(ir.DataType.FLOAT))
         summed, ignored = total(b, rows), options["ignore_index"]
         if options["reduction"] == "mean" and weights is None and ignored is None:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.match import holds_floats
 from onnxgrad.keywords import check_keywords
 from onnxgrad.runtime import Options
 from onnxgrad.settings import read_recipes, takes
@@ -286,7 +287,7 @@ def prediction_of(model: ir.Model, name: str | None) -> ir.Value:
     if name is not None:
         (name,) = chosen_outputs(model, [name])
         return next(v for v in model.graph.outputs if v.name == name)
-    floats = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    floats = [v for v in model.graph.outputs if holds_floats(v)]
     if not floats:
         raise BadInput("the model has no output of floats to compare with labels; name one with --prediction")
     return floats[0]

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import holds_floats
 from onnxgrad.training.data.labels import listed
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.row_axis import row_axis, rows_first
@@ -18,7 +19,7 @@ from onnxgrad.training.metrics.registry import METRICS
 
 def other_outputs(model: ir.Model, name: str | None, flag: str = "--prediction") -> str:
     """A hint at the outputs of floats that `model` has beside `name`, which `flag` chooses; empty if there are none."""
-    floats = [v.name or "" for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    floats = [v.name or "" for v in model.graph.outputs if holds_floats(v)]
     others = listed([n for n in floats if n != name])
     return f"\n  hint: {flag} chooses another output: {others}" if others else ""
 

@@ -19,10 +19,10 @@ from onnx import helper
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import prune
+from onnxgrad.ir.match import HALF
 from onnxgrad.lower.optimizers import updated
 from onnxgrad.training.optim.formulas import Formula
 from onnxgrad.training.optim.optimizers import in_full, optimizer_named
-from onnxgrad.training.optim.update import HALVES
 from onnxgrad.training.option_strings import spelled
 from onnxgrad.training.spec.optimizer_bodies import as_function
 
@@ -67,9 +67,9 @@ def optimizer_functions(
     if not element.is_floating_point():
         raise BadInput(f"an optimizer updates floats, not {element}")
     operator = rule.operator(settings)
-    if operator is not None and element in HALVES:
+    if operator is not None and element in HALF:
         raise BadInput(f"{name} does not update {element}")
-    inner = ir.DataType.FLOAT if element in HALVES else element
+    inner = ir.DataType.FLOAT if element in HALF else element
     wanted = rule.states(settings, dims)
     kept: dict[str, tuple[Var, Var]] = {}
     b = Builder(ir.Graph([], [], nodes=[], name=name, opset_imports={"": opset}))

@@ -12,13 +12,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import HALF
 from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.optim.formulas import Formula
 from onnxgrad.training.optim.optimizers import OPTIMIZERS, OperatorNode, Settings, completed_settings
 from onnxgrad.transforms.gradient_node import DOMAIN
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
-HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class State:
@@ -75,7 +75,7 @@ class Update:
 
         A step may be smaller than the resolution of 16 bits; many such steps would have no effect.
         """
-        if x.dtype not in HALVES:
+        if x.dtype not in HALF:
             return x, g
         assert x.const_value is not None
         held = self.state.held(f"{x.name}_master", x.const_value.numpy().astype(np.float32), FLOAT)

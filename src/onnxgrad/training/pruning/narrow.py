@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.remat.budget import megabytes
 from onnxgrad.runtime import Options, Session
@@ -124,7 +125,7 @@ class Narrowing:
         session = Session(probe, options=Options(target="portable"))
         size = max(1, _PROBES // max(len(next(iter(self.batches[0].values()))), 1))
         batches = self.batches[:size]
-        floats = [v.name or "" for v in self.model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+        floats = [v.name or "" for v in self.model.graph.outputs if holds_floats(v)]
 
         def outputs(changed: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
             return [session.run({**weights, **changed, **batch}) for batch in batches]

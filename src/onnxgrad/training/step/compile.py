@@ -22,6 +22,7 @@ from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.composites import read_notes
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.passes import LEFT_OUT, Pass, PassReport, run_passes, warn_of
+from onnxgrad.ir.shapes import allows
 from onnxgrad.keywords import check_keywords, check_kind
 from onnxgrad.training.graph import synchronized_norm, whole_batch
 from onnxgrad.training.graph.attention_blocks import check_rows
@@ -282,11 +283,7 @@ def _check_fits(value: ir.Value, like: ir.TensorProtocol, where: str) -> None:
     shape = [int(d) for d in like.shape]  # type: ignore[arg-type]
     if value.dtype is not None and value.dtype != like.dtype:
         raise BadInput(f"{where}: a tensor of {type_text(like.dtype)} cannot take one of {type_text(value.dtype)}")
-    if value.shape is not None:
-        fits = len(value.shape) == len(shape) and all(
-            not isinstance(d, int) or d == n for d, n in zip(value.shape, shape)
-        )
-        if not fits:
-            raise BadInput(f"{where}: a tensor of shape {shape} cannot take one of shape {shape_text(value.shape)}")
+    if not allows(value.shape, shape):
+        raise BadInput(f"{where}: a tensor of shape {shape} cannot take one of shape {shape_text(value.shape)}")
     value.type = ir.TensorType(like.dtype)
     value.shape = ir.Shape(shape)

@@ -13,6 +13,7 @@ from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
+from onnxgrad.ir.shapes import allows
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation
 from onnxgrad.transforms.jacobians import gradients_of
@@ -121,9 +122,7 @@ def _settle(model: ir.Model, shapes: Shapes | None) -> None:
         if name not in inputs:
             raise BadInput(f"`shapes` names no input of the model: {name!r}")
         declared = inputs[name].shape
-        if declared is not None and (
-            len(declared) != len(shape) or any(isinstance(d, int) and d != n for d, n in zip(declared, shape))
-        ):
+        if not allows(declared, shape):
             raise BadInput(
                 f"`shapes` gives {name!r} the shape {shape_text(shape)}, and it is declared as {shape_text(declared)}"
             )
