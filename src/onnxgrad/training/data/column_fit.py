@@ -76,7 +76,8 @@ class ColumnFit:
         self.first_missing: int | None = None
         self._mean = self._squares = 0.0
         self._texts: dict[str, int] = {}
-        self._values, self._keys = np.empty(0), np.empty(0)
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+        self._held, self._limit = 0, 1.0
         self._random = np.random.default_rng(0)
 
     def add(self, raw: RawColumn) -> None:
@@ -107,20 +108,29 @@ class ColumnFit:
 
     def _keep(self, values: np.ndarray) -> None:
         """Keep values for the median: those with the smallest of random keys, if there are too many."""
-        self._values = np.concatenate([self._values, values])
-        if self.sample is None:
-            return
-        self._keys = np.concatenate([self._keys, self._random.random(len(values))])
-        if len(self._keys) > self.sample:
-            kept = np.argpartition(self._keys, self.sample)[: self.sample]
-            self._values, self._keys = self._values[kept], self._keys[kept]
+        keys = np.zeros(len(values)) if self.sample is None else self._random.random(len(values))
+        kept = keys < self._limit
+        self._parts.append((values[kept], keys[kept]))
+        self._held += int(kept.sum())
+        if self.sample is not None and self._held > 2 * self.sample:
+            self._median_values()
+
+    def _median_values(self) -> np.ndarray:
+        """The values of which the median is taken."""
+        values, keys = (np.concatenate(each) for each in zip(*self._parts))
+        if self.sample is not None and len(keys) > self.sample:
+            kept = np.argpartition(keys, self.sample)[: self.sample]
+            values, keys = values[kept], keys[kept]
+            self._limit = float(keys.max())
+        self._parts, self._held = [(values, keys)], len(keys)
+        return values
 
     @property
     def note(self) -> str:
         """A line about a median that is not of all rows; empty otherwise."""
-        if self.settings.missing != "median" or self.kind == "text" or len(self._values) == self.known:
+        if self.settings.missing != "median" or self.kind == "text" or self.known <= (self.sample or self.known):
             return ""
-        return f"the median of {self.name!r} is that of {len(self._values):,} rows of {self.known:,}, drawn at random"
+        return f"the median of {self.name!r} is that of {self.sample:,} rows of {self.known:,}, drawn at random"
 
     def column(self) -> TableColumn:
         """The fitted preparation."""
@@ -132,7 +142,7 @@ class ColumnFit:
             return TableColumn(self.name, self.kind, fill, categories=tuple(texts), indicator=indicator)
         number: float | None = None
         if way in ("mean", "median", "indicator"):
-            number = float(np.median(self._values)) if way == "median" else self._mean
+            number = float(np.median(self._median_values())) if way == "median" else self._mean
         mean, scale = 0.0, 1.0
         if self.settings.standardize and self.kind != "boolean":
             mean, scale = self._moments(number)
