@@ -2,6 +2,10 @@
 
     python -m benchmarks.kernels [--rounds 40]     # measures
     python -m benchmarks.kernels --page            # and writes the tables of docs/internals/kernels-measured.md
+    python -m benchmarks.kernels --worth MaxPoolGrad attention --workload cnn transformer
+
+The last form measures steps without the kernels of some named parts, or without a pass, over the same with all: the
+least CPU times of all turns. ``ONNXGRAD_LIBRARY`` names the library of another instruction set.
 
 The ratio is CPU time on one thread with kernels over that without: sessions of both kinds in one process, which take
 turns; the median of the ratios of all turns, and between what the middle half of them lies. CPU time of one thread
@@ -13,13 +17,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.pages import write_table
-from benchmarks.rewrites import WORKLOADS, seconds_of, step_of
+from benchmarks.rewrites import WORKLOADS, seconds_of, seconds_of_each, step_of
 from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime.kernels import substitute
+from onnxgrad.runtime.kernels.substitute import kernels
 from onnxgrad.training import attach, compile_step
 from onnxgrad.training.step.compile import Step
 
@@ -61,11 +68,34 @@ def measure(step: Step, batches: Sequence[dict[str, np.ndarray]], rounds: int) -
     return np.array(found)
 
 
+def worth(workload: str, names: Sequence[str], rounds: int) -> dict[str, float]:
+    """The least time of a step without each of `names`, kernels of named parts or passes, over that with all."""
+    step, batches = step_of(workload)
+    known = dict(kernels())
+    runners = {}
+    for name in ("", *names):
+        without = (name,) if name and name not in known else ()
+        with patch.dict(substitute._KERNELS):
+            substitute._KERNELS.pop(name, None)
+            runners[name] = StepRunner(step, options=Options(threads=1, target="native", without=without))
+    least = dict.fromkeys(runners, np.inf)
+    for turn in range(rounds):
+        for name in list(runners)[:: 1 if turn % 2 else -1]:
+            least[name] = min(least[name], *seconds_of_each(runners[name], list(batches)))
+    return {name: least[name] / least[""] for name in names}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--page", action="store_true", help="write the tables of docs/internals/kernels-measured.md")
+    parser.add_argument("--worth", nargs="+", metavar="NAME", help="kernels of named parts, and passes")
+    parser.add_argument("--workload", nargs="+", default=WORKLOADS)
     given = parser.parse_args()
+    for workload in given.workload if given.worth else ():
+        print(workload, {n: f"{w:.3f}" for n, w in worth(workload, given.worth, given.rounds).items()}, flush=True)
+    if given.worth:
+        return
     steps = ["| model | native / portable | quartiles |", "|---|---|---|"]
     for workload in WORKLOADS:
         low, mid, high = _quartiles(measure(*step_of(workload), given.rounds))

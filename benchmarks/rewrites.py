@@ -39,10 +39,9 @@ ALL = "all of them"
 
 def training_of(workload: str) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
     """The model of `workload` with a loss and an optimizer, and batches for it."""
-    from benchmarks.training.workloads import WORKLOADS as MODELS
-    from benchmarks.training.workloads import export
+    from benchmarks.training.workloads import export, find
 
-    how = MODELS[workload]
+    how = find(workload)
     with tempfile.TemporaryDirectory() as folder:
         export(workload, Path(folder))
         training = attach(Path(folder, "model.onnx"), loss="cross_entropy", optimizer=how.optimizer)
@@ -87,13 +86,18 @@ def in_turns(
 
 
 def seconds_of(runner: StepRunner, batches: list[dict[str, np.ndarray]]) -> float:
+    return median(seconds_of_each(runner, batches))
+
+
+def seconds_of_each(runner: StepRunner, batches: list[dict[str, np.ndarray]]) -> list[float]:
+    """The CPU times of the steps of a turn."""
     runner.step(batches[0])
     taken = []
     for i in range(STEPS):
         begin = time.thread_time()
         runner.step(batches[i % len(batches)])
         taken.append(time.thread_time() - begin)
-    return median(taken)
+    return taken
 
 
 def table(found: dict[str, dict[str, list[float]]]) -> str:

@@ -28,6 +28,7 @@ import onnx
 from benchmarks.rewrites import step_of
 from benchmarks.training.__main__ import RESULTS, WORKLOADS, processor
 from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime.kernels.programs import CODES
 
 KINDS = {
     "products": "MatMul Gemm FusedMatMul FusedGemm TransposeMatMul Einsum Product",
@@ -36,8 +37,8 @@ KINDS = {
     "recurrences": "Recurrence LSTM GRU RNN",
     "normalization": "BatchNorm BatchNormGrad GroupNorm GroupNormGrad LayerNormalization LayerNormGrad"
     " SimplifiedLayerNormalization BatchNormalization InstanceNormalization",
-    "softmax": "Softmax SoftmaxGrad LogSoftmax SoftmaxCrossEntropy SoftmaxCrossEntropyInt32",
-    "elementwise": "Elementwise Add Sub Mul Div Neg Abs Sqrt Exp Log Erf Tanh Sigmoid Softplus Relu ReluGrad Pow Where"
+    "softmax": "Softmax LogSoftmax SoftmaxCrossEntropy SoftmaxCrossEntropyInt32",
+    "elementwise": "Elementwise Add Sub Mul Div Neg Abs Sqrt Exp Log Erf Tanh Sigmoid Softplus Relu Pow Where"
     " Greater GreaterOrEqual Less LessOrEqual Equal And Or Not Cast Max Min Sum Reciprocal Sign Sin Cos Gelu BiasGelu",
     "sums, pooling": "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL2 ReduceSumSquare RunningSum RunningSumAdd CumSum"
     " MaxPool MaxPoolGrad AveragePool GlobalAveragePool",
@@ -102,8 +103,11 @@ def operations(kind: str, inputs: list[list[int]], outputs: list[list[int]], att
         return 2 * _count(q[:3]) * float(k[2]) * float(np.dot(products, (q[3], v[3])))
     if kind == "Recurrence":
         rows = max(_count(s[:-1]) for s in inputs if len(s) > 2)  # steps × rows
-        matrices = np.reshape(attributes["matrices"], (-1, 4))  # of each the operand, its depth, its columns …
-        return 2 * rows * float(matrices[:, 1] @ matrices[:, 2])
+        steps = np.reshape(
+            attributes["steps"], (-1, 10)
+        )  # of each the operation, its columns, …, the depth of a product
+        products = steps[steps[:, 0] == CODES.index("PRODUCT")]
+        return 2 * rows * float(products[:, 1] @ products[:, 9])
     return 0.0
 
 

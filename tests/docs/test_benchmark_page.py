@@ -11,6 +11,8 @@ from benchmarks.training.environments import Missing, environment
 from benchmarks.training.fractions import operations
 from benchmarks.training.report import ratio, write
 
+from onnxgrad.runtime.kernels.programs import CODES
+
 SETTING = {"threads": 2, "processor": "a processor", "rounds": 2, "date": "2026-01-01", "versions": {"jax": "jax==1.0"}}
 
 
@@ -85,9 +87,10 @@ def test_operations_of_attention_and_recurrences():
     assert operations("Attention", [q, k, v, []], [y], order) == 2 * pairs * (3 + 4)
     assert operations("AttentionGrad", [y, q, k, v, []], [q, k, v], order) == 2 * pairs * (3 * 3 + 2 * 4)
     assert operations("Attention", [[5, 11, 3]] * 3, [[5, 11, 3]], {"order": [0, 1, 2, 3] * 4}) == 4 * 5 * 121 * 3
-    matrices = {"matrices": [2, 128, 512, 1, 3, 64, 32, 0]}
+    product, other = CODES.index("PRODUCT"), [0, 900, *[0] * 7, 900]
+    program = {"steps": [product, 512, *[0] * 7, 128, *other, product, 32, *[0] * 7, 64]}
     steps = [[50, 32, 512], [512], [512, 128], [32, 64]]
-    assert operations("Recurrence", steps, [[50, 32, 128]], matrices) == 2 * 50 * 32 * (128 * 512 + 64 * 32)
+    assert operations("Recurrence", steps, [[50, 32, 128]], program) == 2 * 50 * 32 * (128 * 512 + 64 * 32)
 
 
 def test_an_environment_that_cannot_be_had_says_why(monkeypatch):

@@ -155,7 +155,7 @@ def test_a_recogniser_that_fails_leaves_its_pass_out(step, monkeypatch):
     monkeypatch.setattr(substitute, "named_parts", raises)
     with pytest.warns(PassWarning) as told:
         found = state_after(step, NATIVE)
-    assert [w.message.name for w in told] == ["kernels"]
+    assert [w.message.name for w in told] == ["kernels", "attention"]
     same_state(found, want)
 
 

@@ -18,9 +18,10 @@ def normal(*shape, seed=0):
     return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
 
 
-def attention(q, k, v, scale="Mul", mask=None, layout="heads", symbolic=False, wrt=("q", "k", "v"), before=()):
+def attention(q, k, v, scale="Mul", mask=None, layout="heads", symbolic=False, wrt=("q", "k", "v"), before=(), after=(),
+              arrays=()):  # fmt: skip
     """softmax(s·q·kᵀ + mask)·v of operands [heads, rows, columns] or, in the layout "rows", with the rows first."""
-    arrays = {"q0" if before else "q": q, "k": k, "v": v}
+    arrays = {"q0" if before else "q": q, "k": k, "v": v, **dict(arrays)}
     rank = q.ndim
     swap = {"heads": [*range(rank - 2), rank - 1, rank - 2], "rows": [0, 2, 3, 1]}[layout]
     nodes, names = [*before], ["q", "v"]
@@ -42,7 +43,7 @@ def attention(q, k, v, scale="Mul", mask=None, layout="heads", symbolic=False, w
     nodes.append(helper.make_node("MatMul", ["p", names[1]], ["y" if layout == "heads" else "y_heads"]))
     if layout == "rows":
         nodes.append(helper.make_node("Transpose", ["y_heads"], ["y"], perm=[0, 2, 1, 3]))
-    return Pulled(nodes, arrays, wrt, symbolic)
+    return Pulled([*nodes, *after], arrays, wrt, symbolic)
 
 
 def operands(batch, queries, keys, inside, outside):
@@ -101,7 +102,7 @@ def test_heads_that_lie_between_the_rows(scale, symbolic):
     rng = [normal(2, 21, 3, 16, seed=i) for i in range(4)]
     operators = attention(*rng[:3], scale, layout="rows", symbolic=symbolic)
     if symbolic:  # sizes of heads that may be broadcast
-        assert operators.kernels == ["SoftmaxGrad"]
+        assert operators.kernels == []
         return
     compare(operators, rng[3])
 
@@ -182,16 +183,32 @@ def test_scores_that_something_else_reads_stay():
     sizes = ((2, 3), 5, 6, 4, 4)
     q, k, v = operands(*sizes)
     mask = normal(5, 6, seed=4)
-    assert attention(q, k, v, mask=mask, wrt=("q", "k", "v", "m")).kernels == ["SoftmaxGrad"]  # the mask's cotangent
-    assert attention(q, k, v, wrt=("q", "k")).kernels == ["SoftmaxGrad"]
+    assert attention(q, k, v, mask=mask, wrt=("q", "k", "v", "m")).kernels == []  # the mask's cotangent
+    assert attention(q, k, v, wrt=("q", "k")).kernels == []
     shown = attention(q, k, v)
     shown.model.graph.outputs.append(next(n for n in shown.model.graph if n.op_type == "Softmax").outputs[0])
-    assert shown.kernels == ["SoftmaxGrad"]
+    assert shown.kernels == []
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_softmax_beside_attention_stays_operators(hidden):
+    """Also where a Where discards a row that has none."""
+    q, k, v = operands((2, 3), 9, 6, 4, 5)
+    if hidden:
+        q[0, 1, 2] = np.inf
+    nodes = [helper.make_node("Softmax", ["y"], ["z"], axis=2)]
+    arrays = {"m": np.zeros((2, 3, 9, 5), bool), "nothing": np.zeros(1, np.float32)} if hidden else {}
+    if hidden:
+        arrays["m"][0, 1] = True
+        nodes.append(helper.make_node("Where", ["m", "nothing", "z"], ["w"]))
+    operators = attention(q, k, v, after=nodes, arrays=arrays)
+    found = operators.compare(normal(2, 3, 9, 5, seed=3), BOTH, **CLOSE)
+    assert all(np.isfinite(x[1]).all() and x[1].any() for x in found)
 
 
 def test_operands_that_are_broadcast_or_wide_stay_operators():
     q, k, v = operands((2, 3), 5, 6, 4, 4)
-    assert attention(q[:1], k, v).kernels == ["SoftmaxGrad"]
+    assert attention(q[:1], k, v).kernels == []
     assert attention(*(x.astype(np.float64) for x in (q, k, v)), scale="").kernels == []
 
 

@@ -8,8 +8,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels.elementwise_programs import CODES, OPERANDS, RESULTS
+from onnxgrad.runtime.kernels.elementwise_programs import OPERANDS, RESULTS
 from onnxgrad.runtime.kernels.libraries import SOURCES
+from onnxgrad.runtime.kernels.programs import CODES, KINDS
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import attach, compile_step
 from tests.runtime.kernels.twins import needs_kernels
@@ -56,7 +57,10 @@ def test_codes_are_those_of_the_kernel():
     header = (SOURCES / "elementwise.h").read_text()
     source = (SOURCES / "elementwise.c").read_text()
     operations = re.findall(r"^  X\((\w+),", header, re.MULTILINE)
-    assert (*operations, "LOAD", "CONSTANT", "STORE", "SUM", "MEAN") == CODES
+    assert (*operations, "COPY", "SUM", "MEAN", "PRODUCT") == CODES
+    kinds = re.search(r"enum \{ (REGISTER.*), KINDS", (SOURCES / "program.h").read_text())
+    assert kinds is not None
+    assert kinds[1].split(", ") == list(KINDS)
     assert f'.inputs = "{OPERANDS}", .outputs = "{RESULTS}"' in source
 
 
@@ -331,8 +335,9 @@ def test_equal_steps_are_one():
         "(float[N,C] x) => (float[N,C] y, float[N,C] z) <float root={0.70710678}, float one={1}>",
     )
     (call,) = groups(model)
-    codes = [CODES[k] for k in call.attributes["program"].as_ints()[::5]]
-    assert (codes.count("ERF"), codes.count("LOAD")) == (1, 1)
+    codes = [CODES[k] for k in call.attributes["steps"].as_ints()[::10]]
+    values = [KINDS[k] for k in call.attributes["values"].as_ints()[::4]]
+    assert (codes.count("ERF"), values.count("FIXED")) == (1, 1)
     assert codes.count("MUL") == 4  # x/2, x/sqrt(2), their product with erf, and a square
     same(model, {"x": np.linspace(-6, 6, 3000, dtype=np.float32).reshape(3, -1)}, rtol=2e-6, atol=1e-6)
 

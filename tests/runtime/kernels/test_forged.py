@@ -13,14 +13,14 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad.runtime import Options
-from onnxgrad.runtime.kernels.elementwise_programs import CODES
 from onnxgrad.runtime.kernels.libraries import SOURCES
+from onnxgrad.runtime.kernels.programs import CODES, KINDS
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.twins import needs_kernels
 
 pytestmark = needs_kernels
 
-KINDS = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "i": TensorProto.INT32, "l": TensorProto.INT64,
+TYPES = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "i": TensorProto.INT32, "l": TensorProto.INT64,
          "u": TensorProto.UINT32, "b": TensorProto.BOOL}  # fmt: skip
 _ENTRY = re.compile(r'\{(?:\.name = )?"(\w+)", (?:\.inputs = )?"(\w+)\*?", (?:\.outputs = )?"(\w+)"')
 #: Every kernel of the library: the letters of its operands and of its results.
@@ -36,12 +36,11 @@ ATTRIBUTES = {
     "Product": ("left", "right", "relu"),
     "BatchNorm": ("epsilon",),
     "BatchNormGrad": ("epsilon",),
-    "Elementwise": ("program",),
-    "Recurrence": ("columns", "values", "states", "matrices", "steps"),
+    "Elementwise": ("values", "steps"),
+    "Recurrence": ("values", "steps"),
     "LayerNormGrad": ("axis",),
     "GroupNorm": ("groups", "epsilon", "spread", "rank"),
     "GroupNormGrad": ("groups", "epsilon"),
-    "SoftmaxGrad": ("axis", "guarded"),
     "SoftmaxCrossEntropy": ("ignores", "ignored", "reduction"),
     "SoftmaxCrossEntropyInt32": ("ignores", "ignored", "reduction"),
     "Attention": ("divides", "guarded", "order"),
@@ -58,11 +57,11 @@ def called(name, arrays, attributes, outputs=None):
     count = len(results) if outputs is None else outputs
     node = helper.make_node(name, names, [f"o{k}" for k in range(count)], domain=DOMAIN, **attributes)
     ends = [
-        helper.make_tensor_value_info(n, KINDS[kind.lower()], [None] * a.ndim)
+        helper.make_tensor_value_info(n, TYPES[kind.lower()], [None] * a.ndim)
         for n, a, kind in zip(names, arrays, kinds)
         if a is not None
     ]
-    given = [helper.make_tensor_value_info(f"o{k}", KINDS[results[k].lower()], None) for k in range(count)]
+    given = [helper.make_tensor_value_info(f"o{k}", TYPES[results[k].lower()], None) for k in range(count)]
     graph = helper.make_graph([node], "forged", ends, given)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -83,11 +82,11 @@ def refused(name, arrays, attributes=(), outputs=None, match=None):
 
 
 def array(*shape, kind="f", fill=1):
-    return np.full(shape, fill, helper.tensor_dtype_to_np_dtype(KINDS[kind.lower()]))
+    return np.full(shape, fill, helper.tensor_dtype_to_np_dtype(TYPES[kind.lower()]))
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 32
+    assert len(KERNELS) == 30
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -202,14 +201,26 @@ def grouped(groups, spread=1, rank=3):
     return {"groups": groups, "epsilon": 0.0, "spread": spread, "rank": rank}
 
 
-def step(code, *numbers):
-    """Five numbers of a program."""
+def value(kind, place=0, width=1, flag=0):
+    """Four numbers of a program."""
+    return [KINDS.index(kind) if isinstance(kind, str) else kind, place, width, flag]
+
+
+def step(code, *at, width=1, first=(0, 0, 0, 0)):
+    """Ten numbers of a program."""
     code = CODES.index(code) if isinstance(code, str) else code
-    return [code, *numbers, *[0] * (4 - len(numbers))]
+    return [code, width, *at, *[-1] * (4 - len(at)), *first]
 
 
-STORED = step("STORE", 0, 0)
-SUM = step("LOAD", 0, 0) + step("LOAD", 1, 1) + step("ADD", 1, 0, 1) + step("STORE", 0, 1)
+X, Y, OUT, SECOND = value("FIXED", 0), value("FIXED", 1), value("RESULT", 0), value("RESULT", 1)
+R, ONE, BOOL = value("REGISTER"), value("CONSTANT", 0x3F800000), value("RESULT", 14)
+
+
+def program(values, *steps):
+    return {"values": [n for v in values for n in v], "steps": [n for each in steps for n in each]}
+
+
+SUM = program([X, Y, OUT], step("ADD", 2, 0, 1))
 
 #: Kernel, operands, attributes: refused.
 REFUSED = {
@@ -267,7 +278,6 @@ REFUSED = {
     "rows: 2^68 numbers": (
         "GatherGradInt32", [array(16), array(1 << 10, kind="i"), np.zeros((0, 1 << 29, 1 << 29), np.float32)], {},
     ),
-    "signs of others": ("ReluGrad", [array(2, 3), array(3, 2)], {}),
     "norm: a scale too short": ("BatchNorm", [array(2, 3, 4), array(2), array(2)], {"epsilon": 0.0}),
     "norm: another bias": ("BatchNorm", [array(2, 3, 4), array(3), array(2)], {"epsilon": 0.0}),
     "norm: a vector": ("BatchNorm", [array(3), array(3), array(3)], {"epsilon": 0.0}),
@@ -297,9 +307,6 @@ REFUSED = {
     "group: too many channels": ("GroupNorm", [array(2, 4, 4), array(4), array(4)], grouped(2, spread=1 << 62)),
     "group: another scale": ("GroupNormGrad", [array(2, 4, 4)] * 2 + [array(3)], {"groups": 2, "epsilon": 0.0}),
     "group: a vector": ("GroupNormGrad", [array(4)] * 2 + [array(4)], {"groups": 2, "epsilon": 0.0}),
-    "softmax: an axis beyond": ("SoftmaxGrad", [array(2, 3)] * 2, {"axis": 2, "guarded": 0}),
-    "softmax: of a scalar": ("SoftmaxGrad", [array()] * 2, {"axis": 0, "guarded": 0}),
-    "softmax: another cotangent": ("SoftmaxGrad", [array(2, 3), array(3, 2)], {"axis": 1, "guarded": 0}),
     "attention: other columns": (
         "Attention", [image(1, 2, 3, 4), image(1, 2, 3, 5), image(1, 2, 3, 4)], ORDERED,
     ),
@@ -341,37 +348,69 @@ REFUSED = {
         "SoftmaxCrossEntropyInt32", [array(2, 3), array(2, kind="i", fill=-1), None, array()], {**LOSS, "ignored": -1},
     ),
     "loss: of no classes": ("SoftmaxCrossEntropy", [array(2, 0), array(2, kind="l"), None, array()], LOSS),
-    **{f"program: {what}": ("Elementwise", [array(5), array(5)], {"program": program}) for what, program in {
-        "cut off": step("LOAD", 0, 0)[:4], "too long": step("CONSTANT", 0, 0) * 193,
-        "stores nothing": step("LOAD", 0, 0), "an unknown operation": step(len(CODES), 0, 0) + STORED,
-        "an operation below zero": step(-1, 0, 0) + STORED, "an operation beyond 2^32": step(1 << 32, 0, 0) + STORED,
-        "an empty register": step("LOAD", 0, 0) + step("ADD", 1, 0, 1) + step("STORE", 0, 1),
-        "a register beyond": step("LOAD", 64, 0) + step("STORE", 0, 64),
-        "a register below zero": step("LOAD", -1, 0) + step("STORE", 0, -1),
-        "a source beyond": step("LOAD", 0, 0) + step("NEG", 1, 1 << 40) + step("STORE", 0, 1),
-        "an operand beyond": step("LOAD", 0, 28) + STORED, "an operand below zero": step("LOAD", 0, -1) + STORED,
-        "an operand that is left out": step("LOAD", 0, 2) + STORED,
-        "a bool that is left out": step("LOAD", 0, 24) + STORED,
-        "a result beyond": step("LOAD", 0, 0) + step("STORE", 16, 0), "a result twice": step("LOAD", 0, 0) + STORED * 2,
-        "a sum over unknown axes": step("LOAD", 0, 0) + step("SUM", 0, 0, 256),
-        "a sum over axes below none": step("LOAD", 0, 0) + step("SUM", 0, 0, -1),
-        "a sum over more axes than there are": step("LOAD", 0, 0) + step("SUM", 0, 0, 2),
-        "a sum of which nothing known becomes": step("LOAD", 0, 0) + step("SUM", 0, 0, 1, 3),
-        "a sum of bools": step("LOAD", 0, 0) + step("SUM", 14, 0, 1),
-        "a sum twice": step("LOAD", 0, 0) + STORED + step("SUM", 0, 0),
-        "a sum of nothing": step("SUM", 0, 0, 1), "a sum beyond": step("LOAD", 0, 0) + step("SUM", 16, 0, 1),
-        "a constant of 64 bits": step("CONSTANT", 0, 1 << 40) + STORED,
-        "one of 2^63": [(1 << 63) - 1] * 5 + STORED, "one of -2^63": [-(1 << 63)] * 5 + STORED,
+    **{f"program: {what}": ("Elementwise", [array(5), array(5)], given) for what, given in {
+        "cut off": {**SUM, "steps": SUM["steps"][:9]}, "values that are cut off": {**SUM, "values": SUM["values"][:-1]},
+        "too long": program([X, R], *[step("NEG", 1, 0)] * 257),
+        "too many values": program([X, OUT] + [X] * 255, step("NEG", 1, 0)),
+        "stores nothing": program([X, R], step("NEG", 1, 0)), "is empty": {"values": X, "steps": step("NEG", 0, 0)},
+        "an unknown operation": program([X, OUT], step(len(CODES), 1, 0)),
+        "an operation below zero": program([X, OUT], step(-1, 1, 0)),
+        "an operation beyond 2^32": program([X, OUT], step(1 << 32, 1, 0)),
+        "an unknown kind": program([X, OUT, value(len(KINDS))], step("NEG", 1, 0)),
+        "a kind below zero": program([X, OUT, value(-1)], step("NEG", 1, 0)),
+        "a kind beyond 2^32": program([X, OUT, value(1 << 32)], step("NEG", 1, 0)),
+        "an empty register": program([X, OUT, R], step("ADD", 1, 0, 2)),
+        "a register beyond": program([X, OUT, value("REGISTER", 1 << 16)], step("NEG", 2, 0), step("NEG", 1, 2)),
+        "a register below zero": program([X, OUT, value("REGISTER", -1)], step("NEG", 2, 0), step("NEG", 1, 2)),
+        "a source beyond": program([X, OUT], step("NEG", 1, 2)),
+        "a source far beyond": program([X, OUT], step("NEG", 1, 1 << 40)),
+        "a source below zero": program([X, OUT], step("NEG", 1, -1)),
+        "a target beyond": program([X, OUT], step("NEG", 2, 0)),
+        "a target below zero": program([X, OUT], step("NEG", -1, 0)),
+        "an operand beyond": program([value("FIXED", 28), OUT], step("NEG", 1, 0)),
+        "an operand below zero": program([value("FIXED", -1), OUT], step("NEG", 1, 0)),
+        "an operand that is left out": program([value("FIXED", 2), OUT], step("NEG", 1, 0)),
+        "a bool that is left out": program([value("FIXED", 24), OUT], step("NEG", 1, 0)),
+        "a result beyond": program([X, value("RESULT", 16)], step("NEG", 1, 0)),
+        "a result twice": program([X, OUT, OUT], step("NEG", 1, 0), step("NEG", 2, 0)),
+        "a result that is written twice": program([X, OUT], step("NEG", 1, 0), step("NEG", 1, 0)),
+        "a result that is not written": program([X, OUT, SECOND], step("NEG", 1, 0)),
+        "an operand that is written": program([X, Y, OUT], step("NEG", 1, 0), step("NEG", 2, 1)),
+        "a constant that is written": program([X, ONE, OUT], step("NEG", 1, 0), step("NEG", 2, 1)),
+        "rows of two numbers": program([value("FIXED", 0, 2), value("RESULT", 0, 2)], step("NEG", 1, 0, width=2)),
+        "rows of none": program([value("FIXED", 0, 0), OUT], step("NEG", 1, 0)),
+        "the second column of one": program([X, OUT], step("NEG", 1, 0, first=(0, 1, 0, 0))),
+        "a step of no columns": program([X, OUT], step("NEG", 1, 0, width=0)),
+        "a state": program([X, value("STATE")], step("NEG", 1, 0)),
+        "slices": program([value("SCANNED"), OUT], step("NEG", 1, 0)),
+        "a product": program([X, value("MATRIX", 1), OUT], step("PRODUCT", 2, 0, -1, 1, first=(0, 0, 0, 1))),
+        "a sum over unknown axes": program([X, OUT], step("SUM", 1, 0, 256, 0)),
+        "a sum over axes below none": program([X, OUT], step("SUM", 1, 0, -1, 0)),
+        "a sum over more axes than there are": program([X, OUT], step("SUM", 1, 0, 2, 0)),
+        "a sum of which nothing known becomes": program([X, OUT], step("SUM", 1, 0, 1, 3)),
+        "a sum of bools": program([X, BOOL], step("SUM", 1, 0, 1, 0)),
+        "a sum in a register": program([X, R, OUT], step("SUM", 1, 0, 1, 0), step("NEG", 2, 1)),
+        "a sum that is read": program([X, OUT, SECOND], step("SUM", 1, 0, 1, 0), step("NEG", 2, 1)),
+        "a sum of nothing": program([R, OUT], step("SUM", 1, 0, 1, 0)),
+        "a constant of 64 bits": program([value("CONSTANT", 1 << 40), OUT], step("COPY", 1, 0)),
+        "numbers of 2^63": {**SUM, "steps": [(1 << 63) - 1] * 10},
+        "values of -2^63": {**SUM, "values": [-(1 << 63)] * 12},
     }.items()},
-    "program: shapes that do not broadcast": ("Elementwise", [array(5), array(4)], {"program": SUM}),
-    "program: nine axes": ("Elementwise", [array(*[1] * 9), array(5)], {"program": SUM}),
+    **{f"rows: {what}": ("Recurrence", [array(3, 1), array(5, 3, 1)], given) for what, given in {
+        "an operation on constants": program([value("STATE"), value("SCANNED", 1), ONE], step("NEG", 0, 2)),
+        "a sum": program([value("STATE"), value("SCANNED", 1), OUT], step("COPY", 0, 1), step("SUM", 2, 1, 0, 0)),
+        "a state that is a result": program([value("STATE"), value("SCANNED", 1), OUT], step("COPY", 0, 1)),
+        "a state that is not renewed": program([value("STATE"), value("SCANNED", 1), R], step("COPY", 2, 1)),
+    }.items()},
+    "program: shapes that do not broadcast": ("Elementwise", [array(5), array(4)], SUM),
+    "program: nine axes": ("Elementwise", [array(*[1] * 9), array(5)], SUM),
     "program: a result of 2^60": (
         "Elementwise", [np.ones((1 << 20, 1, 1), np.float32), np.ones((1, 1 << 20, 1), np.float32),
-                        np.ones(1 << 20, np.float32)], {"program": SUM[:-5] + step("LOAD", 2, 2) + step("ADD", 1, 1, 2)
-                                                        + step("STORE", 0, 1)},
+                        np.ones(1 << 20, np.float32)],
+        program([X, Y, value("FIXED", 2), R, OUT], step("ADD", 3, 0, 1), step("ADD", 4, 3, 2)),
     ),
     "program: none": ("Elementwise", [array(5)], {}),
-    "program: text": ("Elementwise", [array(5)], {"program": "text"}),
+    "program: text": ("Elementwise", [array(5)], {"values": "text", "steps": "text"}),
 }  # fmt: skip
 
 
@@ -431,29 +470,26 @@ ODD = {
         "SoftmaxCrossEntropy", [array(2, 0), array(2, kind="l"), None, array()],
         {"ignores": 1, "ignored": 1, "reduction": 0}, [((2,), 0), ((2, 0), 0)],
     ),
-    "softmax: rows of nothing": (
-        "SoftmaxGrad", [np.zeros((1 << 37, 0), np.float32)] * 2, {"axis": 1, "guarded": 0}, [((1 << 37, 0), 0)],
-    ),
     "program: a sum, and results that nothing stores": (
-        "Elementwise", [array(2, 3), array(3)], {"program": SUM}, [((2, 3), 12), *[((0,), 0)] * 15],
+        "Elementwise", [array(2, 3), array(3)], SUM, [((2, 3), 12), *[((0,), 0)] * 15],
     ),
-    "program: a constant alone": ("Elementwise", [array(5)], {"program": step("CONSTANT", 9, 0x3F800000) + step(
-        "STORE", 7, 9)}, [*[((0,), 0)] * 7, ((), 1), *[((0,), 0)] * 8]),
-    "program: a mean of one number": ("Elementwise", [array(5), array(1)], {"program": step("LOAD", 0, 0) + step(
-        "CONSTANT", 1, 0x40000000) + step("SUM", 0, 0, 1) + step("MEAN", 1, 1, 0, 2) + step("SUM", 2, 1, 0, 1)}, [
-        ((), 5), ((1,), 2), ((), 2), *[((0,), 0)] * 13]),
-    "program: one register for all": (
-        "Elementwise", [array(3, 1), array(4000)], {"program": step("LOAD", 0, 0) + step("NEG", 0, 0) + step(
-            "STORE", 0, 0) + step("LOAD", 0, 1) + step("CONSTANT", 0, 0) + step("LOAD", 0, 1) + step("STORE", 1, 0)},
-        [((3, 1), -3), ((4000,), 4000), *[((0,), 0)] * 14],
-    ),
-    "program: nothing in one axis": ("Elementwise", [EMPTY[:, :1, :1], array(3)], {"program": SUM}, [
+    "program: a constant alone": ("Elementwise", [array(5)], program([ONE, value("RESULT", 7)], step("COPY", 1, 0)), [
+        *[((0,), 0)] * 7, ((), 1), *[((0,), 0)] * 8]),
+    "program: a mean of one number": ("Elementwise", [array(5), array(1)], program(
+        [X, value("CONSTANT", 0x40000000), OUT, SECOND, value("RESULT", 2)], step("SUM", 2, 0, 1, 0),
+        step("MEAN", 3, 1, 0, 2), step("SUM", 4, 1, 0, 1)), [((), 5), ((1,), 2), ((), 2), *[((0,), 0)] * 13]),
+    "program: one register for all": ("Elementwise", [array(3, 1), array(4000)], program(
+        [X, Y, OUT, SECOND, R, value("CONSTANT", 0)], step("NEG", 4, 0), step("COPY", 2, 4), step("COPY", 4, 5),
+        step("COPY", 4, 1), step("COPY", 3, 4)), [((3, 1), -3), ((4000,), 4000), *[((0,), 0)] * 14]),
+    "program: a result that is read, of another shape": ("Elementwise", [array(3, 1), array(4000)], program(
+        [X, Y, OUT, SECOND], step("NEG", 2, 0), step("SUB", 3, 1, 2)),
+        [((3, 1), -3), ((3, 4000), 24000), *[((0,), 0)] * 14]),
+    "program: nothing in one axis": ("Elementwise", [EMPTY[:, :1, :1], array(3)], SUM, [
         ((0, 1, 3), 0), *[((0,), 0)] * 15]),
-    "program: bits as a bool and a float": (
-        "Elementwise", [array(5)], {"program": step("LOAD", 0, 0) + step("STORE", 14, 0) + step("STORE", 8, 0)},
+    "program: bits as a bool and an integer": (
+        "Elementwise", [array(5)], program([X, BOOL, value("RESULT", 8)], step("COPY", 1, 0), step("COPY", 2, 0)),
         [*[((0,), 0)] * 8, ((5,), 5 * 0x3F800000), *[((0,), 0)] * 5, ((5,), 0), ((0,), 0)],
     ),
-    "signs of many axes": ("ReluGrad", [array(*[1] * 20)] * 2, {}, [((1,) * 20, 1)]),
 }  # fmt: skip
 
 
@@ -466,17 +502,36 @@ def test_odd_but_sound(case):
         assert total is None or array.sum() == total
 
 
-def _random_program(rng):
-    """Loads, any steps on registers that hold something, stores; seldom a number that is wrong."""
-    numbers = []
-    for k in range(4):
-        numbers += step("LOAD", k, int(rng.choice([0, 1, 16, 24], p=[0.5, 0.4, 0.05, 0.05])))
-    for _ in range(int(rng.integers(1, 60))):
-        numbers += step(int(rng.integers(CODES.index("LOAD"))), *map(int, rng.integers(0, 4, 4)))
-    for k in range(int(rng.integers(1, 4))):
-        numbers += step("STORE", int(rng.choice(16)) if k else 0, int(rng.integers(0, 4)))
+def _random_program(rng, name):
+    """Values, and any steps on those that are written already; seldom a number that is wrong."""
+    own = [*(value("FIXED", int(rng.choice([0, 1, 16, 24], p=[0.5, 0.4, 0.05, 0.05]))) for _ in range(3)), ONE]
+    codes, given = CODES.index("COPY") + 1, 4
+    if name == "Recurrence":
+        width = int(rng.integers(1, 5))
+        own = [
+            value("STATE", 0, width),
+            value("SCANNED", 1, width, int(rng.integers(2))),
+            value("FIXED", 2, width),
+            ONE,
+        ]
+        own += [value("MATRIX", 3, width)]
+    registers = [len(own) + k for k in range(3)]
+    own += [value("REGISTER", k) for k in range(3)]
+    results = [value("RESULT", int(k)) for k in rng.choice(16, 3, replace=False)]
+    steps = step("COPY", registers[0], 0)
+    readable = [*range(given), registers[0]]
+    for _ in range(int(rng.integers(0, 50))):
+        at = int(rng.choice(registers))
+        steps += step(int(rng.integers(codes)), at, *map(int, rng.choice(readable, 3)))
+        readable.append(at)
+    for k in range(len(results)):
+        steps += step("COPY", len(own) + k, int(rng.choice(readable)))
+    if name == "Recurrence":
+        steps += step("COPY", 0, 1, width=own[0][2])
+    numbers = {"values": [n for v in (*own, *results) for n in v], "steps": steps}
     if rng.random() < 0.3:
-        numbers[int(rng.integers(len(numbers)))] = int(rng.choice([-1, 4, 5, 40, 63, 64, 1 << 20, 1 << 33, -(1 << 63)]))
+        some = numbers[str(rng.choice(["values", "steps"]))]
+        some[int(rng.integers(len(some)))] = int(rng.choice([-1, 4, 5, 40, 63, 64, 1 << 20, 1 << 33, -(1 << 63)]))
     return numbers
 
 
@@ -505,15 +560,14 @@ def _random(rng, name):
 
     attributes = {}
     for key in ATTRIBUTES.get(name, ()):
-        if key == "program":
-            attributes[key] = _random_program(rng)
+        if key in ("values", "steps"):
+            attributes = attributes or _random_program(rng, name)
         elif key == "epsilon":
             attributes[key] = float(rng.choice([0.0, 1e-5, np.nan, np.inf, -1.0]))
         elif key == "order":
             orders = [rng.permutation(4) if rng.random() < 0.5 else range(4) for _ in range(7 if "Grad" in name else 4)]
             attributes[key] = [int(i) for order in orders for i in order]
-        elif key in ("divides", "group", "relu", "groups", "axis", "guarded", "ignores", "ignored", "reduction",
-                     "columns"):  # fmt: skip
+        elif key in ("divides", "group", "relu", "groups", "axis", "guarded", "ignores", "ignored", "reduction"):
             attributes[key] = number() if rng.random() < 0.3 else 1
         else:
             attributes[key] = [number() for _ in range(2 if rng.random() < 0.97 else rng.integers(1, 4))]
@@ -538,7 +592,7 @@ def test_at_random(name):
 def test_operands_that_are_no_tensors_or_of_another_type():
     """ONNX Runtime sees to that by the types that the kernels declare."""
     text = """<ir_version: 10, opset_import: ["": 18, "onnxgrad.native": 1]>
-        g (float[2] x) => (float[2] y) {{ {0} y = onnxgrad.runtime.kernels.ReluGrad ({1}) }}"""
+        g (float[2] x) => (float[2] y) {{ {0} y = onnxgrad.native.Product <left = 0, right = 0, relu = 0> ({1}) }}"""
     for emitted, given in (
         ("", "x"), ("", 'x, ""'), ("s = SequenceConstruct (x)", "x, s"), ("b = Cast <to = 11> (x)", "x, b"),
         ("b = Cast <to = 11> (x)", "b, b"), ("", "x, x, x"), ("o = Optional (x)", "x, o"),

@@ -101,9 +101,7 @@ def test_relu_that_has_another_reader_is_not():
         helper.make_node("Relu", ["s"], ["out"]),
     ]
     operators = normalization((2, 3, 4, 5), after=after)
-    operators.compare(
-        normal(2, 3, 4, 5, seed=3), ["BatchNorm", "ReluGrad", *["BatchNormGrad"] * 2], rtol=1e-3, atol=1e-4
-    )
+    operators.compare(normal(2, 3, 4, 5, seed=3), ["BatchNorm", *["BatchNormGrad"] * 2], rtol=1e-3, atol=1e-4)
 
 
 def test_a_channel_that_is_not_finite_is_the_only_one():
@@ -161,23 +159,7 @@ def test_an_index_out_of_range_is_refused(index):
         operators.run(seed, "native")
 
 
-# --- signs and windows -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 5000, 70001])
-def test_relu(size):
-    operators = Pulled([helper.make_node("Relu", ["x"], ["y"])], {"x": normal(size)}, ["x"], symbolic=True)
-    operators.compare(normal(size, seed=3), ["ReluGrad"], rtol=0)
-
-
-def test_relu_of_what_is_not_finite():
-    x = np.array([np.inf, -np.inf, 1, -1, 0, -0.0, 1e-45, 3e38] * 5, np.float32)
-    operators = Pulled([helper.make_node("Relu", ["x"], ["y"])], {"x": x}, ["x"])
-    for value in (np.inf, np.nan, 1.0):
-        seed = np.full_like(x, value)
-        with np.errstate(invalid="ignore"):
-            expected = seed * (x > 0)
-        np.testing.assert_array_equal(operators.native(seed)[0], expected)
+# --- windows -----------------------------------------------------------------------------
 
 
 def side_by_side(size, kernel, ceil=0):

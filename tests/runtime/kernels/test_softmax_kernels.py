@@ -23,52 +23,6 @@ def probabilities(x, axis):
     return wide / wide.sum(axis, keepdims=True)
 
 
-# --- cotangents ------------------------------------------------------------------------------------
-
-
-def family(shape, axis=-1, symbolic=False):
-    return Pulled([helper.make_node("Softmax", ["x"], ["y"], axis=axis)], {"x": normal(*shape) * 3}, ["x"], symbolic)
-
-
-SHAPES = [((4, 7), -1), ((1, 1), 1), ((3, 5, 64), -1), ((2, 9000), 1), ((300, 17), -1), ((2, 7, 19), 1), ((5, 3), 0),
-          ((2, 3, 300), 1), ((3, 4, 5, 6), 1), ((2, 33, 16), -2), ((9,), 0)]  # fmt: skip
-
-
-@pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
-def test_softmax(shape, axis):
-    operators, seed = family(shape, axis), normal(*shape, seed=3)
-    (dx,) = operators.compare(seed, ["SoftmaxGrad"], **CLOSE)
-    p, g = probabilities(operators.arrays["x"], axis), seed.astype(np.float64)
-    np.testing.assert_allclose(dx, p * (g - (g * p).sum(axis, keepdims=True)), rtol=1e-4, atol=1e-5)
-
-
-def test_softmax_of_nothing():
-    operators = family((3, 4), symbolic=True)
-    operators.arrays["x"] = np.zeros((0, 4), np.float32)
-    assert operators.compare(np.zeros((0, 4), np.float32), ["SoftmaxGrad"])[0].shape == (0, 4)
-
-
-@pytest.mark.parametrize("axis", [-1, 1])
-def test_softmax_of_what_is_not_finite(axis):
-    operators = family((6, 5, 20), axis)
-    x, seed = operators.arrays["x"], normal(6, 5, 20, seed=3)
-    x[0, :3, :7], x[1, 2, 3], x[2, 1, 1], x[3] = -np.inf, np.inf, np.nan, -np.inf
-    x[4, :, 0], seed[4, 1, 5], seed[5, 0, 0] = 300, np.nan, np.inf
-    operators.compare(seed, ["SoftmaxGrad"], **CLOSE)
-
-
-@pytest.mark.parametrize("shape", [(4, 37), (2, 3, 5)], ids=str)
-def test_a_row_that_is_masked_wholly_gets_zeros(shape):
-    """Behind a Where that may discard it."""
-    nodes = [helper.make_node("Softmax", ["x"], ["p"], axis=1), helper.make_node("Where", ["m", "z", "p"], ["y"])]
-    x, mask = normal(*shape), np.zeros(shape, bool)
-    x[1], mask[1] = -np.inf, True
-    operators = Pulled(nodes, {"x": x, "m": mask, "z": np.zeros(shape, np.float32)}, ["x"])
-    (dx,) = operators.compare(normal(*shape, seed=3), ["SoftmaxGrad"], **CLOSE)
-    assert not dx[1].any()
-    assert dx[0].any()
-
-
 # --- cross-entropy ---------------------------------------------------------------------------------
 
 

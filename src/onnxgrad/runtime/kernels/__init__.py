@@ -7,24 +7,24 @@ parts without a kernel run as operators.
 
 To add a kernel, here and elsewhere:
 
-1. **Name the part** where it is emitted, after it was emitted: ``b.named("ReluGrad", [dx], of=[x, dy])``. Everything
-   that `dx` is computed from must be in ``of``, a constant, or a shape. Attributes that the kernel needs go by name:
-   ``b.named(…, strides=[2, 2], alpha=0.9)``.
+1. **Name the part** where it is emitted, after it was emitted: ``b.named("GroupNormGrad", [dx, …], of=[g, x, scale])``.
+   Everything that `dx` is computed from must be in ``of``, a constant, or a shape. Attributes that the kernel needs go
+   by name: ``b.named(…, groups=4, epsilon=1e-5)``.
 2. **Write the kernel** in ``source/*.c`` (see ``source/kernel.h``, whose head shows a whole one). A new file names
    its table in ``source/library.c``.
 3. **Say when it fits** in a module ``*_kernels.py`` (a new one is named in `substitute`): a function from the
    `Occurrence` of the part to a `KernelCall`, or None where the kernel does not fit (its type, its rank, its size)::
 
-       @kernel("ReluGrad")
-       def relu_grad(site: Occurrence) -> KernelCall | None:
-           return KernelCall("ReluGrad", site.inputs) if site.all_float32 else None
+       @kernel("GroupNormGrad")
+       def group_norm_grad(site: Occurrence) -> KernelCall | None:
+           return KernelCall("GroupNormGrad", site.inputs, site.attributes) if site.all_float32 else None
 
 4. **Test it** in ``tests/runtime/kernels``: the same model with both targets, over shapes of 0, 1, odd and large sizes,
    NaN and infinities, one and two threads (``compare`` of ``twins.py`` there).
 
 Modules: `processors` (kinds of processors), `libraries` (the shared library of this one), `substitute`
 (parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
-of operators without a name, to programs), `open_norms` (normalizations that these groups finish), `recurrence`
+of operators without a name, to `programs`), `open_norms` (normalizations that these groups finish), `recurrence`
 (Scans, to programs), `running_sums` (of their steps), `products` (of matrices, likewise),
 `convolutions` (of 3×3 taps), `summed_rows` (sums along edges and of segments).
 """

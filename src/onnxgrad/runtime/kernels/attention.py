@@ -1,7 +1,7 @@
 """Attention and its cotangents, found by their operators, to calls of ``source/attention.c``.
 
 No single emitter writes them: they result from products, a softmax and their cotangents. The search starts at the
-kernel call for the cotangent of the softmax, which `substitute` has inserted:
+cotangent of the softmax, a named part that is one node while attention is looked for:
 
     P = Softmax(s·Q·Kᵀ + mask), Y = P·V;   dP = dY·Vᵀ, dS = s·SoftmaxGrad(dP, P), dQ = dS·K, dKᵀ = Qᵀ·dS, dV = Pᵀ·dY
 
@@ -19,10 +19,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.attention import Scores, is_idle
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.graph import add_initializer, prune
 from onnxgrad.ir.match import constant, is_number, is_op, pattern, permutation, producer
 from onnxgrad.ir.shapes import same_dim
 
+#: The named part that attention is found by, and the node that stands for it meanwhile.
+MARK = "SoftmaxGrad"
 #: Axes of a matrix per head, transposed.
 _SWAPPED = {3: (0, 2, 1), 4: (0, 1, 3, 2)}
 #: The mask of scores without the rows that hide all keys: 0 there.
@@ -70,19 +72,58 @@ class _View:
 
 
 def fuse_attention(graph: ir.Graph, domain: str) -> int:
-    """Replace attention and its derivatives in `graph` by calls of kernels in `domain`. Returns the count."""
+    """Replace attention and its derivatives in `graph` by calls of kernels in `domain`. Returns the count.
+
+    Cotangents of a softmax are the nodes `MARK` before; those that belong to no attention become operators again.
+    """
     count = 0
     casts = [n for n in graph if is_op(n, "Cast") and is_idle(n)]  # exporters write them around a softmax
     for node in [n for n in casts if not n.outputs[0].is_graph_output()]:
         assert node.inputs[0] is not None
         node.outputs[0].replace_all_uses_with(node.inputs[0])
         graph.remove(node, safe=True)
-    for node in [n for n in graph if n.op_type == "SoftmaxGrad" and n.domain == domain]:
-        count += _fuse_site(graph, node, domain, count)
+    marks = [n for n in graph if n.op_type == MARK and n.domain == domain]
+    left = []
+    for node in marks:
+        if _fuse_site(graph, node, domain, count):
+            count += 1
+        else:
+            left.append(node)
     if count:
         graph.sort()
         prune(graph)
+    for node in left:
+        _write_operators(graph, node)
     return count
+
+
+def _write_operators(graph: ir.Graph, mark: ir.Node) -> None:
+    """Replace `mark` by y·(g - Σ g·y), where NaN in y counts as 0 if it is `guarded`."""
+    g, y = mark.inputs
+    assert g is not None
+    assert y is not None
+    shape = y.shape
+    assert shape is not None
+    axis = mark.attributes["axis"].as_int()
+
+    def const(array: np.ndarray, name: str) -> ir.Value:
+        return add_initializer(graph, ir.tensor(array, name=f"{mark.name}.{name}"))
+
+    def add(op: str, *operands: ir.Value, dtype: ir.DataType = ir.DataType.FLOAT, **attributes: int) -> ir.Value:
+        node = ir.node(op, operands, attributes, name=f"{mark.name}.{op}.{len(graph)}")
+        out = node.outputs[0]
+        out.name, out.type, out.shape = node.name, ir.TensorType(dtype), shape.copy()
+        graph.insert_before(mark, node)
+        return out
+
+    if mark.attributes["guarded"].as_int():
+        y = add("Where", add("IsNaN", y, dtype=ir.DataType.BOOL), const(np.array(0, np.float32), "zero"), y)
+    total = add("ReduceSum", add("Mul", g, y), const(np.array([axis]), "axes"), keepdims=1)
+    total.shape = ir.Shape([1 if i == axis else d for i, d in enumerate(shape)])
+    found, old = add("Mul", y, add("Sub", g, total)), mark.outputs[0]
+    old.replace_all_uses_with(found, replace_graph_outputs=True)
+    found.name, old.name = old.name, found.name
+    graph.remove(mark, safe=True)
 
 
 def _fuse_site(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:

@@ -89,7 +89,7 @@ def _write(graph: ir.Graph, calls: Sequence[GroupCall], serial: int) -> None:
         name = f"native.elementwise.{serial}"
         serial += 1
         operands = [None if v is None else new.get(v, v) for v in plan.program.operands]
-        attributes = [ir.AttrInt64s("program", list(plan.program.steps))]
+        attributes = [ir.AttrInt64s(key, list(numbers)) for key, numbers in plan.program.attributes.items()]
         results = plan.program.results
         node = ir.Node(DOMAIN, "Elementwise", operands, attributes, num_outputs=len(results), name=name)
         place[node] = max(place[n] for n in plan.nodes) + 0.5

@@ -261,7 +261,7 @@ class _Grouping:
         summed = [r.source for r in sums if r.source not in targets]
         for given, ends in (([*targets], sums), ([*targets, *dict.fromkeys(summed)], ())):
             with contextlib.suppress(Unfit):
-                return GroupCall(compile_program(nodes, given, group.shape, ends), nodes)
+                return GroupCall(compile_program(nodes, given, ends), nodes)
         raise Unfit
 
     # --- recomputed operators -------------------------------------------------------------------------------------

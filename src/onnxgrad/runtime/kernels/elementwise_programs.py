@@ -1,21 +1,18 @@
-"""Programs for the kernel of ``source/elementwise.c``, which defines the format: steps as numbers, in registers."""
+"""Groups of elementwise operators, and sums of them, as programs for the kernel of ``source/elementwise.c``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrad.runtime.kernels.elementwise_steps import OPERATIONS, Dims, Steps, Unfit, dims, letter, write_steps
-
-#: Operations of a step, in the order of the kernel's own list.
-CODES = (*OPERATIONS, "LOAD", "CONSTANT", "STORE", "SUM", "MEAN")
-_NUMBER = {name: i for i, name in enumerate(CODES)}
+from onnxgrad.runtime.kernels.elementwise_steps import Steps, Unfit, letter, write_steps
+from onnxgrad.runtime.kernels.programs import Entry, Program
 
 #: Operands and results of the kernel, by letter.
 OPERANDS, RESULTS = "F" * 16 + "I" * 4 + "U" * 4 + "B" * 4, "F" * 8 + "I" * 2 + "U" * 4 + "B" * 2
-_STEPS, _REGISTERS = 192, 64
+_REGISTERS = 64
 
 
 @dataclass(frozen=True)
@@ -42,18 +39,18 @@ class TileProgram:
     """The arguments of a call of the kernel.
 
     Attributes:
-        steps: five numbers each.
+        attributes: the program.
         operands: by place, None for one that is left out.
         results: the same.
     """
 
-    steps: tuple[int, ...]
+    attributes: Mapping[str, Sequence[int]]
     operands: tuple[ir.Value | None, ...]
     results: tuple[ir.Value | None, ...]
 
 
 def compile_program(
-    nodes: Iterable[ir.Node], targets: Sequence[ir.Value], shape: Dims, sums: Sequence[Reduction] = ()
+    nodes: Iterable[ir.Node], targets: Sequence[ir.Value], sums: Sequence[Reduction] = ()
 ) -> TileProgram:
     """Compile a program for `targets`, the results of `nodes` (in topological order, of one shape), and `sums`.
 
@@ -66,49 +63,51 @@ def compile_program(
     operands = _by_letter(list(b.loads), OPERANDS)
     results = _by_letter([*targets, *(s.result for s in sums)], RESULTS)
     of = {s.result: s for s in sums}
-    stores: dict[int, list[list[int]]] = {}  # uses of a step's result: code, result, register, mode
+    stores: dict[int, list[Entry]] = {}  # results that are a step's own, by the step
+    totals: dict[int, list[tuple[Entry, Reduction]]] = {}  # and sums of it
     for place, value in enumerate(results):
-        if value is None:
-            continue
-        total = of.get(value)
-        if total is None:
-            stores.setdefault(b.known[value], []).append([_NUMBER["STORE"], place, 0, 0, 0])
-        else:
-            how = [_NUMBER[total.code], place, 0, total.axes, total.becomes]
-            stores.setdefault(b.known[total.source], []).append(how)
+        entry = "RESULT", place, 1, 0
+        if value in of:
+            totals.setdefault(b.known[of[value].source], []).append((entry, of[value]))
+        elif value is not None:
+            stores.setdefault(b.known[value], []).append(entry)
     last = dict.fromkeys(range(len(b.made)), -1)
     for i, (code, reads) in enumerate(b.made):
         if code not in ("LOAD", "CONSTANT"):
             last.update(dict.fromkeys(reads, i))
-    last.update({i: max(last[i], i) for i in stores})
+    last.update({i: max(last[i], i) for i in (*stores, *totals)})
     loaded = {place: value for value, place in b.loads.items()}
     slots = {value: slot for slot, value in enumerate(operands) if value is not None}
-    kept = {i for i, (code, _) in enumerate(b.made) if code == "CONSTANT"}  # filled once for all tiles
-    kept |= {place for place, value in loaded.items() if dims(value) != shape}
-    steps: list[int] = []
-    register: dict[int, int] = {}
+    program = Program()
+    entries: dict[int, Entry] = {}
     free: list[int] = []
     count = 0
     for i, (code, reads) in enumerate(b.made):
         if last[i] < 0:
             continue
+        own = stores.get(i, [])
         if code == "LOAD":
-            sources = [slots[loaded[i]]]
+            entries[i] = "FIXED", slots[loaded[i]], 1, 0
         elif code == "CONSTANT":
-            sources = [reads[0]]
+            entries[i] = "CONSTANT", reads[0], 1, 0
         else:
-            sources = [register[p] for p in reads]
-            free += sorted({register[p] for p in reads if last[p] == i and p not in kept})
-        register[i] = count if i in kept or not free else free.pop()
-        count = max(count, register[i] + 1)
-        steps += [_NUMBER[code], register[i], *sources, *[0] * (3 - len(sources))]
-        for store, place, _, *how in stores.get(i, ()):
-            steps += [store, place, register[i], *how]
-        if last[i] == i and i not in kept:
-            free.append(register[i])
-    if count > _REGISTERS or len(steps) > 5 * _STEPS:
+            done = {entries[p] for p in reads if last[p] == i}
+            free += sorted(place for kind, place, *_ in done if kind == "REGISTER")
+            if own:
+                entries[i], *own = own
+            else:
+                entries[i] = "REGISTER", free.pop() if free else count, 1, 0
+                count = max(count, entries[i][1] + 1)
+            program.add(code, 1, *((entry, 0) for entry in (entries[i], *(entries[p] for p in reads))))
+        for entry in own:
+            program.add("COPY", 1, (entry, 0), (entries[i], 0))
+        for entry, total in totals.get(i, ()):
+            program.add(total.code, 1, (entry, 0), (entries[i], 0), (total.axes, 0), (total.becomes, 0))
+        if last[i] == i and entries[i][0] == "REGISTER":
+            free.append(entries[i][1])
+    if count > _REGISTERS:
         raise Unfit
-    return TileProgram(tuple(steps), operands, results)
+    return TileProgram(program.attributes(), operands, results)
 
 
 def _by_letter(values: Sequence[ir.Value], letters: str) -> tuple[ir.Value | None, ...]:

@@ -273,11 +273,6 @@ def _gelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("MUL", half, b("ADD", inner, b.float(1)))
 
 
-def _relu_grad(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    """The kernel of that name: [g, y] to g·[y > 0]."""
-    return b("MUL", x[0], b("AND", b("LESS", b.float(0), x[1]), b.float(1)))
-
-
 #: Operators that are written for float32 alone, whose operands all are.
 _REAL_ONLY = frozenset({"LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish", "Gelu"})
 
@@ -306,10 +301,7 @@ def write_steps(b: Steps, node: ir.Node) -> None:
     Raises:
         Unfit: programs do not have it, for these types.
     """
-    if (node.domain, node.op_type) == (DOMAIN, "ReluGrad"):
-        writes: Writes | None = _relu_grad
-    else:
-        writes = _OPERATORS[node.op_type] if is_known(node) else None
+    writes = _OPERATORS[node.op_type] if is_known(node) else None
     if writes is None or len(node.outputs) != 1 or not letter(node.outputs[0]):
         raise Unfit
     given = operands_of(node)

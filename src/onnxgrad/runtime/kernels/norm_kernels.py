@@ -4,7 +4,7 @@ InstanceNormalization) and ``source/row_norms.c`` (LayerNormalization).
 
 from __future__ import annotations
 
-from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, float32_kernel, kernel, preceding_call
+from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, float32_kernel, kernel, preceding_mask
 
 
 @kernel("BatchNorm")
@@ -22,10 +22,10 @@ def batch_norm_grad(site: Occurrence) -> KernelCall | None:
     """
     if not site.all_float32 or not _has_planes(site, 1):
         return None
-    sign = preceding_call(site, 0, "ReluGrad")
-    if sign is None:
+    masked = preceding_mask(site, 0)
+    if masked is None:
         return KernelCall("BatchNormGrad", site.inputs, site.attributes)
-    g, y = sign.inputs
+    g, y = masked
     return KernelCall("BatchNormGrad", [g, *site.inputs[1:], y], site.attributes)
 
 

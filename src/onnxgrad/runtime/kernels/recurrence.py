@@ -50,8 +50,7 @@ def _programs(graph: ir.Graph) -> Iterator[tuple[ir.Node, RowProgram]]:
 
 
 def _write(graph: ir.Graph, scan: ir.Node, program: RowProgram, serial: int) -> None:
-    attributes = [ir.AttrInt64s(k, v) for k, v in program.attributes.items() if isinstance(v, list)]
-    attributes.append(ir.AttrInt64("columns", program.attributes["columns"]))
+    attributes = ir.convenience.convert_attributes(dict(program.attributes))
     name = f"native.recurrence.{serial}"
     node = ir.Node(DOMAIN, "Recurrence", program.operands, attributes, num_outputs=len(program.results), name=name)
     graph.insert_after(scan, node)

@@ -1,4 +1,4 @@
-"""The places of values in a recurrence's program, and its steps in the numbers of ``source/recurrence.c``."""
+"""The places of values in the program of a recurrence."""
 
 from __future__ import annotations
 
@@ -6,34 +6,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxgrad.runtime.kernels import elementwise_steps
 from onnxgrad.runtime.kernels.elementwise_steps import Unfit
+from onnxgrad.runtime.kernels.programs import Entry, Program, Spot
 
-#: Kinds of values and operations of steps, in the order of the kernel's own lists.
-_KINDS = ("REGISTER", "STATE", "SCANNED", "FIXED", "SHARED", "CONSTANT", "RESULT")
-OPERATIONS = (*elementwise_steps.OPERATIONS, "PRODUCT", "SPREAD", "COPY")
-_CODE = {name: i for i, name in enumerate(OPERATIONS)}
-_MOST_STEPS, _MOST_VALUES = 256, 256
 #: Columns of anything, and of all registers.
 _WIDEST = 1 << 16
 
 #: Operators that need no step in the kernel.
 _GIVEN = frozenset({"GIVEN", "VIEW", "CONSTANT"})
 
-#: The kind, place, width and direction of a value of the program; a value and its first column.
-Entry = tuple[str, int, int, int]
-Spot = tuple[Entry, int]
+#: What a step writes or reads: the place of a value of the body, or a value of the program. The kind TEMPORARY is a
+#: register for the next value of the state of that number.
+_End = int | Entry
 
 
 @dataclass(frozen=True)
 class _Action:
-    """A step of the kernel: its code, number of columns, and places (with first columns) to write and to read."""
+    """A step of the kernel: its code, number of columns, what it writes (from which column on) and reads."""
 
     code: str
     width: int
-    to: tuple[int, int]
-    reads: Sequence[tuple[int, int]]
-    matrix: int = 0
+    to: tuple[_End, int]
+    reads: Sequence[_End]
+    matrix: Spot | None = None
 
 
 class RowLayout:
@@ -42,7 +37,7 @@ class RowLayout:
     Attributes:
         made: what the body computes, and the width of each.
         results: number, place, width and direction of each.
-        states: operand that is the first one, place of the next one, width.
+        states: place of the next value, width.
         clock: gives a value that tells how many steps there are, if no step reads one.
     """
 
@@ -51,11 +46,10 @@ class RowLayout:
         made: Sequence[tuple[str, tuple[Any, ...]]],
         widths: Sequence[int],
         results: Sequence[tuple[int, int, int, int]],
-        states: Sequence[tuple[int, int, int]],
+        states: Sequence[tuple[int, int]],
         clock: Callable[[], Entry],
     ) -> None:
         self.made, self.widths, self.results, self.states, self.clock = made, widths, results, states, clock
-        self.entries: dict[Entry, int] = {}
         self.home: dict[int, tuple[int, int]] = {}  #: joined values that parts are written into, and from which column
         self.result: dict[int, Entry] = {}
         self._place_parts()
@@ -96,7 +90,7 @@ class RowLayout:
             while self.made[of][0] == "VIEW":
                 of = self.made[of][1][0]
             if of == place and self.result.get(source) != entry:
-                yield _Action("COPY", width, (~k, 0), [(source, 0)])
+                yield _Action("COPY", width, (entry, 0), [source])
 
     def _actions(self) -> Iterator[_Action]:
         for place, (code, about) in enumerate(self.made):
@@ -105,38 +99,44 @@ class RowLayout:
                 first = 0
                 for part, size in zip(about[::2], about[1::2]):
                     if self.home.get(part) != (place, first):
-                        yield _Action("COPY", size, (place, first), [(part, 0)])
+                        yield _Action("COPY", size, (place, first), [part])
                     first += size
             elif code == "PRODUCT":
                 rows, addend, matrix = about
-                yield _Action(code, width, (place, 0), [(rows, 0), *([(addend, 0)] if addend >= 0 else [])], matrix)
+                yield _Action(code, width, (place, 0), [rows, *([addend] if addend >= 0 else [])], matrix)
             elif code not in _GIVEN:
-                yield _Action(code, width, (place, 0), [(p, 0) for p in about])
+                yield _Action("COPY" if code == "SPREAD" else code, width, (place, 0), about)
             yield from self._copies(place)
-        for k, (_, place, width) in enumerate(self.states):  # another state may be renewed before this one
-            kind = self.made[self.root(place)[0]]
-            if kind[0] == "GIVEN" and kind[1][0][0] == "STATE" and kind[1][0][1] != k:
-                yield _Action("COPY", width, (-1000 - k, 0), [(place, 0)])
+        sources: list[_End] = []
+        for k, (place, width) in enumerate(self.states):
+            kind, about = self.made[self.root(place)[0]]
+            sources.append(place)
+            if kind == "GIVEN" and about[0][0] == "STATE" and about[0][1] != k:  # which may be renewed before this one
+                sources[k] = "TEMPORARY", k, width, 0
+                yield _Action("COPY", width, (sources[k], 0), [place])
+        for k, (_, width) in enumerate(self.states):
+            yield _Action("COPY", width, (("STATE", k, width, 0), 0), [sources[k]])
 
-    def _registers(self) -> dict[int, int]:
+    def _registers(self) -> dict[_End, int]:
         """The first column of each register; registers that are live at the same time do not overlap."""
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        end = len(self.actions)
+        first: dict[_End, int] = {}
+        last: dict[_End, int] = {}
         for i, action in enumerate(self.actions):
-            for place, _ in (action.to, *action.reads):
-                owner = self.root(place)[0] if place >= 0 else place
+            for end in (action.to[0], *action.reads):
+                owner: _End = self.root(end)[0] if isinstance(end, int) else end
                 first.setdefault(owner, i)
                 last[owner] = i
-        for _, place, _ in self.states:
-            last[self.root(place)[0]] = end
-        last.update({p: end for p in last if p <= -1000})
         taken: list[tuple[int, int, int]] = []
-        found = {}
+        found: dict[_End, int] = {}
         for owner in sorted(first, key=first.__getitem__):
-            if -1000 < owner < 0 or owner in self.result or (owner >= 0 and self.made[owner][0] in _GIVEN):
+            if isinstance(owner, int):
+                if owner in self.result or self.made[owner][0] in _GIVEN:
+                    continue
+                width = self.widths[owner]
+            elif owner[0] == "TEMPORARY":
+                width = owner[2]
+            else:
                 continue
-            width = self.widths[owner] if owner >= 0 else self.states[-1000 - owner][2]
             taken = sorted(t for t in taken if t[2] >= first[owner])
             at = 0
             for start, size, _ in taken:
@@ -148,14 +148,11 @@ class RowLayout:
             self.columns = max(self.columns, at + width)
         return found
 
-    def spot(self, place: int, first: int = 0) -> Spot:
-        """The address of `place`, from the column `first` on."""
-        if -1000 < place < 0:
-            width, way = next((width, way) for k, _, width, way in self.results if k == ~place)
-            return ("RESULT", ~place, width, way), first
-        if place <= -1000:
-            return ("REGISTER", self.register[place], self.states[-1000 - place][2], 0), first
-        owner, column = self.root(place, first)
+    def spot(self, end: _End, first: int = 0) -> Spot:
+        """The value of the program that `end` is, and its column there."""
+        if not isinstance(end, int):
+            return ("REGISTER", self.register[end], end[2], 0) if end[0] == "TEMPORARY" else end, first
+        owner, column = self.root(end, first)
         code, about = self.made[owner]
         if code == "GIVEN":
             return about[0], column
@@ -163,35 +160,20 @@ class RowLayout:
             return ("CONSTANT", about[0], 1, 0), 0
         return self.result.get(owner) or ("REGISTER", self.register[owner], self.widths[owner], 0), column
 
-    def number(self, entry: Entry) -> int:
-        """The number of a value of the program."""
-        return self.entries.setdefault(entry, len(self.entries))
+    def program(self) -> Program:
+        """The program.
 
-    def attributes(self) -> dict[str, Any]:
-        """The program."""
-        steps = []
+        Raises:
+            Unfit: values are too wide.
+        """
+        program = Program()
         for action in self.actions:
-            ends = [self.spot(*action.to), *(self.spot(*p) for p in action.reads)]
-            numbers = [n for entry, column in ends for n in (self.number(entry), column)]
-            numbers += [-1, 0] * (4 - len(ends))
-            if action.code == "PRODUCT":
-                numbers[6] = action.matrix
-            steps += [_CODE[action.code], action.width, *numbers]
-        states = []
-        renewed = {-1000 - a.to[0] for a in self.actions if a.to[0] <= -1000}
-        for k, (start, place, width) in enumerate(self.states):
-            entry, column = self.spot(-1000 - k if k in renewed else place)
-            states += [start, self.number(entry), column, width]
-        if all(kind != "SCANNED" for kind, *_ in self.entries):
-            self.number(self.clock())
-        values = [n for kind, place, width, way in self.entries for n in (_KINDS.index(kind), place, width, way)]
-        if len(steps) > 10 * _MOST_STEPS or len(self.entries) > _MOST_VALUES:
-            raise Unfit
+            ends: list[Spot | tuple[int, int]] = [self.spot(*action.to), *map(self.spot, action.reads)]
+            if action.matrix is not None:
+                ends += [*[(-1, 0)] * (3 - len(ends)), action.matrix]
+            program.add(action.code, action.width, *ends)
+        if all(kind != "SCANNED" for kind, *_ in program.entries):
+            program.number(self.clock())
         if max(self.columns, *self.widths) > _WIDEST:
             raise Unfit
-        return {"columns": self.columns, "values": values, "states": states, "steps": steps}
-
-    def operands(self) -> set[int]:
-        """The numbers of the operands that states, rows and slices are read from."""
-        rows = {place for kind, place, *_ in self.entries if kind in ("SCANNED", "FIXED", "SHARED")}
-        return rows | {start for start, *_ in self.states}
+        return program

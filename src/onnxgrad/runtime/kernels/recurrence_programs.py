@@ -1,4 +1,4 @@
-"""Bodies of Scans as programs for the kernel of ``source/recurrence.c``, which defines the format.
+"""Bodies of Scans as programs for the kernel of ``source/recurrence.c``.
 
 A body fits if each row of its states, slices and results depends on that row alone: products with matrices from
 outside, elementwise operators, and columns that are split, sliced and joined.
@@ -22,9 +22,10 @@ from onnxgrad.runtime.kernels.elementwise_steps import (
     is_written,
     write_steps,
 )  # fmt: skip
-from onnxgrad.runtime.kernels.recurrence_layout import OPERATIONS, Entry, RowLayout
+from onnxgrad.runtime.kernels.programs import CODES, Entry, Spot
+from onnxgrad.runtime.kernels.recurrence_layout import RowLayout
 
-_MOST_OPERANDS, _MOST_RESULTS, _MOST_MATRICES, _MOST_STATES = 40, 32, 16, 16
+_MOST_OPERANDS, _MOST_RESULTS = 40, 32
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class RowProgram:
 
     operands: Sequence[ir.Value | None]
     results: Sequence[ir.Value | None]
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, Sequence[int]]
 
 
 def program_of(scan: ir.Node) -> RowProgram:
@@ -58,9 +59,9 @@ def program_of(scan: ir.Node) -> RowProgram:
             raise Unfit
         ways[end] = list(scan.attributes.get_ints(f"scan_{end}_directions") or [0] * number)
     first = dims(body.inputs[0])
-    if first is None or len(first) != 2 or count > _MOST_STATES:
+    if first is None or len(first) != 2:
         raise Unfit
-    b = _Body(scan, first[0], ways["input"][0] if len(set(ways["input"])) == 1 else None)
+    b = _Body(scan, count, first[0], ways["input"][0] if len(set(ways["input"])) == 1 else None)
     for k, (inner, outer) in enumerate(zip(body.inputs, scan.inputs)):
         if outer is None or inner.dtype != ir.DataType.FLOAT:
             raise Unfit
@@ -73,8 +74,7 @@ def program_of(scan: ir.Node) -> RowProgram:
         b.add(node)
     if any(v.dtype != ir.DataType.FLOAT for v in body.outputs):
         raise Unfit
-    starts = [b.operand(v) for v in scan.inputs[:count] if v is not None]
-    states = [(start, b.read(v), b.width_of(v)) for start, v in zip(starts, body.outputs)]
+    states = [(b.read(v), b.width_of(v)) for v in body.outputs[:count]]
     read = [v.name and (v.is_graph_output() or bool(v.uses())) for v in scan.outputs]
     results = [
         (k, b.read(v), b.width_of(v), ways["output"][k - count])
@@ -87,27 +87,25 @@ def program_of(scan: ir.Node) -> RowProgram:
     def clock() -> Entry:
         return "SCANNED", b.operand(b.outer[count]), b.width_of(body.inputs[count]), 0
 
-    layout = RowLayout(b.made, b.widths, results, states, clock)
-    attributes = layout.attributes() | {"matrices": [n for key in b.matrices for n in key]}
-    used = layout.operands() | {key[0] for key in b.matrices}
-    if len(b.operands) > _MOST_OPERANDS or len(scan.outputs) > _MOST_RESULTS or len(b.matrices) > _MOST_MATRICES:
+    program = RowLayout(b.made, b.widths, results, states, clock).program()
+    used = {place for kind, place, *_ in program.entries if kind not in ("REGISTER", "CONSTANT", "RESULT")}
+    operands = [v if k in used else None for k, v in enumerate((*scan.inputs[:count], *b.operands))]
+    if len(operands) > _MOST_OPERANDS or len(scan.outputs) > _MOST_RESULTS:
         raise Unfit
-    operands = [v if k in used else None for v, k in b.operands.items()]
-    return RowProgram(operands, [v if r else None for v, r in zip(scan.outputs, read)], attributes)
+    return RowProgram(operands, [v if r else None for v, r in zip(scan.outputs, read)], program.attributes())
 
 
 class _Body(Steps):
     """The steps of a body. Each place has a width, which is 0 for a constant: one number for any column."""
 
-    def __init__(self, scan: ir.Node, rows: int | str, way: int | None) -> None:
+    def __init__(self, scan: ir.Node, states: int, rows: int | str, way: int | None) -> None:
         super().__init__()
-        self.scan, self.rows, self.way = scan, rows, way
+        self.scan, self.states, self.rows, self.way = scan, states, rows, way
         self.formals = scan.attributes["body"].as_graph().inputs
         self.outer = [v for v in scan.inputs if v is not None]
         self.widths: list[int] = []
-        self.operands: dict[ir.Value, int] = {}
-        self.matrices: dict[tuple[int, int, int, int], int] = {}  #: operand, depth, columns, turned; numbers
-        self.waiting: dict[ir.Value, tuple[int, int]] = {}  #: products to which something is added: rows, matrix
+        self.operands: dict[ir.Value, int] = {}  #: after those that are the first values of the states
+        self.waiting: dict[ir.Value, tuple[int, Spot]] = {}  #: products to which something is added: rows, matrix
         self.sinking: set[ir.Node] = set()  #: operators before the Scan that its steps take over
 
     # --- steps ------------------------------------------------------------------------------------
@@ -116,7 +114,7 @@ class _Body(Steps):
         if code == "CONSTANT":
             return self.made_of(code, 0, *places)
         width = max(self.widths[p] for p in places)
-        if code not in OPERATIONS or not width:
+        if code not in CODES or not width:
             raise Unfit
         return self.made_of(code, width, *(self.spread(p, width) for p in places))
 
@@ -135,6 +133,10 @@ class _Body(Steps):
             raise Unfit
         return self.made_of("SPREAD", width, place)
 
+    def row(self, place: int, width: int) -> int:
+        """`place` with as many columns as `width`, also where it is a constant."""
+        return self.spread(place, width) if self.widths[place] else self.made_of("SPREAD", width, place)
+
     def add_given(self, kind: str, place: int, width: int, way: int = 0) -> int:
         """A value that is there before the step."""
         return self.made_of("GIVEN", width, (kind, place, width, way))
@@ -152,7 +154,7 @@ class _Body(Steps):
         """The number of an operand."""
         if value.dtype != ir.DataType.FLOAT:
             raise Unfit
-        return self.operands.setdefault(value, len(self.operands))
+        return self.operands.setdefault(value, self.states + len(self.operands))
 
     def read(self, value: ir.Value | None, beside: Collection[ir.Value | None] = ()) -> int:
         del beside  # ranks are seen to where widths are
@@ -271,12 +273,11 @@ class _Body(Steps):
         rows, width = self.read(left), self.width_of(node.outputs[0])
         if columns != width or depth != self.width_of(left) or self.widths[rows] != depth:
             raise Unfit
-        key = (self.operand(right), int(depth), width, turned)
-        matrix = self.matrices.setdefault(key, len(self.matrices))
+        matrix = ("MATRIX", self.operand(right), width, turned), int(depth)
         out = node.outputs[0]
         users = [use.node for use in out.uses()]
         if more and more[0] is not None:
-            self.known[out] = self.made_of("PRODUCT", width, rows, self.spread(self.read(more[0]), width), matrix)
+            self.known[out] = self.made_of("PRODUCT", width, rows, self.row(self.read(more[0]), width), matrix)
         elif len(users) == 1 and users[0].op_type == "Add" and not out.is_graph_output() and not users[0].domain:
             self.waiting[out] = rows, matrix
         else:
@@ -294,7 +295,7 @@ class _Body(Steps):
             more, second = self.waiting.pop(other)
             addend = self.made_of("PRODUCT", width, more, -1, second)
         else:
-            addend = self.spread(self.read(other), width)
+            addend = self.row(self.read(other), width)
         self.known[node.outputs[0]] = self.made_of("PRODUCT", width, rows, addend, matrix)
         return True
 

@@ -1,11 +1,11 @@
-"""Kernels of ``source/rows.c`` and ``source/pooling.c``: picked rows, the signs of ReLU, and the largest of windows."""
+"""Kernels of ``source/rows.c`` and ``source/pooling.c``: picked rows, and the largest of windows."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.ir.match import is_op
-from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel, preceding_call
+from onnxgrad.ir.match import producer
+from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel, preceding_call, preceding_mask
 
 #: The kernel for each type of the index.
 GATHER_GRAD = {ir.DataType.INT64: "GatherGrad", ir.DataType.INT32: "GatherGradInt32"}
@@ -23,14 +23,12 @@ def gather_grad(site: Occurrence) -> KernelCall | None:
 
 @kernel("ReluGrad")
 def relu_grad(site: Occurrence) -> KernelCall | None:
-    """[g, y] → [g·[y > 0]], float32; fused into the kernel of the MaxPool that read y, if g comes from there."""
-    if not site.all_float32:
+    """[g, y] → [g·[y > 0]], float32, where g comes from the kernel of the MaxPool that read y; else operators do it."""
+    pool = preceding_call(site, 0, "MaxPoolGrad") if site.all_float32 else None
+    if pool is None or pool.inputs[1] is not site.inputs[1]:
         return None
-    pool = preceding_call(site, 0, "MaxPoolGrad")
-    if pool is not None and pool.inputs[1] is site.inputs[1]:
-        attributes = {a.name: a.value for a in pool.attributes.values()}
-        return KernelCall("MaxPoolGrad", pool.inputs, {**attributes, "relu": 1})
-    return KernelCall("ReluGrad", site.inputs)
+    attributes = {a.name: a.value for a in pool.attributes.values()}
+    return KernelCall("MaxPoolGrad", pool.inputs, {**attributes, "relu": 1})
 
 
 @kernel("MaxPoolGrad")
@@ -42,8 +40,8 @@ def max_pool_grad(site: Occurrence) -> KernelCall | None:
     g, x, y = site.inputs
     if not site.all_float32:
         return None
-    sign = preceding_call(site, 0, "ReluGrad")
-    after = None if sign is None or sign.inputs[1] is None else sign.inputs[1].producer()
-    if sign is None or not is_op(after, "Relu") or after.inputs[0] is not y:
+    masked = preceding_mask(site, 0)
+    after = None if masked is None else producer(masked[1], "Relu")
+    if masked is None or after is None or after.inputs[0] is not y:
         return KernelCall("MaxPoolGrad", [g, x], {**site.attributes, "relu": 0})
-    return KernelCall("MaxPoolGrad", [sign.inputs[0], x], {**site.attributes, "relu": 1})
+    return KernelCall("MaxPoolGrad", [masked[0], x], {**site.attributes, "relu": 1})

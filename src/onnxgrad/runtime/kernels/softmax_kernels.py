@@ -1,12 +1,10 @@
-"""Kernels of ``source/softmax.c``: the cotangent of Softmax, and softmax cross-entropy with its cotangent."""
+"""The kernel of ``source/softmax.c``: softmax cross-entropy with its cotangent."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, float32_kernel, kernel
-
-float32_kernel("SoftmaxGrad")  # [g, y] → [y·(g - Σ g·y)]; NaN in y counts as 0 where `guarded`
+from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel
 
 _CROSS_ENTROPY = {ir.DataType.INT64: "SoftmaxCrossEntropy", ir.DataType.INT32: "SoftmaxCrossEntropyInt32"}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,9 @@ import onnx_ir as ir
 from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
 from onnxgrad.ir.graph import add_initializer, prune, reads, subgraphs
+from onnxgrad.ir.match import pattern
 from onnxgrad.ir.passes import Declined, Pass
-from onnxgrad.runtime.kernels.attention import fuse_attention
+from onnxgrad.runtime.kernels.attention import MARK, fuse_attention
 from onnxgrad.runtime.kernels.convolutions import fuse_convolutions
 from onnxgrad.runtime.kernels.elementwise import PHASE, may_fuse
 from onnxgrad.runtime.kernels.recurrence import may_recur
@@ -28,6 +29,7 @@ from onnxgrad.runtime.setting import Setting
 
 DOMAIN = "onnxgrad.native"
 
+_MASKED = pattern("Mul", "g", pattern("HardSigmoid", "y", name="step"), in_any_order=True)
 #: Modules that define kernels.
 _MODULES = ("optimizer_kernels", "conv_kernels", "norm_kernels", "row_kernels", "softmax_kernels")
 
@@ -83,8 +85,26 @@ def preceding_call(site: Occurrence, index: int, name: str) -> ir.Node | None:
     """The call of the kernel `name` that computes an input of `site`, if only `site` reads it."""
     value = site.inputs[index]
     node = None if value is None else value.producer()
-    if value is None or node is None or (node.domain, node.op_type) != (DOMAIN, name) or value.is_graph_output():
+    if value is None or node is None or (node.domain, node.op_type) != (DOMAIN, name):
         return None
+    return node if _is_inside(site, value) else None
+
+
+def preceding_mask(site: Occurrence, index: int) -> tuple[ir.Value, ir.Value] | None:
+    """(g, y) where an input of `site` is g·[y > 0], the cotangent of a ReLU, and only `site` reads it."""
+    value = site.inputs[index]
+    found = _MASKED.match(value)
+    step = None if found is None else found["step"].producer()
+    if value is None or found is None or step is None or not _is_inside(site, value):
+        return None
+    slope, centre = step.attributes.get_float("alpha", 0.2), step.attributes.get_float("beta", 0.5)
+    shape = found["y"].shape
+    fits = slope is not None and slope >= 1e38 and centre == 0 and shape is not None and shape == value.shape
+    return (found["g"], found["y"]) if fits and found["g"].shape == shape else None
+
+
+def _is_inside(site: Occurrence, value: ir.Value) -> bool:
+    """True if nothing but `site` reads `value`."""
     inside, todo = set(), [v for v in site.outputs if v is not None]
     given = {v for v in site.inputs if v is not None}
     while todo:
@@ -93,7 +113,7 @@ def preceding_call(site: Occurrence, index: int, name: str) -> ir.Node | None:
         if here not in given and writer is not None and writer not in inside:
             inside.add(writer)
             todo.extend(reads(writer))
-    return node if all(user in inside for user in value.consumers()) else None
+    return not value.is_graph_output() and all(user in inside for user in value.consumers())
 
 
 Fits = Callable[[Occurrence], KernelCall | None]
@@ -126,12 +146,11 @@ def kernels() -> Mapping[str, Fits]:
 
 def wants_kernels(model: ir.Model) -> bool:
     """True if there may be a kernel for something in `model`: a named part, elementwise operators in a row, a Scan."""
-    return names_kernels(model) or may_fuse(model) or may_recur(model)
+    return names_any(model, {*kernels(), MARK}) or may_fuse(model) or may_recur(model)
 
 
-def names_kernels(model: ir.Model) -> bool:
-    """True if a kernel is known for a named part of `model`, or of a graph inside it."""
-    known = kernels()
+def names_any(model: ir.Model, known: Collection[str]) -> bool:
+    """True if `model`, or a graph inside it, has a part with one of the names `known`."""
     return any(part.name in known for graph in _with_bodies(model.graph) for part in named_parts(graph))
 
 
@@ -144,7 +163,14 @@ def _with_bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
 
 def _call_kernels(model: ir.Model, setting: Setting) -> int:
     """Replace named parts of `model`, also in bodies, by kernel calls. Returns the count."""
-    places = _insert_calls(model.graph, {}, itertools.count())
+    places = _call(model, kernels())
+    setting.has_kernels |= places > 0
+    return places
+
+
+def _call(model: ir.Model, known: Mapping[str, Fits]) -> int:
+    """Replace parts of `model` that have `known` names by calls. Returns the count."""
+    places = _insert_calls(model.graph, {}, itertools.count(), known)
     if not places:
         return 0
     try:
@@ -155,21 +181,37 @@ def _call_kernels(model: ir.Model, setting: Setting) -> int:
     for graph in reversed(list(_with_bodies(model.graph))):
         prune(graph)
         _without_indices(graph)
-    setting.has_kernels = True
     return places
+
+
+def _call_attention(model: ir.Model, setting: Setting) -> int:
+    """Replace attention and its cotangents in `model` by kernel calls. Returns the count."""
+
+    def mark(site: Occurrence) -> KernelCall | None:
+        return (
+            KernelCall(MARK, site.inputs, site.attributes) if site.all_float32 and site.sizes(1) is not None else None
+        )
+
+    return _for_each_graph(fuse_attention)(model, setting) if _call(model, {MARK: mark}) else 0
 
 
 def _for_each_graph(fuse: Callable[[ir.Graph, str], int]) -> Callable[[ir.Model, Setting], int]:
     """A fusion in each graph of a model, inner ones first."""
-    return lambda model, _: sum(fuse(graph, DOMAIN) for graph in reversed(list(_with_bodies(model.graph))))
+
+    def apply(model: ir.Model, setting: Setting) -> int:
+        places = sum(fuse(graph, DOMAIN) for graph in reversed(list(_with_bodies(model.graph))))
+        setting.has_kernels |= places > 0
+        return places
+
+    return apply
 
 
 KERNELS = Pass(
     "kernels",
     PHASE,
     "a call of a kernel",
-    "named parts: optimizers, normalizations, cotangents of convolutions, pooling, softmax, lookups",
-    lambda model, _: names_kernels(model),
+    "named parts: optimizers, normalizations, cotangents of convolutions, pooling, lookups, losses",
+    lambda model, _: names_any(model, kernels()),
     _call_kernels,
     Setting.keeps_operators,
 )
@@ -178,9 +220,9 @@ ATTENTION = Pass(
     PHASE,
     "attention and its cotangents without a matrix of scores",
     "products, a softmax of the last axis and the cotangents of each, float32",
-    lambda model, _: any(n.op_type == "SoftmaxGrad" for g in _with_bodies(model.graph) for n in g),
-    _for_each_graph(fuse_attention),
-    Setting.lacks_kernels,
+    lambda model, _: names_any(model, {MARK}),
+    _call_attention,
+    Setting.keeps_operators,
 )
 CONVOLUTIONS = Pass(
     "convolutions",
@@ -202,12 +244,14 @@ def _without_indices(graph: ir.Graph) -> None:
                 node.resize_outputs(1)
 
 
-def _insert_calls(graph: ir.Graph, outer: Mapping[str, ir.Value], numbers: Iterator[int]) -> int:
+def _insert_calls(
+    graph: ir.Graph, outer: Mapping[str, ir.Value], numbers: Iterator[int], known: Mapping[str, Fits]
+) -> int:
     """Insert calls into `graph` and its nested graphs, which see the values `outer` as well. Returns the count."""
     swapping = _Swapping(graph, outer, numbers)
     seen = dict(swapping.values)
-    inside = sum(_insert_calls(body, seen, numbers) for node in graph for body in subgraphs(node))
-    return inside + swapping.all_parts(kernels())
+    inside = sum(_insert_calls(body, seen, numbers, known) for node in graph for body in subgraphs(node))
+    return inside + swapping.all_parts(known)
 
 
 class _Swapping:

@@ -9,10 +9,59 @@
  * which it is a sum. Where results are of different shapes, the program runs once for each, with the steps that lead to
  * it.
  */
-#include "elementwise_program.h"
+#include "program.h"
+#include "reductions.h"
 
-/* Floats of all registers, and of a register; the shortest rows that tiles are cut from. */
-enum { ROOM = 6144, TILE = 1024, ROW = 256 };
+/* Floats of all registers, and of a register; the shortest rows that tiles are cut from; operands and results. */
+enum { ROOM = 6144, TILE = 1024, ROW = 256, GIVEN = 28, MADE = 16 };
+
+extern const Kernel elementwise_kernels[];
+static int is_bool(const char *letters, int index) { return (letters[index] | 32) == 'b'; }
+
+/* What becomes of axes that are summed over. */
+enum { GO, STAY, FLAT, WHAT_BECOMES };
+
+typedef struct {
+  Program program;
+  uint32_t needs[MADE]; /* operands that lead to a result, as bits, and bit 31; 0 for one that is not there */
+  int sums[MADE];       /* the steps of those that are sums, or -1 */
+} Settings;
+
+static void read(Attributes *from, void *settings) {
+  Settings *s = settings;
+  const Program *p = &s->program;
+  const uint32_t is_there = (uint32_t)1 << 31;
+  uint32_t needs[VALUES] = {0}, all = 0; /* the same, of values */
+  const char *wrong = NULL;
+  read_program(from, &s->program, elementwise_kernels);
+  for (int r = 0; r < MADE; r++) s->sums[r] = -1;
+  for (int i = 0; i < p->values && !from->failed; i++) {
+    const Value *v = &p->value[i];
+    if (v->kind > RESULT || v->width != 1) wrong = "a program of elements has rows of more";
+    if (v->kind == FIXED) needs[i] = is_there | (uint32_t)1 << v->place;
+    if (v->kind == CONSTANT) needs[i] = is_there;
+  }
+  for (int i = 0; i < p->steps && !wrong && !from->failed; i++) {
+    const Step *step = &p->step[i];
+    const Value *to = &p->value[step->at[0]];
+    uint32_t of = is_there;
+    if (step->code == PRODUCT) wrong = "a program of elements has a product";
+    for (int k = 1; k <= operands_of(step) && !wrong; k++) {
+      const Value *v = &p->value[step->at[k]];
+      if (!needs[step->at[k]] || (v->kind == RESULT && s->sums[v->place] >= 0)) wrong = "a program reads an empty register";
+      of |= needs[step->at[k]];
+    }
+    if (is_sum(step)) {
+      if (!within(step->at[2], 1 << AXES) || !within(step->at[3], WHAT_BECOMES)) wrong = "a program sums over unknown axes";
+      if (to->kind != RESULT || elementwise_kernels->outputs[to->place] != 'F') wrong = "a program has sums that are no floats";
+      if (!wrong) s->sums[to->place] = i;
+    }
+    needs[step->at[0]] = of;
+    if (to->kind == RESULT && !wrong) s->needs[to->place] = all = of;
+  }
+  if (!all && !wrong) wrong = "a program stores nothing";
+  if (wrong) attributes_fail(from, wrong);
+}
 
 typedef struct {
   const char *data;
@@ -22,15 +71,16 @@ typedef struct {
 } Source;
 
 typedef struct {
+  const Settings *settings;
   const Program *program;
-  Source sources[OPERANDS];
-  char *results[RESULTS]; /* NULL for one that nobody reads, or that is of another shape */
-  char live[STEPS];
-  char single[STEPS], one[STEPS]; /* which of what a step reads, as bits, and whether what it gives is one number */
-  int places[REGISTERS];          /* in the room of a tile, of registers that hold as much */
+  Source sources[GIVEN];
+  char *results[MADE]; /* NULL for one that nobody reads, or that is of another shape */
+  char wanted[VALUES], live[STEPS];
+  char single[STEPS], one[VALUES], gives_one[STEPS]; /* which of what a step reads, as bits, and what is one number */
+  int places[VALUES]; /* in the room of a tile, of values that hold as much; -1 for none */
   Axes axes;
   int64_t count, tile, row; /* what no tile goes beyond a multiple of, or 0 */
-  Sum sums[RESULTS];
+  Sum sums[MADE];
   Pieces pieces;
 } Job;
 
@@ -84,47 +134,56 @@ static void store(int letter_is_bool, char *result, const natural *value, int si
     memmove(result + start * 4, value, (size_t)count * 4);
 }
 
-static void tiles_of(const Job *job, int piece, int64_t from, int64_t to) {
+/* Where the result lies that a step writes in place, or NULL. */
+static char *place_of(const Job *job, const Value *to) {
+  return to->kind == RESULT && !is_bool(elementwise_kernels->outputs, to->place) ? job->results[to->place] : NULL;
+}
+
+static void tiles_of(const Job *job, int piece, int64_t from, int64_t end) {
   const Program *program = job->program;
   _Alignas(64) float room[ROOM];
-  natural ones[REGISTERS];
-  const void *values[REGISTERS] = {0};
+  natural ones[VALUES];
+  const void *values[VALUES];
   int64_t at[AXES], count;
   find(&job->axes, from, at);
-  for (int64_t start = from; start < to; start += count, advance(&job->axes, at, count)) {
-    count = least(job->tile, to - start);
+  for (int64_t start = from; start < end; start += count, advance(&job->axes, at, count)) {
+    count = least(job->tile, end - start);
     if (job->row) count = least(count, job->row - at[job->axes.count - 1]);
-    for (int i = 0; i < program->count; i++) {
-      const Step *step = &program->steps[i];
+    for (int i = 0; i < program->values; i++) {
+      const Value *v = &program->value[i];
+      if (v->kind == CONSTANT) values[i] = &v->place;
+      if (v->kind != FIXED || !job->wanted[i]) continue;
+      const Source *source = &job->sources[v->place];
+      void *own = job->one[i] ? (void *)(ones + i) : room + job->places[i] * job->tile;
+      values[i] = own;
+      if (source->direct)
+        values[i] = source->data + 4 * place_in(&job->axes, source->strides, at).offset;
+      else if (job->one[i])
+        spread(job, source, own, at, 1);
+      else if (!source->periodic || start == from)
+        spread(job, source, own, at, source->periodic ? least(job->tile, job->count) : count);
+    }
+    for (int i = 0; i < program->steps; i++) {
+      const Step *step = &program->step[i];
       if (!job->live[i]) continue;
-      const void *value = values[step->from[0]];
-      void *own = is_result(step->code) ? NULL
-                  : job->one[i]         ? (void *)(ones + step->to)
-                                        : room + job->places[step->to] * job->tile;
-      if (is_operation(step)) {
-        char *result = step->direct < 0 || job->one[i] ? NULL : job->results[step->direct];
-        void *target = result ? (void *)(result + start * 4) : own;
-        const int operands = elementwise_operations[step->code].operands;
-        elementwise_operations[step->code].loop(job->one[i] ? 0 : job->single[i], target, value,
-                                    operands > 1 ? values[step->from[1]] : NULL,
-                                    operands > 2 ? values[step->from[2]] : NULL, job->one[i] ? 1 : count);
-        values[step->to] = target;
-      } else if (is_sum(step->code)) {
-        add_up(&job->axes, &job->sums[step->to], piece, job->single[i], value, at, count);
-      } else if (step->code == STORE) {
-        store(is_bool(elementwise_kernels->outputs, step->to), job->results[step->to], value, job->single[i], start, count);
-      } else if (step->code == CONSTANT) {
-        values[step->to] = &step->bits;
-      } else {
-        const Source *source = &job->sources[step->from[0]];
-        values[step->to] = own;
-        if (source->direct)
-          values[step->to] = source->data + 4 * place_in(&job->axes, source->strides, at).offset;
-        else if (job->one[i])
-          spread(job, source, own, at, 1);
-        else if (!source->periodic || !step->kept || start == from)
-          spread(job, source, own, at, source->periodic ? least(job->tile, job->count) : count);
+      const int32_t to = step->at[0], one = job->gives_one[i], operands = operands_of(step);
+      const Value *v = &program->value[to];
+      const void *x = values[step->at[1]];
+      if (is_sum(step)) {
+        add_up(&job->axes, &job->sums[v->place], piece, job->single[i], x, at, count);
+        continue;
       }
+      char *result = place_of(job, v);
+      if (step->code == COPY) {
+        values[to] = x;
+      } else {
+        void *own = one ? (void *)(ones + to) : result ? (void *)(result + start * 4) : room + job->places[to] * job->tile;
+        elementwise_operations[step->code].loop(one ? 0 : job->single[i], own, x,
+                                                operands > 1 ? values[step->at[2]] : NULL,
+                                                operands > 2 ? values[step->at[3]] : NULL, one ? 1 : count);
+        values[to] = own;
+      }
+      if (v->kind == RESULT && job->results[v->place]) store(!result, job->results[v->place], values[to], one, start, count);
     }
   }
 }
@@ -136,7 +195,7 @@ static void piece_of(void *data, size_t index) {
   const Job *job = data;
   const Pieces *all = &job->pieces;
   const int piece = (int)index;
-  for (int r = 0; r < RESULTS; r++) {
+  for (int r = 0; r < MADE; r++) {
     const Sum *sum = &job->sums[r];
     if (sum->out) memset(sum->sums + sum->start[piece], 0, (size_t)(sum->end[piece] - sum->first[piece]) * sizeof(double));
   }
@@ -166,7 +225,7 @@ static int broadcast(Shape *shape, const Shape *other) {
 /* What the operands of the bits `needs` broadcast to. */
 static Shape shape_of_result(Call *call, const Shape *shapes, uint32_t needs) {
   Shape shape = {.rank = 0, .count = 1};
-  for (int i = 0; i < OPERANDS; i++)
+  for (int i = 0; i < GIVEN; i++)
     if (needs >> i & 1 && !broadcast(&shape, &shapes[i])) fail(call, "Elementwise: operands do not broadcast");
   for (size_t k = 0; k < shape.rank && !call->failed; k++)
     if (__builtin_mul_overflow(shape.count, shape.dims[k], &shape.count) || shape.count > MOST_NUMBERS)
@@ -177,31 +236,30 @@ static Shape shape_of_result(Call *call, const Shape *shapes, uint32_t needs) {
 /* `shape` without the axes of a sum. */
 static Shape shape_of_sum(Call *call, const Shape *shape, const Step *sum) {
   Shape found = {.rank = 0, .count = 1};
-  if (sum->from[1] >> shape->rank) fail(call, "Elementwise: a sum is over more axes than there are");
+  if (sum->at[2] >> shape->rank) fail(call, "Elementwise: a sum is over more axes than there are");
   for (size_t k = 0; k < shape->rank; k++) {
-    const int gone = sum->from[1] >> (shape->rank - 1 - k) & 1;
-    if (!gone || sum->from[2] == STAY) found.dims[found.rank++] = gone ? 1 : shape->dims[k];
+    const int gone = sum->at[2] >> (shape->rank - 1 - k) & 1;
+    if (!gone || sum->at[3] == STAY) found.dims[found.rank++] = gone ? 1 : shape->dims[k];
     if (!gone) found.count *= shape->dims[k];
   }
-  if (sum->from[2] == FLAT) found = (Shape){.rank = 1, .dims = {found.count}, .count = found.count};
+  if (sum->at[3] == FLAT) found = (Shape){.rank = 1, .dims = {found.count}, .count = found.count};
   return found;
 }
 
 /* The steps that lead to results which are there; the operands that they read, as bits. */
 static uint32_t live_steps(Job *job) {
-  char wanted[REGISTERS] = {0};
+  const Program *p = job->program;
   uint32_t loaded = 0;
-  for (int i = job->program->count; i-- > 0;) {
-    const Step *step = &job->program->steps[i];
-    if (is_result(step->code)) {
-      if ((job->live[i] = job->results[step->to] != NULL)) wanted[step->from[0]] = 1;
-      continue;
+  memset(job->wanted, 0, sizeof job->wanted);
+  for (int i = p->steps; i-- > 0;) {
+    const Step *step = &p->step[i];
+    const Value *to = &p->value[step->at[0]];
+    job->live[i] = job->wanted[step->at[0]] || (to->kind == RESULT && (job->results[to->place] || job->sums[to->place].out));
+    job->wanted[step->at[0]] = 0;
+    for (int k = 1; job->live[i] && k <= operands_of(step); k++) {
+      job->wanted[step->at[k]] = 1;
+      if (p->value[step->at[k]].kind == FIXED) loaded |= (uint32_t)1 << p->value[step->at[k]].place;
     }
-    job->live[i] = wanted[step->to];
-    wanted[step->to] = 0;
-    if (!job->live[i]) continue;
-    if (step->code == LOAD) loaded |= (uint32_t)1 << step->from[0];
-    for (int k = 0; is_operation(step) && k < elementwise_operations[step->code].operands; k++) wanted[step->from[k]] = 1;
   }
   return loaded;
 }
@@ -209,13 +267,13 @@ static uint32_t live_steps(Job *job) {
 /* The axes of `shape` as few as the operands and sums allow: those that all of them go through as one are one. */
 static void fold(Job *job, const Shape *shape, const Shape *shapes, uint32_t loaded) {
   Axes *axes = &job->axes;
-  int64_t *strides[OPERANDS + RESULTS]; /* of operands, and of sums */
-  const Shape *of[OPERANDS];
+  int64_t *strides[GIVEN + MADE]; /* of operands, and of sums */
+  const Shape *of[GIVEN];
   size_t operands = 0, many;
-  for (int i = 0; i < OPERANDS; i++)
+  for (int i = 0; i < GIVEN; i++)
     if (loaded >> i & 1) strides[operands] = job->sources[i].strides, of[operands++] = &shapes[i];
   many = operands;
-  for (int r = 0; r < RESULTS; r++)
+  for (int r = 0; r < MADE; r++)
     if (job->sums[r].out) strides[many++] = job->sums[r].strides;
   axes->count = 0;
   for (size_t axis = 0; axis < shape->rank; axis++) {
@@ -228,9 +286,9 @@ static void fold(Job *job, const Shape *shape, const Shape *shapes, uint32_t loa
       for (size_t q = axis + 1; q < shape->rank; q++) stride *= q < missing ? 1 : of[i]->dims[q - missing];
       strides[i][k] = axis < missing || of[i]->dims[axis - missing] == 1 ? 0 : stride;
     }
-    for (int r = 0; r < RESULTS; r++) {
+    for (int r = 0; r < MADE; r++) {
       if (!job->sums[r].out) continue;
-      const int32_t gone = job->program->steps[job->program->sums[r]].from[1];
+      const int32_t gone = job->program->step[job->settings->sums[r]].at[2];
       int64_t stride = 1;
       for (size_t q = axis + 1; q < shape->rank; q++)
         if (!(gone >> (shape->rank - 1 - q) & 1)) stride *= shape->dims[q];
@@ -249,25 +307,27 @@ static void fold(Job *job, const Shape *shape, const Shape *shapes, uint32_t loa
   }
 }
 
-/* What is one number for all of a tile, and where registers that hold more are; how many of these there are. */
-static int place_registers(Job *job) {
-  char one[REGISTERS] = {0}, placed[REGISTERS] = {0};
+/* What is one number for all of a tile, and where values that hold more are; how many of these there are. */
+static int place_values(Job *job) {
+  const Program *p = job->program;
   int most = 0;
-  for (int i = 0; i < job->program->count; i++) {
-    const Step *step = &job->program->steps[i];
+  for (int i = 0; i < p->values; i++) {
+    const Value *v = &p->value[i];
+    job->one[i] = v->kind == CONSTANT, job->places[i] = -1;
+    if (v->kind != FIXED || !job->wanted[i]) continue;
+    const Source *source = &job->sources[v->place];
+    job->one[i] = !source->strides[job->axes.count - 1];
+    for (size_t k = 0; !job->row && k < job->axes.count; k++) job->one[i] &= !source->strides[k];
+    if (!job->one[i] && !source->direct) job->places[i] = most++;
+  }
+  for (int i = 0; i < p->steps; i++) {
+    const Step *step = &p->step[i];
     if (!job->live[i]) continue;
-    const int reads = is_result(step->code) ? 1 : is_operation(step) ? elementwise_operations[step->code].operands : 0;
+    const int operands = operands_of(step), to = step->at[0];
     job->single[i] = 0;
-    for (int k = 0; k < reads; k++) job->single[i] |= (char)(one[step->from[k]] << k);
-    if (is_result(step->code)) continue;
-    const Source *source = step->code == LOAD ? &job->sources[step->from[0]] : NULL;
-    int same = !source || !source->strides[job->axes.count - 1];
-    for (size_t k = 0; source && !job->row && k < job->axes.count; k++) same &= !source->strides[k];
-    if (is_operation(step)) same = job->single[i] == (1 << reads) - 1;
-    one[step->to] = job->one[i] = (char)same;
-    if (same || (source && source->direct) || placed[step->to]) continue;
-    job->places[step->to] = most++;
-    placed[step->to] = 1;
+    for (int k = 0; k < operands; k++) job->single[i] |= (char)(job->one[step->at[k + 1]] << k);
+    job->one[to] = job->gives_one[i] = job->single[i] == (1 << operands) - 1;
+    if (!job->one[to] && job->places[to] < 0 && step->code < COPY && !place_of(job, &p->value[to])) job->places[to] = most++;
   }
   return most;
 }
@@ -277,7 +337,7 @@ static int place_registers(Job *job) {
 static int64_t cut(Job *job, uint32_t loaded) {
   const Axes *axes = &job->axes;
   job->row = axes->count > 1 && axes->dims[axes->count - 1] >= ROW ? axes->dims[axes->count - 1] : 0;
-  for (int i = 0; i < OPERANDS; i++) {
+  for (int i = 0; i < GIVEN; i++) {
     if (!(loaded >> i & 1)) continue;
     Source *source = &job->sources[i];
     int64_t expected = 1;
@@ -287,7 +347,7 @@ static int64_t cut(Job *job, uint32_t loaded) {
     if (job->row) source->direct = 1; /* in a row, or one number */
     source->direct &= source->bytes == 4;
   }
-  const int places = place_registers(job);
+  const int places = place_values(job);
   const int64_t most = least(ROOM / (places > 4 ? places : 4), TILE) / LANES * LANES;
   int64_t runs = 1;
   size_t first = axes->count; /* the axes from here on are gone through within a tile */
@@ -297,7 +357,7 @@ static int64_t cut(Job *job, uint32_t loaded) {
     const int64_t parts = (job->row + most - 1) / most;
     job->tile = ((job->row + parts - 1) / parts + LANES - 1) / LANES * LANES;
   }
-  for (int i = 0; i < OPERANDS; i++) {
+  for (int i = 0; i < GIVEN; i++) {
     if (!(loaded >> i & 1)) continue;
     Source *source = &job->sources[i];
     source->periodic = !job->row;
@@ -309,9 +369,9 @@ static int64_t cut(Job *job, uint32_t loaded) {
 /* Goes through all numbers of a shape, for the results that `job` has. */
 static void run(Call *call, Job *job, const Shape *shape, const Shape *shapes) {
   const uint32_t loaded = live_steps(job);
-  Sum *sums[RESULTS];
+  Sum *sums[MADE];
   size_t many = 0;
-  for (int r = 0; r < RESULTS; r++)
+  for (int r = 0; r < MADE; r++)
     if (job->sums[r].out) sums[many++] = &job->sums[r];
   job->count = shape->count;
   if (!job->count) { /* sums of nothing */
@@ -337,11 +397,13 @@ static void run(Call *call, Job *job, const Shape *shape, const Shape *shapes) {
 }
 
 static void compute(Call *call, const void *settings) {
-  const Program *program = settings;
-  Shape shapes[OPERANDS];
-  Job job = {.program = program};
-  for (int i = 0; i < OPERANDS; i++) {
-    if (!(program->loaded >> i & 1)) continue;
+  const Settings *s = settings;
+  Shape shapes[GIVEN];
+  Job job = {.settings = s, .program = &s->program};
+  uint32_t all = 0;
+  for (int r = 0; r < MADE; r++) all |= s->needs[r];
+  for (int i = 0; i < GIVEN; i++) {
+    if (!(all >> i & 1)) continue;
     job.sources[i].data = input(call, (size_t)i);
     job.sources[i].bytes = is_bool(elementwise_kernels->inputs, i) ? 1 : 4;
     shapes[i] = shape_of(call, (size_t)i);
@@ -350,19 +412,19 @@ static void compute(Call *call, const void *settings) {
     if (shapes[i].rank > AXES) fail(call, "Elementwise: an operand has more than eight axes");
     if (call->failed) return;
   }
-  char *results[RESULTS] = {0};
-  Shape of[RESULTS]; /* what is gone through */
-  Sum sums[RESULTS] = {{0}};
+  char *results[MADE] = {0};
+  Shape of[MADE]; /* what is gone through */
+  Sum sums[MADE] = {{0}};
   const size_t given = output_count_of(call);
-  for (size_t r = 0; r < given && r < RESULTS && !call->failed; r++) {
+  for (size_t r = 0; r < given && r < MADE && !call->failed; r++) {
     of[r] = (Shape){.rank = 1, .dims = {0}}; /* of one that no step stores */
-    if (program->stored >> r & 1) of[r] = shape_of_result(call, shapes, program->needs[r]);
-    if (program->sums[r] < 0) {
+    if (s->needs[r]) of[r] = shape_of_result(call, shapes, s->needs[r]);
+    if (s->sums[r] < 0) {
       results[r] = output(call, r, &of[r]);
-      if (!(program->stored >> r & 1) || !of[r].count) results[r] = NULL;
+      if (!of[r].count) results[r] = NULL;
       continue;
     }
-    const Step *step = &program->steps[program->sums[r]];
+    const Step *step = &s->program.step[s->sums[r]];
     const Shape shape = shape_of_sum(call, &of[r], step);
     results[r] = output(call, r, &shape);
     if (call->failed || !shape.count) results[r] = NULL;
@@ -370,13 +432,13 @@ static void compute(Call *call, const void *settings) {
     sums[r].count = shape.count;
     sums[r].divisor = step->code == MEAN ? (double)of[r].count / (double)shape.count : 1;
   }
-  for (size_t r = 0; r < RESULTS && !call->failed; r++) {
+  for (size_t r = 0; r < MADE && !call->failed; r++) {
     if (!results[r]) continue;
-    for (size_t s = 0; s < RESULTS; s++) {
-      const int now = results[s] && same_shape(&of[r], &of[s]);
-      job.results[s] = now ? results[s] : NULL;
-      job.sums[s] = now ? sums[s] : (Sum){0};
-      if (now) results[s] = NULL;
+    for (size_t q = 0; q < MADE; q++) {
+      const int now = results[q] && same_shape(&of[r], &of[q]);
+      job.results[q] = now && !sums[q].out ? results[q] : NULL;
+      job.sums[q] = now ? sums[q] : (Sum){0};
+      if (now) results[q] = NULL;
     }
     run(call, &job, &of[r], shapes);
   }
@@ -384,6 +446,6 @@ static void compute(Call *call, const void *settings) {
 
 const Kernel elementwise_kernels[] = {
     {.name = "Elementwise", .inputs = "FFFFFFFFFFFFFFFFIIIIUUUUBBBB", .outputs = "FFFFFFFFIIUUUUBB",
-     .settings = sizeof(Program), .read = read, .compute = compute},
+     .settings = sizeof(Settings), .read = read, .compute = compute},
     {0},
 };

@@ -11,41 +11,41 @@
 /* The version of ONNX Runtime's interface that kernels use: that of release 1.18. Newer releases have it, too. */
 enum { INTERFACE_VERSION = 18 };
 
-extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[],
-    pooling_kernels[], row_norm_kernels[], softmax_kernels[],
-    attention_kernels[], elementwise_kernels[], recurrence_kernels[], product_kernels[], sum_kernels[],
-    winograd_kernels[];
-static const Kernel *const tables[] = {optimizer_kernels, convolution_kernels, normalization_kernels, row_kernels,
-                                       pooling_kernels,     row_norm_kernels,
-                                       softmax_kernels,   attention_kernels,
-                                       elementwise_kernels, recurrence_kernels, product_kernels, sum_kernels,
-                                       winograd_kernels};
+#define TABLES(X)                                                                                       \
+  X(optimizer) X(convolution) X(normalization) X(row) X(pooling) X(row_norm) X(softmax)                 \
+  X(attention) X(elementwise) X(recurrence) X(product) X(sum) X(winograd)
+#define DECLARED(name) extern const Kernel name##_kernels[];
+#define LISTED(name) name##_kernels,
+TABLES(DECLARED)
+static const Kernel *const tables[] = {TABLES(LISTED)};
 
 /* --- what a kernel calls ------------------------------------------------------------------------------------------ */
 
 static void failing(OrtStatus **first, const OrtApi *table, OrtStatus *status) {
-  if (status == NULL) return;
-  if (*first == NULL)
-    *first = status;
-  else
+  if (status && *first)
     table->ReleaseStatus(status);
+  else if (status)
+    *first = status;
 }
+
+/* Calls a function of the interface; what it fails with is what the call or the attributes `of` fail with. */
+#define ASK(of, function, ...) failing(&(of)->failed, (of)->table, (of)->table->function(__VA_ARGS__))
 
 float attribute_float(Attributes *from, const char *name) {
   float value = 0;
-  failing(&from->failed, from->table, from->table->KernelInfoGetAttribute_float(from->info, name, &value));
+  ASK(from, KernelInfoGetAttribute_float, from->info, name, &value);
   return value;
 }
 
 int64_t attribute_int(Attributes *from, const char *name) {
   int64_t value = 0;
-  failing(&from->failed, from->table, from->table->KernelInfoGetAttribute_int64(from->info, name, &value));
+  ASK(from, KernelInfoGetAttribute_int64, from->info, name, &value);
   return value;
 }
 
 size_t attribute_some_ints(Attributes *from, const char *name, int64_t *out, size_t most) {
   size_t size = most;
-  failing(&from->failed, from->table, from->table->KernelInfoGetAttributeArray_int64(from->info, name, out, &size));
+  ASK(from, KernelInfoGetAttributeArray_int64, from->info, name, out, &size);
   return from->failed ? 0 : size;
 }
 
@@ -63,14 +63,13 @@ void fail(Call *call, const char *message) {
 
 static const OrtValue *operand(Call *call, size_t index) {
   const OrtValue *value = NULL;
-  if (!call->failed)
-    failing(&call->failed, call->table, call->table->KernelContext_GetInput(call->context, index, &value));
+  if (!call->failed) ASK(call, KernelContext_GetInput, call->context, index, &value);
   return call->failed ? NULL : value;
 }
 
 static void *data_of(Call *call, const OrtValue *value) {
   void *data = NULL;
-  if (value && !call->failed) failing(&call->failed, call->table, call->table->GetTensorMutableData((OrtValue *)value, &data));
+  if (value && !call->failed) ASK(call, GetTensorMutableData, (OrtValue *)value, &data);
   return call->failed ? NULL : data;
 }
 
@@ -89,13 +88,13 @@ Shape shape_of(Call *call, size_t index) {
   OrtTensorTypeAndShapeInfo *info = NULL;
   const OrtValue *value = operand(call, index);
   if (!value) return shape;
-  failing(&call->failed, call->table, call->table->GetTensorTypeAndShape(value, &info));
+  ASK(call, GetTensorTypeAndShape, value, &info);
   if (call->failed) return shape;
-  failing(&call->failed, call->table, call->table->GetDimensionsCount(info, &shape.rank));
+  ASK(call, GetDimensionsCount, info, &shape.rank);
   if (shape.rank > MOST_DIMS)
     fail(call, "a tensor has more axes than the kernels of onnxgrad know");
   else if (!call->failed)
-    failing(&call->failed, call->table, call->table->GetDimensions(info, shape.dims, shape.rank));
+    ASK(call, GetDimensions, info, shape.dims, shape.rank);
   call->table->ReleaseTensorTypeAndShapeInfo(info);
   int64_t others = 1; /* the product without zeros: an empty tensor may have dimensions of any size */
   shape.count = 1;
@@ -110,16 +109,13 @@ Shape shape_of(Call *call, size_t index) {
 
 size_t output_count_of(Call *call) {
   size_t count = 0;
-  if (!call->failed)
-    failing(&call->failed, call->table, call->table->KernelContext_GetOutputCount(call->context, &count));
+  if (!call->failed) ASK(call, KernelContext_GetOutputCount, call->context, &count);
   return call->failed ? 0 : count;
 }
 
 void *output(Call *call, size_t index, const Shape *shape) {
   OrtValue *value = NULL;
-  if (!call->failed)
-    failing(&call->failed, call->table,
-            call->table->KernelContext_GetOutput(call->context, index, shape->dims, shape->rank, &value));
+  if (!call->failed) ASK(call, KernelContext_GetOutput, call->context, index, shape->dims, shape->rank, &value);
   if (!value && required(call->kernel->outputs, index)) fail(call, "a result of a kernel of onnxgrad is missing");
   return data_of(call, value);
 }
@@ -130,8 +126,7 @@ void *scratch(Call *call, int64_t count, size_t size) {
   if (count < 0 || __builtin_mul_overflow((size_t)count, size, &bytes))
     fail(call, "a kernel of onnxgrad asks for too much memory");
   if (call->blocks == MOST_BLOCKS) fail(call, "a kernel of onnxgrad asks for too many blocks of memory");
-  if (!call->failed)
-    failing(&call->failed, call->table, call->table->AllocatorAlloc(call->allocator, bytes ? bytes : 1, &block));
+  if (!call->failed) ASK(call, AllocatorAlloc, call->allocator, bytes ? bytes : 1, &block);
   if (!call->failed && !block) fail(call, "no memory for a kernel of onnxgrad");
   if (call->failed) return NULL;
   return call->block[call->blocks++] = block;
@@ -142,8 +137,7 @@ void parallel(Call *call, size_t pieces, void (*body)(void *, size_t), void *dat
   if (pieces == 1)
     body(data, 0);
   else
-    failing(&call->failed, call->table,
-            call->table->KernelContext_ParallelFor(call->context, body, pieces, 0, data));
+    ASK(call, KernelContext_ParallelFor, call->context, body, pieces, 0, data);
 }
 
 typedef struct {
@@ -221,21 +215,14 @@ static const OrtApi *the_table;
 
 static const Kernel *kernel_of(const OrtCustomOp *op) { return ((const Operator *)op)->kernel; }
 static const char *get_name(const OrtCustomOp *op) { return kernel_of(op)->name; }
-static const char *get_provider(const OrtCustomOp *op) {
-  (void)op;
-  return NULL;
-}
+static const char *get_provider(const OrtCustomOp *op) { return (void)op, NULL; }
 
 static ONNXTensorElementDataType element(char letter) {
-  switch (letter | 32) {
-    case 'f': return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-    case 'd': return ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
-    case 'i': return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
-    case 'u': return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32;
-    case 'l': return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
-    case '*': return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-    default: return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
-  }
+  static const ONNXTensorElementDataType types[128] = {
+      ['f'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,  ['i'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
+      ['u'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32, ['l'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
+      ['b'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL}; /* of *: undefined */
+  return types[letter | 32];
 }
 static OrtCustomOpInputOutputCharacteristic characteristic(char letter) {
   return letter == '*' ? INPUT_OUTPUT_VARIADIC : letter & 32 ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
@@ -251,22 +238,11 @@ static OrtCustomOpInputOutputCharacteristic input_kind(const OrtCustomOp *op, si
 static OrtCustomOpInputOutputCharacteristic output_kind(const OrtCustomOp *op, size_t i) {
   return characteristic(kernel_of(op)->outputs[i]);
 }
-static OrtMemType memory_type(const OrtCustomOp *op, size_t i) {
-  (void)op, (void)i;
-  return OrtMemTypeDefault;
-}
-static int zero(const OrtCustomOp *op) {
-  (void)op;
-  return 0;
-}
-static int start_version(const OrtCustomOp *op) {
-  (void)op;
-  return 1;
-}
-static int end_version(const OrtCustomOp *op) {
-  (void)op;
-  return INT32_MAX;
-}
+/* What is the same of all: the processor's memory, no operands of any number, versions. */
+static OrtMemType memory_type(const OrtCustomOp *op, size_t i) { return (void)op, (void)i, OrtMemTypeDefault; }
+static int zero(const OrtCustomOp *op) { return (void)op, 0; }
+static int start_version(const OrtCustomOp *op) { return (void)op, 1; }
+static int end_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
 
 /* The first result is the first operand, in its memory. */
 static size_t aliases(int **operands, int **results) {
@@ -295,8 +271,7 @@ static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKe
     return the_table->CreateStatus(ORT_FAIL, "out of memory");
   }
   instance->kernel = kernel;
-  failing(&attributes.failed, the_table,
-          the_table->KernelInfoGetAllocator(info, OrtMemTypeDefault, &instance->allocator));
+  ASK(&attributes, KernelInfoGetAllocator, info, OrtMemTypeDefault, &instance->allocator);
   if (kernel->read && !attributes.failed) kernel->read(&attributes, instance->settings);
   if (attributes.failed)
     destroy(instance);
@@ -309,8 +284,7 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   const Instance *instance = kernel;
   Call call = {.table = the_table, .kernel = instance->kernel, .context = context, .allocator = instance->allocator};
   instance->kernel->compute(&call, instance->settings);
-  while (call.blocks)
-    failing(&call.failed, the_table, the_table->AllocatorFree(call.allocator, call.block[--call.blocks]));
+  while (call.blocks) ASK(&call, AllocatorFree, call.allocator, call.block[--call.blocks]);
   return call.failed;
 }
 

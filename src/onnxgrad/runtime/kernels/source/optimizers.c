@@ -8,7 +8,6 @@
 
 #include "kernel.h"
 #include "picked.h"
-#include "streaming.h"
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
@@ -18,13 +17,11 @@
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* Elements that are worth a thread; elements of a block; bytes from which on results go past the caches. */
-enum { GRAIN = 8192, BLOCK = 64, STREAMED = 1 << 20 };
+/* Elements that are worth a thread; elements of a block. */
+enum { GRAIN = 8192, BLOCK = 64 };
 
 /* How many updates took the place of what they were computed from, in this process. */
 __attribute__((visibility("default"))) int64_t onnxgrad_overwrites;
-
-static void copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 
 /* Operands, in this order: X, G, up to three states; scalars of shape [], left out for 1; constants, one vector; the
  * rows that G is added to, left out where G is of the size of X; then whatever has to be computed before, and is not
@@ -35,7 +32,7 @@ typedef struct {
   float scalar[6];
   const float *constant;
   Picked picked;
-  int streams, apart, in_place;
+  int in_place;
 } Run;
 
 /* `count` elements of the gradient from `start` on: the rows of G that were picked from there, added up in `room`. Keys
@@ -80,8 +77,6 @@ static int prepare(Call *call, Run *run, size_t states, size_t scalars, int64_t 
     fail(call, "a gradient has not the size of its parameter");
   int in_place = run->x == run->x_new;
   for (size_t i = 0; i < states; i++) in_place |= run->state[i] == run->state_new[i];
-  run->streams = !in_place && CAN_STORE_PAST_CACHES && shape.count * (int64_t)sizeof(float) >= STREAMED;
-  run->apart = in_place || run->streams;
   run->in_place = run->x == run->x_new;
   for (size_t i = 0; i < states; i++) run->in_place &= run->state[i] == run->state_new[i];
   if (in_place && shape.count && !call->failed) __atomic_fetch_add(&onnxgrad_overwrites, 1, __ATOMIC_RELAXED);
@@ -91,9 +86,8 @@ static int prepare(Call *call, Run *run, size_t states, size_t scalars, int64_t 
 /* A kernel: how many states, scalars and constants it has, whether a gradient of 0 changes nothing, and what it does to
  * element i.
  *
- * Results of large tensors go past the caches, which hold none of them by the next step: a store would first read what
- * it overwrites. They are made in a small block, and go to memory from there (three quarters of the time of Adam on 8
- * million elements). So do those that take the place of what they are computed from.
+ * Results are made in a small block and go to memory from there, as they may take the place of what they are computed
+ * from.
  */
 #define OPTIMIZER(name, states, scalars, constants, still, before, ...)                         \
   static void name##_range(void *data, int64_t from, int64_t to) {                        \
@@ -112,18 +106,14 @@ static int prepare(Call *call, Run *run, size_t states, size_t scalars, int64_t 
       const float *restrict a = states > 0 ? run->state[0] + start : NULL;                       \
       const float *restrict b = states > 1 ? run->state[1] + start : NULL;                       \
       const float *restrict c = states > 2 ? run->state[2] + start : NULL;                       \
-      float *restrict x_new = run->apart ? room[0] : into[0] + start;                          \
-      float *restrict a_new = states < 1 ? NULL : run->apart ? room[states > 0] : into[1] + start; \
-      float *restrict b_new = states < 2 ? NULL : run->apart ? room[2 * (states > 1)] : into[2] + start; \
-      float *restrict c_new = states < 3 ? NULL : run->apart ? room[3 * (states > 2)] : into[3] + start; \
+      float *restrict x_new = room[0], *restrict a_new = room[states > 0];                      \
+      float *restrict b_new = room[2 * (states > 1)], *restrict c_new = room[3 * (states > 2)]; \
       (void)a, (void)b, (void)c, (void)a_new, (void)b_new, (void)c_new;                         \
       INDEPENDENT                                                                               \
       for (int64_t i = 0; i < count; i++) __VA_ARGS__                                           \
       }                                                                                         \
-      for (int r = 0; r <= states && run->apart; r++)                                           \
-        (run->streams ? store_past_caches : copy)(into[r] + start, room[r], (size_t)count * sizeof(float)); \
+      for (int r = 0; r <= states; r++) memcpy(into[r] + start, room[r], (size_t)count * sizeof(float)); \
     }                                                                                           \
-    if (run->streams) stores_done();                                                            \
   }                                                                                             \
   /* Each row that was picked, once. */                                                         \
   static void name##_rows(void *data, int64_t from, int64_t to) {                         \

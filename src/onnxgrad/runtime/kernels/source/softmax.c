@@ -1,7 +1,4 @@
-/* The cotangent of Softmax, and softmax cross-entropy with its cotangent.
- *
- *   softmax:        y * (g - sum g*y)
- *   cross-entropy:  L = sum -w*log p, with p = softmax x at the label of a row, and its cotangent k*w*(p - [label])
+/* Softmax cross-entropy and its cotangent: L = sum -w*log p, with p = softmax x at the label of a row, and k*w*(p - [label]).
  *
  * Numbers of a row, along the axis, lie side by side, or rows do: then some that are neighbours are taken together.
  * Every number is computed by one thread, in the order of the axis.
@@ -14,104 +11,6 @@
 #include "lanes.h"
 
 enum { TOGETHER = 4096, NEIGHBOURS = 256 }; /* numbers added up in float; rows side by side that are taken together */
-
-/* --- cotangents --------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-  const float *g, *y;
-  float *out;
-  int64_t length, inner, blocks; /* of a row; rows side by side, and blocks of these */
-  int64_t guarded;               /* whether y may be discarded */
-} Job;
-
-/* y, where NaN counts as nothing if y may be discarded */
-INLINE lanes kept(const int guarded, lanes y) { return guarded ? lanes_where(y == y, y, lanes_of(0)) : y; }
-
-INLINE void rows_of(const int guarded, const Job *j, int64_t from, int64_t to) {
-  for (int64_t row = from; row < to; row++) {
-    const float *g = j->g + row * j->length, *y = j->y + row * j->length;
-    float *out = j->out + row * j->length;
-    double sum = 0;
-    for (int64_t start = 0, k = 0; start < j->length; start += TOGETHER) {
-      const int64_t end = least(start + TOGETHER, j->length);
-      lanes total[2] = {{0}};
-      for (; k + 2 * LANES <= end; k += 2 * LANES)
-        for (int half = 0; half < 2; half++) {
-          const int64_t at = k + half * LANES;
-          total[half] += *(const lanes *)(g + at) * kept(guarded, *(const lanes *)(y + at));
-        }
-      for (; k < end; k += LANES)
-        total[0] += lanes_read(g + k, end - k, 0) * kept(guarded, lanes_read(y + k, end - k, 0));
-      k = end;
-      sum += lanes_sum(total[0] + total[1]);
-    }
-    const lanes sums = lanes_of((float)sum);
-    int64_t k = 0;
-    for (; k + LANES <= j->length; k += LANES)
-      *(lanes *)(out + k) = kept(guarded, *(const lanes *)(y + k)) * (*(const lanes *)(g + k) - sums);
-    const int64_t rest = j->length - k;
-    if (rest > 0) {
-      const lanes last = kept(guarded, lanes_read(y + k, rest, 0));
-      lanes_write(out + k, rest, last * (lanes_read(g + k, rest, 0) - sums));
-    }
-  }
-}
-
-INLINE void neighbours_of(const int guarded, const Job *j, int64_t from, int64_t to) {
-  for (int64_t block = from; block < to; block++) {
-    const int64_t first = block % j->blocks * NEIGHBOURS, count = least(NEIGHBOURS, j->inner - first);
-    const int64_t start = block / j->blocks * j->length * j->inner + first;
-    float sums[NEIGHBOURS] = {0};
-    for (int64_t c = 0; c < j->length; c++)
-      for (int64_t k = 0; k < count; k += LANES) {
-        const int64_t at = start + c * j->inner + k, here = count - k;
-        *(lanes *)(sums + k) += lanes_read(j->g + at, here, 0) * kept(guarded, lanes_read(j->y + at, here, 0));
-      }
-    for (int64_t c = 0; c < j->length; c++)
-      for (int64_t k = 0; k < count; k += LANES) {
-        const int64_t at = start + c * j->inner + k, here = count - k;
-        const lanes y = kept(guarded, lanes_read(j->y + at, here, 0));
-        lanes_write(j->out + at, here, y * (lanes_read(j->g + at, here, 0) - *(const lanes *)(sums + k)));
-      }
-  }
-}
-
-static void cotangents(void *data, int64_t from, int64_t to) {
-  const Job *j = data;
-  if (j->inner > 1)
-    j->guarded ? neighbours_of(1, j, from, to) : neighbours_of(0, j, from, to);
-  else
-    j->guarded ? rows_of(1, j, from, to) : rows_of(0, j, from, to);
-}
-
-typedef struct {
-  int64_t axis, guarded;
-} Settings;
-
-static void read(Attributes *from, void *settings) {
-  *(Settings *)settings = (Settings){attribute_int(from, "axis"), attribute_int(from, "guarded")};
-}
-
-/* (g, y) to the cotangent of x */
-static void compute(Call *call, const void *settings) {
-  const Settings *s = settings;
-  const Shape g = shape_of(call, 0), y = shape_of(call, 1);
-  Job j = {.g = input(call, 0), .y = input(call, 1), .inner = 1, .guarded = s->guarded};
-  if (call->failed) return;
-  if (!same_shape(&g, &y) || s->axis < 0 || s->axis >= (int64_t)y.rank) {
-    fail(call, "SoftmaxGrad: operands do not belong together");
-    return;
-  }
-  j.out = output(call, 0, &y);
-  if (call->failed || !y.count) return;
-  j.length = y.dims[s->axis];
-  for (size_t i = (size_t)s->axis + 1; i < y.rank; i++) j.inner *= y.dims[i];
-  j.blocks = j.inner == 1 ? 1 : (j.inner + NEIGHBOURS - 1) / NEIGHBOURS;
-  const int64_t pieces = y.count / j.length / j.inner * j.blocks;
-  parallel_ranges(call, pieces, 4096 / (j.length * least(j.inner, NEIGHBOURS)) + 1, cotangents, &j);
-}
-
-/* --- cross-entropy ------------------------------------------------------------------------------------------------ */
 
 typedef struct {
   const float *x, *weights, *share;
@@ -304,7 +203,6 @@ static void cross_entropy_32(Call *call, const void *settings) {
 }
 
 const Kernel softmax_kernels[] = {
-    {"SoftmaxGrad", "ff", "f", sizeof(Settings), read, compute},
     {"SoftmaxCrossEntropy", "flFf", "FF", sizeof(Reduction), read_reduction, cross_entropy_64},
     {"SoftmaxCrossEntropyInt32", "fiFf", "FF", sizeof(Reduction), read_reduction, cross_entropy_32},
     {0},
