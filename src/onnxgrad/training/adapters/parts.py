@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.match import is_standard
@@ -148,6 +147,8 @@ def _move_numbers(node: ir.Node, at: int, numbers: np.ndarray) -> Iterator[tuple
         if all(c is not None for c in constants):
             feeds = {v.name or "": c.numpy() for v, c in zip(others, constants) if c is not None}
             feeds[node.inputs[at].name or ""] = numbers  # type: ignore[union-attr]
+            from onnx.reference import ReferenceEvaluator  # it takes 20 ms
+
             try:
                 found = ReferenceEvaluator(ir.to_proto(node), opsets={"": 18}).run(None, feeds)
             except (ValueError, IndexError, RuntimeError, TypeError):
