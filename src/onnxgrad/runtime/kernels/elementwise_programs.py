@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrad.runtime.kernels.elementwise_steps import Steps, Unfit, letter, write_steps
-from onnxgrad.runtime.kernels.programs import Entry, Program
+from onnxgrad.runtime.kernels.programs import Entry, KernelProgram
 
 #: Operands and results of the kernel, by letter.
 OPERANDS, RESULTS = "F" * 16 + "I" * 4 + "U" * 4 + "B" * 4, "F" * 8 + "I" * 2 + "U" * 4 + "B" * 2
@@ -78,7 +78,7 @@ def compile_program(
     last.update({i: max(last[i], i) for i in (*stores, *totals)})
     loaded = {place: value for value, place in b.loads.items()}
     slots = {value: slot for slot, value in enumerate(operands) if value is not None}
-    program = Program()
+    program = KernelProgram()
     entries: dict[int, Entry] = {}
     free: list[int] = []
     count = 0

@@ -17,7 +17,7 @@ Entry = tuple[str, int, int, int]
 Spot = tuple[Entry, int]
 
 
-class Program:
+class KernelProgram:
     """A program under construction.
 
     Attributes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxgrad.runtime.kernels.elementwise_steps import Unfit
-from onnxgrad.runtime.kernels.programs import Entry, Program, Spot
+from onnxgrad.runtime.kernels.programs import Entry, KernelProgram, Spot
 
 #: Columns of anything, and of all registers.
 _WIDEST = 1 << 16
@@ -160,13 +160,13 @@ class RowLayout:
             return ("CONSTANT", about[0], 1, 0), 0
         return self.result.get(owner) or ("REGISTER", self.register[owner], self.widths[owner], 0), column
 
-    def program(self) -> Program:
+    def program(self) -> KernelProgram:
         """The program.
 
         Raises:
             Unfit: values are too wide.
         """
-        program = Program()
+        program = KernelProgram()
         for action in self.actions:
             ends: list[Spot | tuple[int, int]] = [self.spot(*action.to), *map(self.spot, action.reads)]
             if action.matrix is not None:
