@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from onnxgrad.keywords import check_keyword
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 _UNSET: Any = object()
 
@@ -80,6 +81,11 @@ def settings_of(*recipes: type) -> dict[str, RecipeField]:
                 default = f.default_factory() if f.default_factory is not MISSING else f.default
                 found[f.name] = RecipeField(f.name, str(f.type), default, **about)
     return found
+
+
+def pop_recipe(recipe: type[R], keywords: dict[str, Any]) -> R:
+    """An instance of `recipe` with those of `keywords` that are settings of it; they are removed from `keywords`."""
+    return recipe(**{name: keywords.pop(name) for name in settings_of(recipe) if name in keywords})
 
 
 def changed_settings(*recipes: Any) -> dict[str, Any]:

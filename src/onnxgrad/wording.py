@@ -51,6 +51,15 @@ def shape_text(shape: Iterable[Any] | None) -> str:
     return f"[{', '.join('?' if d is None or _INFERRED.search(str(d)) else str(d) for d in dims)}]"
 
 
+def operator_text(domain: str, op_type: str) -> str:
+    """An operator with its domain, unless that is the default.
+
+    >>> operator_text("", "Conv"), operator_text("com.microsoft", "FusedConv")
+    ('Conv', 'com.microsoft::FusedConv')
+    """
+    return f"{domain}::{op_type}" if domain else op_type
+
+
 def tensor_text(dtype: Any, shape: Iterable[Any] | None) -> str:
     """A type with its shape.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from typing import Annotated
 import onnx_ir as ir
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from onnxgrad.check import REFUSED, operators
@@ -26,6 +27,7 @@ from onnxgrad.training.measure.readiness import ADVICE, FACT, readiness
 from onnxgrad.training.measure.readiness import REFUSED as REFUSES
 from onnxgrad.training.spec.validation import Problem, validate
 from onnxgrad.transforms.gradient_node import DOMAIN
+from onnxgrad.wording import operator_text
 
 NOT_DIFFERENTIABLE = 1
 
@@ -104,9 +106,8 @@ def _training(out: Console, model: ir.Model, problems: list[Problem]) -> None:
     """The violated rules as a table; nothing for a model that has nothing to do with training."""
     infos = training_info(model)
     if problems:
-        table = Table(box=None, pad_edge=False)
-        for column in ("where", "rule", "what is wrong"):
-            table.add_column(column, no_wrap=column != "what is wrong")
+        where, rule = Column("where", no_wrap=True), Column("rule", no_wrap=True)
+        table = Table(where, rule, "what is wrong", box=None, pad_edge=False)
         for p in problems:
             table.add_row(cell(p.where), cell(p.rule, "bold red"), cell(p.message))
         out.print(table)
@@ -119,16 +120,12 @@ def _training(out: Console, model: ir.Model, problems: list[Problem]) -> None:
 def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of: list[str] | None) -> bool:
     """Print the report of `check`. Returns True if the model is differentiable."""
     report = check_model(model, wrt=wrt or None, of=of or None)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("operator", no_wrap=True)
-    table.add_column("count", justify="right")
-    table.add_column("class", no_wrap=True)
-    table.add_column("how, or why not")
+    table = Table(*_columns("count"), "how, or why not", box=None, pad_edge=False)
     for row in report.rows:
-        name = f"{row.domain}::{row.op_type}" if row.domain else row.op_type
         detail = row.detail + (f"\non the path {printable(row.path)}" if row.path else "")
         style = "bold red" if row.status == REFUSED else ""
-        table.add_row(cell(name), str(row.count), Text(row.status, style), Text(detail))
+        name = cell(operator_text(row.domain, row.op_type))
+        table.add_row(name, str(row.count), Text(row.status, style), Text(detail))
     out.print(table)
     wrts = f"{len(report.wrt)} values" if len(report.wrt) > 4 else ", ".join(report.wrt)
     if report.differentiable:
@@ -144,6 +141,11 @@ def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of:
     return False
 
 
+def _columns(number: str) -> list[Column]:
+    """The columns that reports of operators begin with."""
+    return [Column("operator", no_wrap=True), Column(number, justify="right"), Column("class", no_wrap=True)]
+
+
 def ops(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -152,18 +154,11 @@ def ops(
     if as_json:
         print(json.dumps([o.as_dict() for o in found], indent=1, ensure_ascii=False))
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("operator", no_wrap=True)
-    table.add_column("since", justify="right")
-    table.add_column("class", no_wrap=True)
-    table.add_column("with respect to")
-    table.add_column("formula")
+    table = Table(*_columns("since"), "with respect to", "formula", box=None, pad_edge=False)
     for o in found:
-        name = f"{o.domain}::{o.op_type}" if o.domain else o.op_type
-        table.add_row(Text(name), str(o.since), o.status, ", ".join(o.inputs), Text(o.formula))
+        name = Text(operator_text(o.domain, o.op_type))
+        table.add_row(name, str(o.since), o.status, ", ".join(o.inputs), Text(o.formula))
     out = console()
     out.print(table)
-    counts: dict[str, int] = {}
-    for o in found:
-        counts[o.status] = counts.get(o.status, 0) + 1
+    counts = Counter(o.status for o in found)
     out.print(Text(", ".join(f"{n} {status}" for status, n in sorted(counts.items()))))

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 import onnxruntime
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from onnxgrad.cli.console import cell
@@ -24,10 +24,8 @@ def print_web_report(out: Console, model: ir.Model, path: Path) -> bool:
     """
     report = web_report(model)
     if report.rows:
-        table = Table(box=None, pad_edge=False)
-        for column in ("on WebGPU", "on WASM", "operators"):
-            table.add_column(column, no_wrap=column != "operators")
-        table.add_column("why, and what to do")
+        gpu, wasm = Column("on WebGPU", no_wrap=True), Column("on WASM", no_wrap=True)
+        table = Table(gpu, wasm, "operators", "why, and what to do", box=None, pad_edge=False)
         for (where, why, remedy), rows in groupby(report.rows, key=lambda r: (r.where, r.why, r.remedy)):
             gpu = Text("on the processor") if where == PROCESSOR else Text("fails", "bold red")
             wasm = Text("fails", "bold red") if where == NOWHERE else Text("runs")

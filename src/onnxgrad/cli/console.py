@@ -32,6 +32,18 @@ def console(stream: TextIO | None = None) -> Console:
     )
 
 
+def say(*lines: str, stream: TextIO | None = None) -> None:
+    """Print `lines` as they are, however wide they are; on stdout by default."""
+    out = console(stream)
+    for line in lines:
+        out.print(line, highlight=False, soft_wrap=True)
+
+
+def entry(what: str, text: object) -> str:
+    """A line of a summary: `text` in a column behind `what`."""
+    return f"{what:<14} {text}"
+
+
 def cell(text: str, style: str = "") -> Text:
     """`text` for one line of a table: a name in it cannot break it."""
     return Text(printable(text), style)

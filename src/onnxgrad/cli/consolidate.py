@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli.console import console
+from onnxgrad.cli.console import entry, say
 from onnxgrad.cli.path_clashes import check_paths
 from onnxgrad.training.loop import checkpoint_parts
 
@@ -22,4 +22,4 @@ def consolidate(
     """Turn a checkpoint in parts, as `train --shard-optimizer` writes it, into an ordinary one."""
     check_paths({"CHECKPOINT": checkpoint_parts.files_of(checkpoint)}, {"-o": output})
     written = checkpoint_parts.consolidate(checkpoint, output)
-    console().print(f"{'checkpoint':<14} {written}", markup=False, highlight=False, soft_wrap=True)
+    say(entry("checkpoint", written))

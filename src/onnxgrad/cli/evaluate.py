@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from onnxgrad.cli import data_options, panels
@@ -107,21 +107,16 @@ def _print(found: Evaluated) -> None:
         out.print(Text(f"{name:<20} {value:.6g}"))
     out.print(cell(f"{found.rows} labels {found.labels!r} against the output {found.prediction!r} ({found.task})"))
     if found.classes and len(found.classes) <= MOST:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("class", no_wrap=True)
         columns = list(next(iter(found.classes.values())))
-        for column in columns:
-            table.add_column(column, justify="right")
+        numbers = [Column(name, justify="right") for name in columns]
+        table = Table(Column("class", no_wrap=True), *numbers, box=None, pad_edge=False)
         for name, row in found.classes.items():
             values = [f"{row[k]:.4f}" for k in columns[:-1]]
             table.add_row(cell(name), *values, str(int(row[columns[-1]])))
         out.print(table)
     if found.worst:
-        table = Table(box=None, pad_edge=False)
-        for column in ("row", "loss"):
-            table.add_column(column, justify="right")
-        for column in ("actual", "predicted"):
-            table.add_column(column)
+        numbers = [Column(name, justify="right") for name in ("row", "loss")]
+        table = Table(*numbers, "actual", "predicted", box=None, pad_edge=False)
         for miss in found.worst:
             table.add_row(str(miss.row), f"{miss.loss:.4g}", cell(miss.actual), cell(miss.predicted))
         out.print(table)

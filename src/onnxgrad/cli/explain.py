@@ -13,7 +13,7 @@ import onnx_ir as ir
 import typer
 
 from onnxgrad.cli import data_options
-from onnxgrad.cli.console import console
+from onnxgrad.cli.console import entry, say
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, check_paths
 from onnxgrad.errors import BadInput, UnknownName
@@ -21,9 +21,10 @@ from onnxgrad.figures import drawing, import_matplotlib, plain
 from onnxgrad.files import replacing
 from onnxgrad.function import Function
 from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io import files_of, load_model, save_model
 from onnxgrad.runtime.trial import check_runs
-from onnxgrad.settings import setting, settings_of
+from onnxgrad.settings import pop_recipe, setting, settings_of
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.labels import are_numbers, listed
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -108,7 +109,7 @@ def explain(
         import_matplotlib()
     check_paths({MODEL: files_of(opened, model), "DATA": data}, {"--output": output, "--save-model": save}, force=None)
     given = read_flags(flags)
-    sampling = SamplingRecipe(**{name: given.pop(name) for name in settings_of(SamplingRecipe)})
+    sampling = pop_recipe(SamplingRecipe, given)
     preparation = PreparationRecipe(**given)
     feeds = _row(opened, data, row, preparation.arguments(data_options.print_preprocessing(opened, preparation)))
     wrt = _float_input(opened, wrt)
@@ -138,9 +139,7 @@ def explain(
             _draw(file, np.asarray(feeds[wrt])[0], found, f"{method.value} of {part}")
     others = "" if of else other_outputs(opened, output_name, "--of")
     shown = "" if number is None else f" class {names[number] if names and number < len(names) else number}"
-    console().print(
-        f"explained      {output}  ({method.value} of {part}{shown}){others}", soft_wrap=True, highlight=False
-    )
+    say(entry("explained", f"{output}  ({method.value} of {part}{shown}){others}"))
 
 
 def _class_number(text: str, names: Sequence[str] | None, count: int) -> int:
@@ -175,7 +174,7 @@ def _background(
 
 def _first_float(values: Any, what: str) -> str:
     for value in values:
-        if value.dtype is not None and value.dtype.is_floating_point():
+        if holds_floats(value):
             return value.name or ""
     raise BadInput(f"the model has no {what} of floats, so nothing has a gradient")
 

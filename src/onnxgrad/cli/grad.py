@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 import onnxgrad
-from onnxgrad.cli.console import cell, console
+from onnxgrad.cli.console import cell, console, say
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.control_flow.checkpointing import Every, checkpointing
 from onnxgrad.custom import custom_rules
@@ -137,7 +137,7 @@ def grad(
         raise
     _summary(primal, derived, files)
     if plan is not None:
-        console().print(f"memory: {plan}", markup=False, highlight=False, soft_wrap=True)
+        say(f"memory: {plan}")
 
 
 _SPARSE = (Transform.sparse_jacobian, Transform.sparse_hessian)
@@ -159,9 +159,7 @@ def _period(text: str | None) -> Every:
 
 def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
     names = signature(derived)
-    table = Table(title=None, box=None, pad_edge=False)
-    for column in ("", "name", "type", "for"):
-        table.add_column(column)
+    table = Table("", "name", "type", "for", box=None, pad_edge=False)
     values = {v.name: v for v in (*derived.graph.inputs, *derived.graph.outputs)}
     for kind, mapping in (
         ("input", names.cotangents),
@@ -175,16 +173,14 @@ def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
     ):
         for name, made in mapping.items():
             table.add_row(*map(cell, (kind, made, _type(values[made]), name)))
-    out = console()
-    out.print(table)
+    console().print(table)
     before, after = (primal.graph.opset_imports.get("", 18), derived.graph.opset_imports[""])
     raised = f", opset {before} → {after}" if before != after else ""
     count = sum(len(g) for g in derived.graphs())
     kept = f", and {len(derived.functions)} local functions" if derived.functions else ""
-    out.print(
+    say(
         f"{count} nodes{kept}, {count - sum(len(g) for g in primal.graphs()):+d} against the model{raised}; "
-        f"written to {', '.join(map(str, files))}",
-        markup=False,
+        f"written to {', '.join(map(str, files))}"
     )
 
 

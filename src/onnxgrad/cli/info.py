@@ -12,11 +12,12 @@ import typer
 from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.system import describe_system
 from onnxgrad.errors import BadInput, OnnxGradError, json_text
+from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.training import attach
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.spec.training_info import training_notes
-from onnxgrad.wording import tensor_text
+from onnxgrad.wording import operator_text, tensor_text
 
 #: Bytes of a model whose weights are not looked at.
 LARGE = 10**9
@@ -79,7 +80,7 @@ def described(model: ir.Model, size: int) -> dict[str, Any]:
     """The same as plain values; `size` is that of its files, in bytes."""
     graph = model.graph
     weights = [v for v in graph.initializers.values() if v.const_value is not None]
-    operators = Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for g in model.graphs() for n in g)
+    operators = Counter(operator_text(n.domain, n.op_type) for g in model.graphs() for n in g)
     return {
         "inputs": [_value(v) for v in graph.inputs if v.name not in graph.initializers],
         "outputs": [_value(v) for v in graph.outputs],
@@ -108,7 +109,7 @@ def _numbers_in_attributes(model: ir.Model) -> int:
 
 def _trains(model: ir.Model, size: int) -> str:
     """The weights of the first float output that train by default, in words; empty for a model of more than 1 GB."""
-    floats = [v.name for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    floats = [v.name for v in model.graph.outputs if holds_floats(v)]
     if training_info(model) or not floats or size > LARGE:
         return ""
     try:

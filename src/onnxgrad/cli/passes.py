@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import onnx_ir as ir
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from onnxgrad.cli.console import cell, console
@@ -44,10 +44,9 @@ def passes(
         return
     out = console()
     out.print(cell(f"graph: {graph}; target: {options.target}"))
-    table = Table(box=None, pad_edge=False)
-    for column in ("phase", "pass", "places", "nodes"):
-        table.add_column(column, no_wrap=True, justify="right" if column == "places" else "left")
-    table.add_column("what is written, or why nothing is")
+    phase, name, nodes = (Column(text, no_wrap=True) for text in ("phase", "pass", "nodes"))
+    places = Column("places", no_wrap=True, justify="right")
+    table = Table(phase, name, places, nodes, "what is written, or why nothing is", box=None, pad_edge=False)
     for phase, group in groupby(reports, key=lambda r: r.phase):
         for i, r in enumerate(group):
             nodes = "" if r.nodes is None else f"{r.nodes[0]} → {r.nodes[1]}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from onnxgrad.cli import panels, train_options
-from onnxgrad.cli.console import console
+from onnxgrad.cli.console import entry, say
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.figures import drawing, plain
@@ -18,7 +18,7 @@ from onnxgrad.files import replacing
 from onnxgrad.model_io import files_of, load_model, save_model
 from onnxgrad.remat.budget import megabytes
 from onnxgrad.runtime.trial import check_runs
-from onnxgrad.settings import settings_of
+from onnxgrad.settings import pop_recipe, settings_of
 from onnxgrad.training.loop.prune import ROWS, pruned
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.pruning.narrow import Pruned
@@ -52,7 +52,7 @@ def prune(
     they are zero. Train it afterwards; zeros of single weights stay zero.
     """
     given = read_flags(flags)
-    recipe = PruneRecipe(**{name: given.pop(name) for name in settings_of(PruneRecipe) if name in given})
+    recipe = pop_recipe(PruneRecipe, given)
     rest = Recipe.of("prune", {"distributed": "none", **given}, (*TRAINER, *FIT))
     source = load_model(model)
     check_paths(
@@ -76,9 +76,7 @@ def prune(
     check_runs(output, model)
     if sensitivity is not None:
         _write_sensitivity(found, sensitivity)
-    out = console()
-    for what, text in _lines(found, output):
-        out.print(f"{what:<14} {text}", markup=False, highlight=False, soft_wrap=True)
+    say(*(entry(*line) for line in _lines(found, output)))
 
 
 def _lines(found: Pruned, output: Path) -> list[tuple[str, str]]:

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from onnxgrad.cli import panels, train_options
-from onnxgrad.cli.console import console
+from onnxgrad.cli.console import entry, say
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job, Outputs, Quiet, Restart
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, save_model
 from onnxgrad.runtime.trial import check_runs
-from onnxgrad.settings import settings_of
+from onnxgrad.settings import pop_recipe, settings_of
 from onnxgrad.training.loop.quantize import ROWS, quantized
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.quantization.fold import folded
@@ -66,7 +66,7 @@ def quantize(
         _refuse_training(context)
     given = read_flags(flags)
     given.setdefault("checkpoint", output.parent / f"{output.stem}.checkpoint")
-    scheme = Scheme(**{name: given.pop(name) for name in settings_of(Scheme) if name in given})
+    scheme = pop_recipe(Scheme, given)
     outputs = Outputs(given.pop("save_training", None))
     recipe = Recipe.of("quantize", {"distributed": "none", **given}, (*TRAINER, *FIT))
     source = load_model(model)
@@ -90,8 +90,7 @@ def quantize(
     if not qat:
         save_model(folded(ready), output)
         check_runs(output, model)
-        line = f"{'quantized':<14} {output}  {_size(output)}, {_size(model)} before"
-        console().print(line, markup=False, highlight=False, soft_wrap=True)
+        say(entry("quantized", f"{output}  {_size(output)}, {_size(model)} before"))
         return
     job = Job(
         ready, recipe, before=model, after=output, outputs=outputs, restart=restart, quiet=quiet, between="quantized"

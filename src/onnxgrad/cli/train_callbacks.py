@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxgrad.cli.console import console
+from onnxgrad.cli.console import say
 from onnxgrad.cli.train_summary import summary
 from onnxgrad.errors import BadInput
 from onnxgrad.training.adapters.folder import check_adapter
@@ -55,8 +55,8 @@ class Beginning(Callback):
         lines += [f"peak: {run.trainer.peak}"] if run.trainer.peak else []
         lines += dict.fromkeys(n for rows in (run.data, run.validation) if rows is not None for n in rows.notes)
         lines += [*([] if source is None else training_notes(source.model)), *summary(run, self.schedule)]
-        for line in [] if self.quiet else lines:
-            console(sys.stderr).print(line, markup=False, highlight=False, soft_wrap=True)
+        if not self.quiet:
+            say(*lines, stream=sys.stderr)
 
     def _of_file(self, run: Run, held_out: Data) -> dict[str, float]:
         """Scores of the file in plain ONNX Runtime, or of the first state, where that does not run the file."""

@@ -15,7 +15,7 @@ from onnxgrad.keywords import keywords_of
 from onnxgrad.model_io import AnyModel, open_model, save_model, training_info
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.model_io.save import gathered, to_proto
-from onnxgrad.settings import settings_of, takes
+from onnxgrad.settings import pop_recipe, takes
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -72,10 +72,10 @@ def prune(
     Raises:
         BadInput: nothing can be removed, or not as much as the budget asks for.
     """
-    own = {name: settings.pop(name) for name in settings_of(PruneRecipe) if name in settings}
+    own = pop_recipe(PruneRecipe, settings)
     recipe = Recipe.of("prune", settings, (*TRAINER, *FIT), keywords_of(prune))
     found = pruned(
-        model, data, PruneRecipe(**own), rows=rows, loss=loss, labels=labels, prediction=prediction,
+        model, data, own, rows=rows, loss=loss, labels=labels, prediction=prediction,
         preparation=recipe.data, task=recipe.task,
     )  # fmt: skip
     if output is not None:

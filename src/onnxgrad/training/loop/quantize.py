@@ -14,7 +14,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import keywords_of
 from onnxgrad.model_io import save_model
 from onnxgrad.model_io.save import gathered, to_proto
-from onnxgrad.settings import settings_of, takes
+from onnxgrad.settings import pop_recipe, settings_of, takes
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
@@ -66,12 +66,12 @@ def quantize(
         BadInput: the model is quantized already, nothing in it can be, data that do not fit, or what `train` refuses.
         UnknownName: no such type of node, or node.
     """
-    own = {name: settings.pop(name) for name in settings_of(Scheme) if name in settings}
+    scheme = pop_recipe(Scheme, settings)
     recipe = Recipe.of("quantize", settings, (*TRAINER, *FIT), keywords_of(quantize))
     of_training = [name for name in settings if name not in settings_of(PreparationRecipe, TaskRecipe)]
     if of_training and not qat:
         raise BadInput(f"{of_training[0]!r} says how to train, which qat=True asks for")
-    found = quantized(model, data, Scheme(**own), rows=rows, preparation=recipe.data, task=recipe.task)
+    found = quantized(model, data, scheme, rows=rows, preparation=recipe.data, task=recipe.task)
     if qat:
         found = train(found, data, recipe=recipe).inference_ir()
     else:
