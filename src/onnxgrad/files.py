@@ -87,6 +87,24 @@ def open_ordinary(path: str | os.PathLike) -> BinaryIO:
     return open(path, "rb", opener=opener)
 
 
+def read_text(path: str | os.PathLike, most: int) -> str:
+    """The text of an ordinary file of at most `most` bytes, without a byte order mark.
+
+    Raises:
+        BadInput: the file does not exist, is larger, or is no text in UTF-8. OSError: it cannot be read.
+    """
+    try:
+        with open_ordinary(path) as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise BadInput(f"{str(path)!r} has more than {most:,} bytes")
+        return content.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise BadInput(f"there is no file {str(path)!r}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{str(path)!r} is no text in UTF-8: byte {error.start} is none of its characters") from error
+
+
 def check_readable(path: str | os.PathLike) -> None:
     """Raise BadInput if `path` exists but is no ordinary file, OSError if it does not exist."""
     _check_mode(path, os.stat(path))

@@ -64,7 +64,7 @@ def test_a_rate_is_looked_for_and_nothing_is_written(place):
         (".".join("a" * 5000) + " = 1", "no flag named 'a'"),
         ("a" * 100_000 + " = 1", "…'; "),
         ("epochs = " + "9" * 5000, "as TOML"),
-        ("#" * (1 << 20) + "\nepochs = 3", "more than 1048576 bytes"),
+        ("#" * (1 << 20) + "\nepochs = 3", "more than 1,048,576 bytes"),
         ("epochs = 2024-01-01", "rror"),
         ("momentum = [1, 2]", "rror"),
     ],

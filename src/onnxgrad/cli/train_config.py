@@ -17,7 +17,7 @@ import typer
 from onnxgrad.cli import panels
 from onnxgrad.cli.train_options import other_spelling
 from onnxgrad.errors import BadInput, is_unicode
-from onnxgrad.files import open_ordinary
+from onnxgrad.files import read_text
 from onnxgrad.keywords import suggested_keyword
 
 #: The file beside the checkpoint of a run that repeats it.
@@ -33,11 +33,7 @@ def _read(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        with open_ordinary(path) as file:
-            text = file.read(_LARGEST + 1)
-        if len(text) > _LARGEST:
-            raise BadInput(f"{str(path)!r} is no file of flags: it has more than {_LARGEST} bytes")
-        given = tomllib.loads(text.decode())
+        given = tomllib.loads(read_text(path, _LARGEST))
     except RecursionError as error:
         raise BadInput(f"cannot read {str(path)!r} as TOML: it is nested too deeply") from error
     except BadInput:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import open_ordinary
+from onnxgrad.files import read_text
 from onnxgrad.training.data.tokenizer_file import run_bounded, with_prelude
 
 #: Bytes of a file beside the tokenizer; seconds and bytes of address space to render a set of conversations.
@@ -162,16 +162,7 @@ class Manners:
 
 def _text(path: Path) -> str:
     """The text of a small file; empty if there is none."""
-    if not path.exists():
-        return ""
-    try:
-        with open_ordinary(path) as file:
-            text = file.read(_LARGEST + 1)
-        if len(text) > _LARGEST:
-            raise BadInput(f"{str(path)!r} has more than {_LARGEST >> 20} MiB")
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise BadInput(f"cannot read {str(path)!r}: it is no text in UTF-8") from error
+    return read_text(path, _LARGEST) if path.exists() else ""
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import open_ordinary
+from onnxgrad.files import read_text
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Column, Columns
 from onnxgrad.training.data.fields import Field
@@ -130,28 +130,15 @@ def _is_sequence(source: Any) -> bool:
     return not isinstance(source, Mapping) and hasattr(source, "__getitem__") and hasattr(source, "__len__")
 
 
-def _read(path: Path) -> str:
-    try:
-        with open_ordinary(path) as file:
-            text = file.read(LARGEST + 1)
-        if len(text) > LARGEST:
-            raise BadInput(f"{str(path)!r} has more than {LARGEST >> 30} GiB\n  hint: split it into several files")
-        return text.decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {str(path)!r}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{str(path)!r} is no text in UTF-8: byte {error.start} is none of its characters") from error
-
-
 def _texts(path: Path, split: str) -> list[str]:
-    text = _read(path).replace("\r\n", "\n")
+    text = read_text(path, LARGEST).replace("\r\n", "\n")
     parts = [text] if split == "file" else re.split(_BREAKS[split], text)
     return [part for p in parts if (part := p.strip("\n")).strip()]
 
 
 def _lines(path: Path) -> list[Any]:
     rows = []
-    for number, line in enumerate(_read(path).split("\n"), 1):
+    for number, line in enumerate(read_text(path, LARGEST).split("\n"), 1):
         if line.strip():
             try:
                 rows.append(json.loads(line))

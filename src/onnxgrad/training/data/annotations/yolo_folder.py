@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import open_ordinary
+from onnxgrad.files import read_text
 from onnxgrad.training.data.annotations.samples import BoxRow, DetectionData, Remarks, box_row, picture_size
 from onnxgrad.training.data.images import SUFFIXES
 
@@ -119,15 +119,9 @@ def _label_file(picture: Path) -> Path:
 
 def _text(file: Path) -> str:
     try:
-        with open_ordinary(file) as opened:
-            text = opened.read(LARGEST + 1)
-        if len(text) > LARGEST:
-            raise BadInput(f"{str(file)!r} has more than {LARGEST} bytes")
-        return text.decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {str(file)!r}") from error
-    except (UnicodeDecodeError, OSError) as error:
-        raise BadInput(f"cannot read {str(file)!r} as text: {error}") from error
+        return read_text(file, LARGEST)
+    except OSError as error:
+        raise BadInput(f"cannot read {str(file)!r}: {error}") from error
 
 
 def _row(picture: Path, file: Path, names: list[str], points: tuple[int, int] | None, remarks: Remarks) -> BoxRow:
