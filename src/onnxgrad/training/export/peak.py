@@ -74,8 +74,8 @@ def export_within_peak(
     check_platform()
     limit = amount(peak)
     most, dims = limit - headroom(limit), recipe.step.dims
-    tried = plans(recipe, batch_size, model)[1:]
-    groups = [[{}], [{"small": True}], *([{**s, "small": True} for s in g] for g in tried)]
+    groups: list[list[Settings]] = [[{}], [{"small": True}]]
+    groups += [[{**plan, "small": True} for plan in group] for group in plans(recipe, batch_size, model)[1:]]
 
     def write(settings: Settings, place: Path) -> dict[str, Any]:
         parts = settings.get("accumulate", 1)

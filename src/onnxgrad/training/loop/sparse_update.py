@@ -89,9 +89,9 @@ def sparse_update(model: Any, data: Any, recipe: Recipe) -> Recipe:
         least, first = min((cost(order[:1]), order[0][0]) for order in orders)
         said = megabytes(least) if kind == "bytes" else f"{least:.3g} milliseconds"
         raise BadInput(f"no weight can train within {text!r}: {first!r} alone takes {said}")
-    found = _algorithm(best, worth)
-    weights = replace(recipe.weights, trainable=found["trainable"])
-    return replace(recipe, weights=weights, adapter=replace(recipe.adapter, adapter=found.get("adapter")))
+    settings = _algorithm(best, worth)
+    weights = replace(recipe.weights, trainable=settings["trainable"])
+    return replace(recipe, weights=weights, adapter=replace(recipe.adapter, adapter=settings.get("adapter")))
 
 
 #: A weight, and the numbers of some of its outputs.
