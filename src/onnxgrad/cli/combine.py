@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.path_clashes import check_paths
 from onnxgrad.training.adapters.combine import METHODS, combine_adapters
 from onnxgrad.training.adapters.folder import files_in
@@ -28,4 +28,4 @@ def combine(
     inputs = {f"ADAPTERS {i}": files_in(folder) for i, folder in enumerate(adapters, 1)}
     check_paths({**inputs, "--model": model}, {}, folders={"-o": (output, files_in(output))})
     combine_adapters(adapters, output, weights=weight, method=method, density=density, seed=seed, model=model)
-    say(entry("adapter", output))
+    print_lines(entry("adapter", output))

@@ -32,7 +32,7 @@ def console(stream: TextIO | None = None) -> Console:
     )
 
 
-def say(*lines: str, stream: TextIO | None = None) -> None:
+def print_lines(*lines: str, stream: TextIO | None = None) -> None:
     """Print `lines` as they are, however wide they are; on stdout by default."""
     out = console(stream)
     for line in lines:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.path_clashes import check_paths
 from onnxgrad.training.loop import checkpoint_parts
 
@@ -22,4 +22,4 @@ def consolidate(
     """Turn a checkpoint in parts, as `train --shard-optimizer` writes it, into an ordinary one."""
     check_paths({"CHECKPOINT": checkpoint_parts.files_of(checkpoint)}, {"-o": output})
     written = checkpoint_parts.consolidate(checkpoint, output)
-    say(entry("checkpoint", written))
+    print_lines(entry("checkpoint", written))

@@ -10,7 +10,7 @@ from typing import Annotated
 import onnx_ir as ir
 
 from onnxgrad.cli import panels
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 
@@ -37,5 +37,5 @@ def print_preprocessing(model: ir.Model, asked: PreparationRecipe) -> Preprocess
     used = replace(used, images=None) if asked.image_mean and asked.image_std else used
     used = replace(used, tokenizer="") if asked.tokenizer is not None else used
     if used:
-        say(entry("as trained", used), stream=sys.stderr)
+        print_lines(entry("as trained", used), stream=sys.stderr)
     return trained

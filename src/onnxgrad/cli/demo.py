@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths, checkpoint_files, model_files
 from onnxgrad.cli.train_run import Job, Outputs
 from onnxgrad.demo.tasks import TASKS
@@ -105,4 +105,4 @@ def demo(
     job.run(Columns(open_data(training), f"the training data of {task}"))
     if chosen.compare is not None:
         what, other = chosen.compare
-        say(entry("compare", f"accuracy {other(training, test):7.2%}  {what}"))
+        print_lines(entry("compare", f"accuracy {other(training, test):7.2%}  {what}"))

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import typer
 
 from onnxgrad.cli import data_options
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, check_paths
 from onnxgrad.errors import BadInput, UnknownName
@@ -139,7 +139,7 @@ def explain(
             _draw(file, np.asarray(feeds[wrt])[0], found, f"{method.value} of {part}")
     others = "" if of else other_outputs(opened, output_name, "--of")
     shown = "" if number is None else f" class {names[number] if names and number < len(names) else number}"
-    say(entry("explained", f"{output}  ({method.value} of {part}{shown}){others}"))
+    print_lines(entry("explained", f"{output}  ({method.value} of {part}{shown}){others}"))
 
 
 def _class_number(text: str, names: Sequence[str] | None, count: int) -> int:

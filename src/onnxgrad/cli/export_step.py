@@ -11,7 +11,7 @@ import onnx_ir as ir
 import typer
 
 from onnxgrad.cli import train_options
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
 from onnxgrad.errors import BadInput
@@ -64,7 +64,7 @@ def export_step(
     )
     if head is not None:
         source, where = train_options.headed(source, head)
-        say(where, stream=sys.stderr)
+        print_lines(where, stream=sys.stderr)
     assert isinstance(source, ir.Model)
     train_options.check_algorithm(source, model, recipe)
     bare, is_trained = source, bool(training_info(source))
@@ -84,8 +84,8 @@ def export_step(
         raise BadInput(CARRIES)
     else:
         contract, note = export_within_peak(bare, attach, output, recipe, peak, rows, target)
-        say(f"peak: {note}", stream=sys.stderr)
+        print_lines(f"peak: {note}", stream=sys.stderr)
     for about in contract["models"].values():
         check_runs(output / about["file"], model)
-    say(*(entry(name, output / about["file"]) for name, about in contract["models"].items()))
-    say(*(entry(name.partition(".")[0], output / name) for name in BESIDE))
+    print_lines(*(entry(name, output / about["file"]) for name, about in contract["models"].items()))
+    print_lines(*(entry(name.partition(".")[0], output / name) for name in BESIDE))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxgrad.cli.console import say
+from onnxgrad.cli.console import print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.grad import Dims, dims_of
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
@@ -67,4 +67,4 @@ def family(
             training = opened if training_info(opened) else attach(opened, accumulate=True, **attaching)
             export_step(training, output / "step")
             written.append(output / "step" / "contract.json")
-    say(*map(str, written))
+    print_lines(*map(str, written))

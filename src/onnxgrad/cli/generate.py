@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from onnxgrad.cli import data_options, panels
-from onnxgrad.cli.console import say
+from onnxgrad.cli.console import print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.errors import BadInput, json_text, printable
 from onnxgrad.model_io import load_model
@@ -68,10 +68,10 @@ def generate(
         if as_lines:
             print(json_text(completion.to_json()))
         else:
-            say(printable(f"{completion.prompt}{completion.text}", keep="\n\t"))
+            print_lines(printable(f"{completion.prompt}{completion.text}", keep="\n\t"))
     if answers is not None:
         scores = compare_texts([c.text or "" for c in found], answers, metrics)
         if as_lines:
             print(json_text({"metrics": scores}))
         else:
-            say(*(f"{name:<20} {value:.6g}" for name, value in scores.items()))
+            print_lines(*(f"{name:<20} {value:.6g}" for name, value in scores.items()))

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 import onnxgrad
-from onnxgrad.cli.console import cell, console, say
+from onnxgrad.cli.console import cell, console, print_lines
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.control_flow.checkpointing import Every, checkpointing
 from onnxgrad.custom import custom_rules
@@ -137,7 +137,7 @@ def grad(
         raise
     _summary(primal, derived, files)
     if plan is not None:
-        say(f"memory: {plan}")
+        print_lines(f"memory: {plan}")
 
 
 _SPARSE = (Transform.sparse_jacobian, Transform.sparse_hessian)
@@ -178,7 +178,7 @@ def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
     raised = f", opset {before} → {after}" if before != after else ""
     count = sum(len(g) for g in derived.graphs())
     kept = f", and {len(derived.functions)} local functions" if derived.functions else ""
-    say(
+    print_lines(
         f"{count} nodes{kept}, {count - sum(len(g) for g in primal.graphs()):+d} against the model{raised}; "
         f"written to {', '.join(map(str, files))}"
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 import onnx_ir as ir
 import typer
 
-from onnxgrad.cli.console import say
+from onnxgrad.cli.console import print_lines
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.model_io import files_of, load_model, save_model, training_info
 from onnxgrad.runtime.trial import check_runs
@@ -32,7 +32,7 @@ def lower(
     files = save_model(lowered, output)
     check_runs(output)
     count = _count(source)
-    say(
+    print_lines(
         f"{count} operator{'s' * (count != 1)} of {DOMAIN} written out; {sum(len(g) for g in lowered.graphs())} nodes"
         f"{_entries(lowered)}; written to {', '.join(map(str, files))}"
     )

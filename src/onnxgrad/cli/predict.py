@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from onnxgrad.cli import data_options, panels
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, check_paths
 from onnxgrad.cli.prediction_files import SUFFIXES, write_predictions
@@ -54,4 +54,4 @@ def predict(
     )
     write_predictions(output, found, class_names(opened))
     rows = len(next(iter(found.values())))
-    say(entry("predictions", f"{output}  ({rows} rows of {', '.join(found)})"))
+    print_lines(entry("predictions", f"{output}  ({rows} rows of {', '.join(found)})"))

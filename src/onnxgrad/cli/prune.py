@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from onnxgrad.cli import panels, train_options
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.figures import drawing, plain
@@ -76,7 +76,7 @@ def prune(
     check_runs(output, model)
     if sensitivity is not None:
         _write_sensitivity(found, sensitivity)
-    say(*(entry(*line) for line in _lines(found, output)))
+    print_lines(*(entry(*line) for line in _lines(found, output)))
 
 
 def _lines(found: Pruned, output: Path) -> list[tuple[str, str]]:

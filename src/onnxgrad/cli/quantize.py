@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from onnxgrad.cli import panels, train_options
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job, Outputs, Quiet, Restart
@@ -90,7 +90,7 @@ def quantize(
     if not qat:
         save_model(folded(ready), output)
         check_runs(output, model)
-        say(entry("quantized", f"{output}  {_size(output)}, {_size(model)} before"))
+        print_lines(entry("quantized", f"{output}  {_size(output)}, {_size(model)} before"))
         return
     job = Job(
         ready, recipe, before=model, after=output, outputs=outputs, restart=restart, quiet=quiet, between="quantized"

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxgrad.cli.console import say
+from onnxgrad.cli.console import print_lines
 from onnxgrad.cli.train_summary import summary
 from onnxgrad.errors import BadInput
 from onnxgrad.training.adapters.folder import check_adapter
@@ -56,7 +56,7 @@ class Beginning(Callback):
         lines += dict.fromkeys(n for rows in (run.data, run.validation) if rows is not None for n in rows.notes)
         lines += [*([] if source is None else training_notes(source.model)), *summary(run, self.schedule)]
         if not self.quiet:
-            say(*lines, stream=sys.stderr)
+            print_lines(*lines, stream=sys.stderr)
 
     def _of_file(self, run: Run, held_out: Data) -> dict[str, float]:
         """Scores of the file in plain ONNX Runtime, or of the first state, where that does not run the file."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.path_clashes import OUTPUT, check_paths
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model
@@ -75,4 +75,4 @@ def transplant(
         apart = f"differ by {made.difference:.2g} of their spread, before by {made.before:.2g}{scheme}"
         lines.append(("outputs", apart))
     lines.append(("written", ", ".join(map(str, made.files))))
-    say(*(entry(*line) for line in lines))
+    print_lines(*(entry(*line) for line in lines))

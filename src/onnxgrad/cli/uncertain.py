@@ -10,7 +10,7 @@ import typer
 
 from onnxgrad import uncertainty
 from onnxgrad.cli import data_options, panels
-from onnxgrad.cli.console import entry, say
+from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
 from onnxgrad.errors import BadInput
@@ -117,4 +117,4 @@ def uncertain(
     save_model(made, output)
     check_runs(output, model)
     names = ", ".join(v.name or "" for v in made.graph.outputs)
-    say(entry("written", f"{output}  ({method.value}: {names})"))
+    print_lines(entry("written", f"{output}  ({method.value}: {names})"))

@@ -35,7 +35,7 @@ def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
     return tuple(a % ndim for a in axes)
 
 
-def along(x: Any, axis: int, rank: int) -> Array:
+def along_axis(x: Any, axis: int, rank: int) -> Array:
     """The vector `x` along `axis` of an array with `rank` axes, the others of length 1."""
     return reshape(x, tuple(-1 if a == axis else 1 for a in range(rank)))
 
@@ -209,7 +209,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy", sparse: bool = False, copy: boo
     places = list(range(rank))
     if indexing == "xy" and rank > 1:
         places[:2] = 1, 0
-    grid = tuple(along(x, at, rank) for x, at in zip(parts, places))
+    grid = tuple(along_axis(x, at, rank) for x, at in zip(parts, places))
     return grid if sparse else broadcast_arrays(*grid)
 
 

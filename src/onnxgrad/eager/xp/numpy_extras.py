@@ -14,7 +14,7 @@ from onnxgrad.eager.xp.dtypes import as_float, promoted
 from onnxgrad.eager.xp.elementwise import where
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.manipulation import (
-    along,
+    along_axis,
     at_least,
     axes_of,
     concat,
@@ -306,7 +306,7 @@ def average(x: Any, /, axis: Any = None, weights: Any = None) -> Array:
     if w.shape != x.shape:
         if w.ndim != 1 or not isinstance(axis, int) or w.size != x.shape[axis]:
             raise BadInput(f"weights of shape {w.shape} for an array of shape {x.shape} and the axis {axis}")
-        w = along(w, axis % x.ndim, x.ndim)
+        w = along_axis(w, axis % x.ndim, x.ndim)
     total = sum(w, axis=axis) if w.shape == x.shape else sum(w)
     return sum(x * w, axis=axis) / total
 

@@ -10,7 +10,7 @@ from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp.indexing import take
-from onnxgrad.eager.xp.manipulation import along, concat, moveaxis, repeat
+from onnxgrad.eager.xp.manipulation import along_axis, concat, moveaxis, repeat
 from onnxgrad.eager.xp.products import matmul
 from onnxgrad.eager.xp.reductions import max, mean, min
 from onnxgrad.eager.xp.searching import sort
@@ -100,6 +100,6 @@ def _pad_ramp(x: Array, axis: int, widths: tuple[int, int], outermost: float) ->
     for n, at in zip(widths, (0, -1)):
         share = (np.arange(n) / n if n else np.zeros(0)).astype(x.dtype)
         edge = take(x, Array(np.array([at % x.shape[axis]])), axis=axis)
-        ramp = outermost + (edge - outermost) * along(share if at == 0 else share[::-1], axis, x.ndim)
+        ramp = outermost + (edge - outermost) * along_axis(share if at == 0 else share[::-1], axis, x.ndim)
         parts = [ramp, *parts] if at == 0 else [*parts, ramp]
     return concat(parts, axis=axis)

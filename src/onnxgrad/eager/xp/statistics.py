@@ -15,7 +15,7 @@ from onnxgrad.eager.xp import reductions as r
 from onnxgrad.eager.xp.creation import linspace
 from onnxgrad.eager.xp.dtypes import as_float, cast
 from onnxgrad.eager.xp.indexing import getitem, take
-from onnxgrad.eager.xp.manipulation import Axis, along, axes_of, concat, expand_dims, join_axes, reshape, stack
+from onnxgrad.eager.xp.manipulation import Axis, along_axis, axes_of, concat, expand_dims, join_axes, reshape, stack
 from onnxgrad.eager.xp.products import diagonal_of_matrices, matmul
 from onnxgrad.eager.xp.searching import argsort, sort
 from onnxgrad.errors import BadInput
@@ -263,7 +263,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Array:
     at = axes_of(axis, y.ndim)[0]
     if x is not None:
         x = as_array(x)
-        dx = along(r.diff(x), at, y.ndim) if x.ndim == 1 else r.diff(x, axis=at)
+        dx = along_axis(r.diff(x), at, y.ndim) if x.ndim == 1 else r.diff(x, axis=at)
     lead = (slice(None),) * at
     return r.sum(dx * (getitem(y, (*lead, slice(1, None))) + getitem(y, (*lead, slice(None, -1)))) / 2.0, axis=at)
 

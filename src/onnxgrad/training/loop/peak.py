@@ -73,7 +73,7 @@ def choose(groups: Sequence[Sequence[Settings]], measure: Measure, most: float) 
     known: dict[int, tuple[Settings, float]] = {}
     reasons: list[BadInput] = []
 
-    def taken(plan: Settings) -> tuple[Settings, float] | None:
+    def cost_of(plan: Settings) -> tuple[Settings, float] | None:
         if id(plan) not in known:
             try:
                 known[id(plan)] = measure(plan)
@@ -83,13 +83,13 @@ def choose(groups: Sequence[Sequence[Settings]], measure: Measure, most: float) 
         return known[id(plan)]
 
     for k, group in enumerate(groups):
-        least = taken(groups[-1][-1]) if k == 1 else None
+        least = cost_of(groups[-1][-1]) if k == 1 else None
         if least is not None and least[1] > most:
             break
         low, high, fitting = 0, len(group), None
         while low < high:
             middle = high - 1 if fitting is None else (low + high) // 2
-            found = taken(group[middle])
+            found = cost_of(group[middle])
             if found is None and fitting is None:
                 high = middle
             elif found is not None and found[1] <= most:
