@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgrad.errors import BadInput, printable
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.names import Names
-from onnxgrad.runtime import Session
+from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data.column_fit import ColumnFit, TableColumn, TableSettings
 from onnxgrad.training.data.raw_columns import RawColumn, checked_raw
 
@@ -114,7 +114,7 @@ class Table:
 
     @functools.cached_property
     def _session(self) -> Session:
-        return Session(self.model())
+        return Session(self.model(), Options(threads=1))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that `of_json` reads."""
