@@ -14,7 +14,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.data.raw_columns import RawColumn
 
 #: Rows of a stream of which a median is taken, and the most texts of a stream that are categories.
-SAMPLE, MOST_CATEGORIES = 1 << 18, 100_000
+SAMPLE, MOST_CATEGORIES = 1 << 16, 100_000
 
 
 @dataclass(frozen=True)
