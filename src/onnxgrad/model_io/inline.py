@@ -16,7 +16,7 @@ from onnx_ir.passes.common import InlinePass
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.names import Names
-from onnxgrad.model_io.local_functions import nodes_of, unshadow
+from onnxgrad.model_io.local_functions import all_nodes, unshadow
 
 
 class _Inliner(InlinePass):
@@ -30,7 +30,7 @@ class _Inliner(InlinePass):
         finally:
             self._used_node_names, self._used_value_names = used
         for made in nodes:
-            for n in (made, *(n for graph in subgraphs(made) for n in nodes_of(graph))):
+            for n in (made, *(n for graph in subgraphs(made) for n in graph.all_nodes())):
                 n.name = self._unique(n.name or "node", used[0])
                 for value in n.outputs:
                     value.name = self._unique(value.name or "val", used[1])
@@ -67,7 +67,7 @@ def inline_functions(model: ir.Model, keep: Collection[ir.OperatorIdentifier] = 
     own = {name[0] for name in model.functions} | set(imports)
     for name in [name for name in model.functions if name not in keep]:
         del model.functions[name]
-    used = {n.domain for g in (model.graph, *(f.graph for f in model.functions.values())) for n in nodes_of(g)}
+    used = {n.domain for n in all_nodes(model)}
     for domain in own - used - {""}:
         imports.pop(domain, None)
     unshadow(model.graph, set(), Names.of(model))
@@ -93,7 +93,7 @@ def _complete_calls(model: ir.Model, keep: Collection[ir.OperatorIdentifier]) ->
     """
     for graph in (model.graph, *(f.graph for f in model.functions.values())):
         names = None
-        for node in nodes_of(graph):
+        for node in graph.all_nodes():
             function = model.functions.get(node.op_identifier())
             if function is None or len(node.outputs) >= len(function.outputs):
                 continue

@@ -13,19 +13,24 @@ body as if it were inlined.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterator, MutableMapping
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
 import onnx_shape_inference as osi
 from onnx_ir.passes.common import InlinePass
 
+from onnxgrad.errors import BadInput
 from onnxgrad.ir.constants import MOST_ELEMENTS
 from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.infer.inference import infer_model
-from onnxgrad.ir.match import constant
+from onnxgrad.ir.infer.loops import refined
+from onnxgrad.ir.match import WHOLE, constant
 from onnxgrad.ir.names import Names, identifier
 
 Identifier = tuple[str, str, str]
@@ -34,8 +39,8 @@ Identifier = tuple[str, str, str]
 SMALLEST = 12
 #: A function is kept only if inlining it would write at least so many nodes more.
 SAVES = 100
-
-_WHOLE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
+#: Nodes after all functions are inlined: at most the one, and at most the others, with the nodes that are written.
+MOST_NODES, FREE_NODES, MOST_PER_NODE = 5_000_000, 20_000, 500
 
 
 @dataclass
@@ -138,11 +143,7 @@ class Functions:
             value.type = value.type or result.type
             if result.shape is None:
                 continue
-            declared = value.shape if value.shape is not None and len(value.shape) == len(result.shape) else None
-            dims = [_outside(d, outside, fresh, ctx) for d in result.shape]
-            if declared is not None:
-                dims = [a if isinstance(a, int) and not isinstance(d, int) else d for a, d in zip(declared, dims)]
-            value.shape = ir.Shape(dims)
+            value.shape = refined(value.shape, [_outside(d, outside, fresh, ctx) for d in result.shape])
 
 
 def infer_types(model: ir.Model) -> None:
@@ -174,40 +175,37 @@ def rename_overloads(model: ir.Model, but: Collection[Identifier] = ()) -> None:
         del table[old]
         function.name, function.overload = renamed[old], ""
         table[function.identifier()] = function
-    if renamed:
-        for graph in (model.graph, *(f.graph for f in table.values())):
-            for node in nodes_of(graph):
-                if (name := renamed.get(node.op_identifier())) is not None:
-                    node.op_type, node.overload = name, ""
+    for node in all_nodes(model) if renamed else ():
+        if (name := renamed.get(node.op_identifier())) is not None:
+            node.op_type, node.overload = name, ""
 
 
 def fill_defaults(model: ir.Model) -> None:
     """Write the attributes that calls leave to their defaults out, so that a rule finds them."""
-    for graph in (model.graph, *(f.graph for f in model.functions.values())):
-        for node in nodes_of(graph):
-            function = model.functions.get(node.op_identifier())
-            for a in () if function is None else function.attributes.values():
-                if a.value is not None and a.name not in node.attributes:
-                    node.attributes[a.name] = a
+    for node in all_nodes(model):
+        function = model.functions.get(node.op_identifier())
+        for a in () if function is None else function.attributes.values():
+            if a.value is not None and a.name not in node.attributes:
+                node.attributes[a.name] = a
 
 
 def drop_unused(model: ir.Model) -> None:
     """Remove the functions that nothing calls."""
     table = model.functions
     used: set[Identifier] = set()
-    stack = list(nodes_of(model.graph)) if table else []
+    stack = list(model.graph.all_nodes()) if table else []
     while stack:
         name = stack.pop().op_identifier()
         if name in table and name not in used:
             used.add(name)
-            stack.extend(nodes_of(table[name].graph))
+            stack.extend(table[name].all_nodes())
     for name in [n for n in table if n not in used]:
         del table[name]
 
 
 def _filled_in(value: ir.Value) -> Any:
     """The elements of a small constant of whole numbers; None for other values."""
-    if value.dtype not in _WHOLE:
+    if value.dtype not in WHOLE:
         return None
     array = constant(value)
     return array if array is not None and array.size <= MOST_ELEMENTS else None
@@ -267,10 +265,9 @@ def _forget_declared(graph: ir.Graph) -> None:
                 value.shape = ir.Shape([d if isinstance(d, int) else None for d in value.shape])
 
 
-def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Every node of `graph` and its nested graphs."""
-    for g in (graph, *graph.subgraphs()):
-        yield from g
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Every node of `model`, of its functions and of nested graphs."""
+    return chain(model.graph.all_nodes(), *(f.all_nodes() for f in model.functions.values()))
 
 
 def unshadow(graph: ir.Graph, outer: set[str], names: Names) -> None:
@@ -290,6 +287,38 @@ def unshadow(graph: ir.Graph, outer: set[str], names: Names) -> None:
 # --- which ones ------------------------------------------------------------------------------------
 
 
+def callees_first(model: ir.Model) -> list[Identifier]:
+    """The functions of `model`, each after those that it calls. Raises BadInput for a cycle of calls."""
+    table = model.functions
+    calls = {name: [n for node in f.all_nodes() if (n := node.op_identifier()) in table] for name, f in table.items()}
+    try:
+        return list(TopologicalSorter(calls).static_order())
+    except CycleError as e:
+        name = "::".join(e.args[1][0][:2])
+        raise BadInput(f"cannot inline the local functions of the model: {name} calls itself") from e
+
+
+def check_calls(model: ir.Model) -> None:
+    """Raise BadInput if functions of `model` call each other in a cycle, or expand to too many nodes."""
+    if not model.functions:
+        return
+    counts: dict[Identifier, int] = {}
+    for name in callees_first(model):
+        counts[name] = _count(model.functions[name].all_nodes(), counts)
+    total = _count(model.graph.all_nodes(), counts)
+    written = sum(1 for _ in all_nodes(model))
+    most = min(MOST_NODES, FREE_NODES + MOST_PER_NODE * written)
+    if total > most:
+        raise BadInput(
+            f"the functions of the model come to {total} nodes; of {written} that are written, {most} are the most"
+        )
+
+
+def _count(nodes: Iterable[ir.Node], counts: Mapping[Identifier, int]) -> int:
+    """The number of `nodes`, in which calls of functions count as `counts` says."""
+    return sum(counts.get(n.op_identifier(), 1) for n in nodes)
+
+
 def worth_keeping(model: ir.Model) -> set[Identifier]:
     """The functions to keep: large ones with enough calls.
 
@@ -298,39 +327,15 @@ def worth_keeping(model: ir.Model) -> set[Identifier]:
     functions = model.functions
     if not functions:
         return set()
-    calls = {name: [n.op_identifier() for n in nodes_of(f.graph)] for name, f in functions.items()}
-    order = _callers_first(calls)
-    if order is None:  # a cycle: inlining raises the error
-        return set()
+    order = callees_first(model)
     size: dict[Identifier, int] = {}
-    for name in reversed(order):
-        size[name] = sum(size.get(called, 1) for called in calls[name])
-    sites = dict.fromkeys(functions, 0)
-    for node in nodes_of(model.graph):
-        if node.op_identifier() in sites:
-            sites[node.op_identifier()] += 1
-    kept = set()
     for name in order:
+        size[name] = _count(functions[name].all_nodes(), size)
+    sites = Counter(n.op_identifier() for n in model.graph.all_nodes())
+    kept = set()
+    for name in reversed(order):
         if name[0] != "" and size[name] >= SMALLEST and (sites[name] - 1) * size[name] >= SAVES:
             kept.add(name)
-        for called in calls[name]:
-            if called in sites:
-                sites[called] += 1 if name in kept else sites[name]
+        for node in functions[name].all_nodes():
+            sites[node.op_identifier()] += 1 if name in kept else sites[name]
     return kept
-
-
-def _callers_first(calls: dict[Identifier, list[Identifier]]) -> list[Identifier] | None:
-    """The functions, each before the functions that it calls; None for a cycle of calls."""
-    waiting = dict.fromkeys(calls, 0)
-    for those in calls.values():
-        for name in those:
-            if name in waiting:
-                waiting[name] += 1
-    order = [name for name, count in waiting.items() if not count]
-    for name in order:
-        for called in calls[name]:
-            if called in waiting:
-                waiting[called] -= 1
-                if not waiting[called]:
-                    order.append(called)
-    return order if len(order) == len(calls) else None

@@ -13,7 +13,6 @@ from onnxgrad.ir.graph import ancestors, cut, dependents, prune, subgraphs
 from onnxgrad.ir.match import producer
 from onnxgrad.ir.names import Names, identifier
 from onnxgrad.ir.outline import part_of
-from onnxgrad.model_io.local_functions import nodes_of
 
 #: The domain of the functions that cut-out sub-graphs become.
 CUT_DOMAIN = "onnxgrad.custom"
@@ -76,7 +75,7 @@ def cut_out(model: ir.Model, cut: Cut, *, required: bool) -> None:
     operands = [*inputs, *beside]
     body = part_of(graph, operands, outputs, names)
     call = ir.Node(CUT_DOMAIN, cut.name, operands, num_outputs=len(outputs), name=names.fresh(cut.name))
-    own = {n for node in inside for n in (node, *(m for g in subgraphs(node) for m in nodes_of(g)))}
+    own = {n for node in inside for n in (node, *(m for g in subgraphs(node) for m in g.all_nodes()))}
     for old, new in zip(outputs, call.outputs):
         new.type, new.shape = old.type, old.shape
         kept = [(node, i) for node, i in old.uses() if node in own]

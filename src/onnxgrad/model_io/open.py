@@ -16,10 +16,17 @@ from onnxgrad.ir.cleanup import end_derivation
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.match import is_standard
-from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT, check_calls
+from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.checks.nodes import check_nodes
 from onnxgrad.model_io.inline import inline_functions
-from onnxgrad.model_io.local_functions import Functions, Identifier, drop_unused, fill_defaults, rename_overloads
+from onnxgrad.model_io.local_functions import (
+    Functions,
+    Identifier,
+    check_calls,
+    drop_unused,
+    fill_defaults,
+    rename_overloads,
+)
 from onnxgrad.model_io.match_subgraphs import TARGETS, cut_out
 from onnxgrad.model_io.optional_returns import settle_unbinding
 from onnxgrad.model_io.read import (
@@ -33,7 +40,7 @@ from onnxgrad.model_io.read import (
 from onnxgrad.model_io.save import gathered, to_proto, weight_bytes
 from onnxgrad.model_io.signature import KEY
 from onnxgrad.model_io.symbolic_dims import settle_dims
-from onnxgrad.model_io.upgrade import LOWEST_RULES, raise_opset, raised_functions
+from onnxgrad.model_io.upgrade import LOWEST_RULES, changes, raise_opset, raised_functions
 from onnxgrad.model_io.validity import blamed
 
 Model = TypeVar("Model", onnx.ModelProto, ir.Model)
@@ -235,13 +242,7 @@ def _refuse_old_training(infos: list[onnx.TrainingInfoProto], opset: int) -> Non
         return
     for info in infos:
         for node in (*info.algorithm.node, *info.initialization.node):
-            if not is_standard(node):
-                continue
-            try:
-                versions = {onnx.defs.get_schema(node.op_type, v, "").since_version for v in (opset, LOWEST_RULES)}
-            except onnx.defs.SchemaError:
-                versions = set()
-            if len(versions) != 1:
+            if is_standard(node) and changes(node.op_type, opset, LOWEST_RULES):
                 raise BadInput(
                     f"the model has opset {opset} and training information that uses {node.op_type}, "
                     f"which newer opsets define anew\n  hint: write both for opset {LOWEST_RULES} or newer"

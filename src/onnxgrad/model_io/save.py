@@ -8,7 +8,8 @@ from file to file, never gathered in memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -59,12 +60,19 @@ def gathered(
     size = weight_bytes(model)
     if size > PROTOBUF_LIMIT:
         raise BadInput(f"the model holds {size / 1e9:.1f} GB of weights, more than one ModelProto can\n  hint: {hint}")
-    held = [(v, v.const_value) for g in scopes(model.graph) for v in g.initializers.values()]
-    try:
-        for value, tensor in held:
-            if isinstance(tensor, ir.ExternalTensor):
+    with _same_weights(model) as values:
+        for value in values:
+            if isinstance(tensor := value.const_value, ir.ExternalTensor):
                 value.const_value = in_memory(tensor)
         return to_proto(model)
+
+
+@contextmanager
+def _same_weights(model: ir.Model) -> Iterator[list[ir.Value]]:
+    """The initializers of `model`, which after the block have the tensors that they had before."""
+    held = [(v, v.const_value) for g in scopes(model.graph) for v in g.initializers.values()]
+    try:
+        yield [value for value, _ in held]
     finally:
         for value, tensor in held:
             value.const_value = tensor
@@ -104,13 +112,9 @@ def _write(
         onnx.save(model, folder / name)
         return [name]
     data = f"{name}.data"
-    held = [(v, v.const_value) for g in scopes(model.graph) for v in g.initializers.values()]
-    try:
+    with _same_weights(model):
         if external_tensors(model) or weight_bytes(model) > EXTERNAL_FROM:
             ir.external_data.unload_from_model(model, folder, data, size_threshold_bytes=1024)
         with open(folder / name, "wb") as file:
             stream.write(model, file, moments)
-    finally:
-        for value, tensor in held:
-            value.const_value = tensor
     return [data, name] if (folder / data).exists() else [name]

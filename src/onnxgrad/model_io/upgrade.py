@@ -34,7 +34,8 @@ def _since(op_type: str, opset: int) -> int | None:
     return None if schema is None else schema.since_version
 
 
-def _changes(op_type: str, source: int, target: int) -> bool:
+def changes(op_type: str, source: int, target: int) -> bool:
+    """True unless a standard operator has one definition in both opsets."""
     since = _since(op_type, source)
     return since is None or since != _since(op_type, target)
 
@@ -55,7 +56,7 @@ def raised_functions(model: ir.Model, wanted: Collection[ir.OperatorIdentifier])
         source = function.opset_imports.get("", opset)
         inner = [n for n in function.all_nodes() if n.domain == ""]
         if source >= LOWEST_READ and not any(
-            n.op_type not in _SAME_FORM and _changes(n.op_type, source, target) for n in inner
+            n.op_type not in _SAME_FORM and changes(n.op_type, source, target) for n in inner
         ):
             function.opset_imports[""] = target
             same.add(name)
@@ -82,7 +83,7 @@ def raise_opset(model: ir.Model) -> None:
             f"  hint: export it again with opset {LOWEST_RULES} or newer"
         )
     target = max(LOWEST_RULES, opset, *(n.version or 0 for n in nodes), 0)
-    stale = [n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)]
+    stale = [n for n in nodes if (n.version or opset) < target and changes(n.op_type, n.version or opset, target)]
     if stale:
         _infer(model)
     names = Names.of(model) if stale else Names()

@@ -37,9 +37,9 @@ def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
     names = []
     if any(map(has_transpose, graphs)) and any(map(vector_products, graphs)):
         names.append("MatmulTransposeFusion")
-    if any(map(_has_doubles, graphs)) and any(n.op_type == "MatMul" for g in graphs for n in _nodes(g)):
+    if any(map(_has_doubles, graphs)) and any(n.op_type == "MatMul" for g in graphs for n in g.all_nodes()):
         names.append("MatMulScaleFusion")
-    if read.graph.opset_imports.get("", 0) >= 21 and any(_moves_signed(n) for g in graphs for n in _nodes(g)):
+    if read.graph.opset_imports.get("", 0) >= 21 and any(_moves_signed(n) for g in graphs for n in g.all_nodes()):
         names.append("QDQPropagationTransformer")
     return names
 
@@ -53,18 +53,14 @@ def _moves_signed(node: ir.Node) -> bool:
     return dtype != ir.DataType.UINT8 and any(r.op_type in _MOVING for r, _ in node.outputs[0].uses())
 
 
-def _nodes(graph: ir.Graph) -> list[ir.Node]:
-    return [n for g in (graph, *graph.subgraphs()) for n in g]
-
-
 def _has_doubles(graph: ir.Graph) -> bool:
     """True if a value in `graph` is declared as float64."""
     double = ir.DataType.DOUBLE
     values = [v for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())]
-    nodes = _nodes(graph)
+    nodes = list(graph.all_nodes())
     return (
         any(v.dtype == double for v in (*values, *(v for n in nodes for v in n.outputs)))
         or any(n.op_type == "Cast" and n.attributes.get_int("to", 0) == double for n in nodes)
-        or any(a.type == ir.AttributeType.TENSOR and a.as_tensor().dtype == double for n in nodes
+        or any(a.type == ir.AttributeType.TENSOR and a.value.dtype == double for n in nodes
                for a in n.attributes.values() if not a.is_ref())
     )  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import onnx
@@ -20,8 +19,6 @@ from onnxgrad.ir.infer.limits import MOST_AXES
 
 #: Bytes of one message, and so of a file without external data. A protobuf ends at 2 GiB.
 PROTOBUF_LIMIT = 2**31 - 2**20
-#: Nodes after all functions are inlined: at most the one, and at most the others, with the nodes that are written.
-MOST_NODES, FREE_NODES, MOST_PER_NODE = 5_000_000, 20_000, 500
 #: Bytes of everything in a message that is no tensor and no structure: notes and documentation.
 MOST_NOTES = 1 << 26
 
@@ -36,6 +33,14 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
     while stack:
         message = stack.pop()
         kind = type(message)
+        if kind is onnx.TensorShapeProto:
+            if len(message.dim) > MOST_AXES:
+                raise BadInput(
+                    f"{what} is not a valid ONNX model: it declares a value of {len(message.dim)} axes; "
+                    f"{MOST_AXES} are the most"
+                )
+            if all([type(d.dim_param) is type(d.denotation) is str for d in message.dim]):  # noqa: C419  (it is faster)
+                continue  # most messages are dimensions
         if kind is onnx.TensorProto:
             why = _complaint(message)
             if why:
@@ -52,14 +57,7 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
             _check_attribute(message, what)
         elif kind is onnx.StringStringEntryProto:
             notes += message.ByteSize()  # without making text of it
-            _check_notes(notes, what)
-        elif kind is onnx.TensorShapeProto and len(message.dim) > MOST_AXES:
-            raise BadInput(
-                f"{what} is not a valid ONNX model: it declares a value of {len(message.dim)} axes; "
-                f"{MOST_AXES} are the most"
-            )
-        if kind is onnx.TensorShapeProto and all(type(d.dim_param) is type(d.denotation) is str for d in message.dim):
-            continue  # most messages are dimensions
+            check_size_of_notes(notes, what)
         for field, value in fields:
             field_kind = _FIELDS[field]
             if field_kind is None:
@@ -71,13 +69,14 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
                 continue
             if field.name == "doc_string":
                 notes += len(value)
-                _check_notes(notes, what)
+                check_size_of_notes(notes, what)
             if bytes in map(type, values):
                 name = field.full_name.split(".", 1)[1]
                 raise BadInput(f"{what} is not a valid ONNX model: its {name} is no text")
 
 
-def _check_notes(notes: int, what: str) -> None:
+def check_size_of_notes(notes: int, what: str) -> None:
+    """Raise BadInput if a model has metadata of more than `MOST_NOTES` bytes."""
     if notes > MOST_NOTES:
         raise BadInput(f"{what} carries more than {MOST_NOTES >> 20} MiB of metadata, which are not read")
 
@@ -120,44 +119,6 @@ def location_complaint(location: str) -> str:
     if ".." in parts:
         return f"is in external data at {location!r}, outside the folder of the model"
     return ""
-
-
-def check_calls(model: ir.Model) -> None:
-    """Raise BadInput if functions of `model` call each other in a cycle, or expand to too many nodes."""
-    if not model.functions:
-        return
-    counts: dict[ir.OperatorIdentifier, int] = {}
-    stack: list[tuple[ir.OperatorIdentifier, bool]] = [(name, False) for name in model.functions]
-    open_: set[ir.OperatorIdentifier] = set()
-    while stack:
-        name, done = stack.pop()
-        if done:
-            open_.discard(name)
-            counts[name] = _count(model.functions[name].all_nodes(), counts)
-        elif name not in counts:
-            if name in open_:
-                raise BadInput(f"cannot inline the local functions of the model: {'::'.join(name[:2])} calls itself")
-            open_.add(name)
-            stack.append((name, True))
-            for node in model.functions[name].all_nodes():
-                called = node.op_identifier()
-                if called in open_:
-                    raise BadInput(
-                        f"cannot inline the local functions of the model: {'::'.join(called[:2])} calls itself"
-                    )
-                if called in model.functions and called not in counts:
-                    stack.append((called, False))
-    total = _count(model.graph.all_nodes(), counts)
-    written = len(list(model.graph.all_nodes())) + sum(len(list(f.all_nodes())) for f in model.functions.values())
-    most = min(MOST_NODES, FREE_NODES + MOST_PER_NODE * written)
-    if total > most:
-        raise BadInput(
-            f"the functions of the model come to {total} nodes; of {written} that are written, {most} are the most"
-        )
-
-
-def _count(nodes: Iterable[ir.Node], counts: dict[ir.OperatorIdentifier, int]) -> int:
-    return sum(counts.get(n.op_identifier(), 1) for n in nodes)
 
 
 # --- tensors ----------------------------------------------------------------------------------------

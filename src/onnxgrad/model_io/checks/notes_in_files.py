@@ -14,8 +14,7 @@ from typing import BinaryIO
 
 import onnx
 
-from onnxgrad.errors import BadInput
-from onnxgrad.model_io.checks.declared_sizes import MOST_NOTES
+from onnxgrad.model_io.checks.declared_sizes import MOST_NOTES, check_size_of_notes
 
 #: Nodes of fewer bytes are not looked into.
 _LARGE_NODE = 1 << 10
@@ -79,9 +78,7 @@ def check_notes(file: BinaryIO, size: int, what: str) -> None:
             for number, low, high in _fields(data, begin, end):
                 if number in kind.notes:
                     notes += high - low
-                    if notes > MOST_NOTES:
-                        most = f"{MOST_NOTES >> 20} MiB"
-                        raise BadInput(f"{what} carries more than {most} of metadata, which are not read")
+                    check_size_of_notes(notes, what)
                 elif (inner := kind.inner.get(number)) is not None and high - low >= inner.least:
                     todo.append((low, high, inner))
 
