@@ -62,7 +62,7 @@ class Origin:
     @property
     def long_axes(self) -> tuple[int, ...]:
         """The shape without axes of one element; one axis stays."""
-        return _squeezed(self.shape)
+        return long_axes(self.shape)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class LineForm:
 
     def build(self, shape: tuple[int, ...], trained: bool) -> np.ndarray:
         """The weight of this `shape`, trained or as it was before."""
-        flat = _squeezed(shape)
+        flat = long_axes(shape)
         length = math.prod(flat) // flat[self.axis]
         parts = []
         for run in self.runs:
@@ -124,6 +124,11 @@ class LineForm:
 
 
 Form = WholeForm | LineForm
+
+
+def root_mean_square(array: np.ndarray) -> float:
+    """√(mean a²), in double precision."""
+    return float(np.sqrt(np.mean(np.square(array.astype(np.float64)))))
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -153,7 +158,7 @@ class Matcher:
 
     def wholes(self, array: np.ndarray, tolerance: float) -> list[tuple[float, WholeForm]]:
         """The origins that have the elements of `array`, with their distances, the nearest first."""
-        flat = _squeezed(array.shape)
+        flat = long_axes(array.shape)
         at = _positions(array.size)
         own = array.reshape(-1)[at].astype(np.float32)
         found = []
@@ -243,10 +248,11 @@ def _follow(a: tuple[Origin, int, int], b: tuple[Origin, int, int]) -> bool:
 
 def squeezed(array: np.ndarray) -> np.ndarray:
     """`array` without axes of one element; one axis stays."""
-    return array.reshape(_squeezed(array.shape))
+    return array.reshape(long_axes(array.shape))
 
 
-def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+def long_axes(shape: Sequence[int]) -> tuple[int, ...]:
+    """`shape` without axes of one element; one axis stays."""
     return tuple(d for d in shape if d != 1) or (1,)
 
 

@@ -13,11 +13,13 @@ import onnx_ir as ir
 
 from onnxgrad.ir.match import is_op
 from onnxgrad.transplants.match import Form, Origin, WholeForm
-from onnxgrad.transplants.schemes import tensor_of
+from onnxgrad.transplants.schemes import stored_behind
 from onnxgrad.transplants.weights import TargetWeight, labels_of
 
 _SUFFIX = re.compile(r"(_quantized|_DQ_Q[48]|_Q[48]|_q[48]|_transposed?|_fp16|_bf16)+$")
 _SUMS = ("Add", "Sum")
+#: Operators that a weight goes through on its way to a layer.
+_RENAMING = ("Transpose", "Identity", "Cast", "DequantizeLinear", "Reshape")
 _PASSING = ("Cast", "Reshape", "Transpose", "Mul", "Identity", "Squeeze", "Unsqueeze", "Split")
 
 
@@ -133,26 +135,16 @@ def layer_of(uses: Sequence[tuple[ir.Node, int]]) -> ir.Value | None:
     """The weight of the layer whose result a bias with these `uses` is added to; None if it is no bias."""
     for node, at in uses:
         if node.op_type in ("Conv", "ConvTranspose", "Gemm", "FusedConv", "FusedGemm") and at == 2:
-            return _stored(node.inputs[1])
+            return stored_behind(node.inputs[1], _RENAMING)
         if is_op(node, _SUMS):
             for value in node.inputs:
                 maker = None if value is None else value.producer()
                 while maker is not None and is_op(maker, _PASSING) and maker.inputs[0] is not None:
                     maker = maker.inputs[0].producer()
                 if maker is not None and ("MatMul" in maker.op_type or maker.op_type == "Gemm"):
-                    found = [w for v in maker.inputs[1:] if (w := _stored(v)) is not None]
+                    found = [w for v in maker.inputs[1:] if (w := stored_behind(v, _RENAMING)) is not None]
                     if found:
                         return found[0]
         elif node.domain == "com.microsoft" and node.op_type in ("Attention", "QAttention", "DynamicQuantizeMatMul"):
-            return _stored(node.inputs[1])
+            return stored_behind(node.inputs[1], _RENAMING)
     return None
-
-
-def _stored(value: ir.Value | None) -> ir.Value | None:
-    """The stored tensor behind `value`, through nodes that only rename, transpose or dequantize."""
-    while value is not None and tensor_of(value) is None:
-        node = value.producer()
-        if node is None or node.op_type not in ("Transpose", "Identity", "Cast", "DequantizeLinear", "Reshape"):
-            return None
-        value = node.inputs[0]
-    return value

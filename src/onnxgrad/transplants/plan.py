@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.transplants.match import Form, LineForm, Matcher, Origin, WholeForm
+from onnxgrad.transplants.match import Form, LineForm, Matcher, Origin, WholeForm, long_axes
 from onnxgrad.transplants.names import by_order, choose, choose_for_uses, is_equal, is_same_name, layer_of
 from onnxgrad.transplants.weights import TargetWeight
 
@@ -74,7 +74,7 @@ class _Planning:
         self.biases = self._biases()
 
     def run(self) -> WeightPlan:
-        matrices = [w for w in self.targets if len(_long_axes(w.shape)) > 1]
+        matrices = [w for w in self.targets if len(long_axes(w.shape)) > 1]
         rest = [w for w in matrices if not self._match_whole(w) and not self._fused(w)]
         rest += [w for w in self.targets if w not in matrices and not self._bias(w) and not self._match_whole(w)]
         self._settle_equal()
@@ -150,7 +150,7 @@ class _Planning:
 
     def _bias(self, weight: TargetWeight) -> bool:
         """Assign the bias of a layer whose weight is assigned; of several layers that share it, one for each."""
-        if len(_long_axes(weight.shape)) > 1:
+        if len(long_axes(weight.shape)) > 1:
             return False
         layers: dict[ir.Value | None, list[int]] = {}
         for i, use in enumerate(weight.uses):
@@ -216,17 +216,8 @@ class _Planning:
             for origin, spans in spans_of.items():
                 for part in origin.parts:
                     read.setdefault(part, []).extend(spans)
-        missing = []
-        for origin in self.origins:
-            if origin.parts == {origin.name} and (origin.is_changed or not self.has_base):
-                shape = tuple(d for d in origin.shape if d != 1)
-                if not _covers(read.get(origin.name, []), shape) and (self.has_base or origin.size > 1):
-                    missing.append(origin.name)
-        return missing
-
-
-def _long_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(d for d in shape if d != 1)
+        asked = [o for o in self.origins if o.parts == {o.name} and (o.is_changed if self.has_base else o.size > 1)]
+        return [o.name for o in asked if not _covers(read.get(o.name, []), o.long_axes)]
 
 
 def _covers(spans: Sequence[tuple[int, int, int]], shape: tuple[int, ...]) -> bool:

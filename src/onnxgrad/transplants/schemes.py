@@ -6,7 +6,7 @@ With the rule for scales (`scale_rules`) the same weights give the same integers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgrad.ir.match import constant_tensor, is_op, is_standard
 from onnxgrad.training.quantization.masters import STORED
 from onnxgrad.training.quantization.numbers import dequantize, limits, quantize, spread
+from onnxgrad.transplants.match import root_mean_square
 from onnxgrad.transplants.scale_rules import Groups, new_scales
 
 _CONTRIB = "com.microsoft"
@@ -80,7 +81,7 @@ class LinearScheme:
         """The root mean square of the floats between two adjacent integers: of the scales."""
         q, s, _ = self._read()
         each = np.broadcast_to(spread(s, q.shape, self.axis % max(q.ndim, 1), self.block), q.shape)
-        return float(np.sqrt(np.mean(np.square(each.astype(np.float64)))))
+        return root_mean_square(each)
 
     def store(self, after: np.ndarray, before: np.ndarray | None) -> Tensors:
         """The tensors that store `after`; `before` are the floats that the present ones were made from."""
@@ -138,7 +139,7 @@ class BlockScheme:
 
     def step(self) -> float:
         """The root mean square of the floats between two adjacent integers: of the scales."""
-        return float(np.sqrt(np.mean(np.square(self._read()[1].astype(np.float64)))))
+        return root_mean_square(self._read()[1])
 
     def store(self, after: np.ndarray, before: np.ndarray | None) -> Tensors:
         """The tensors that store `after`; `before` are the floats that the present ones were made from."""
@@ -219,7 +220,7 @@ class BiasScheme:
 
     def step(self) -> float:
         """The root mean square of the floats between two adjacent integers: of the scales."""
-        return float(np.sqrt(np.mean(np.square(self._steps().astype(np.float64)))))
+        return root_mean_square(self._steps())
 
     def store(self, after: np.ndarray, before: np.ndarray | None) -> Tensors:
         """The tensors that store `after` in steps of the present scales of the other operands."""
@@ -230,6 +231,9 @@ class BiasScheme:
 
 
 Scheme = LinearScheme | BlockScheme | BiasScheme
+
+#: Operators that select or rearrange integers: an embedding is dequantized after the lookup.
+_MOVES = ("Gather", "Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze")
 
 #: Inputs of operators that hold numbers, scales and zero points, and the axis of scales.
 _TRIPLES: dict[tuple[str, str], tuple[int, int, int, int]] = {
@@ -249,7 +253,7 @@ def scheme_of(node: ir.Node) -> Scheme | None:
     inputs = (*node.inputs, *(None,) * 9)
     if node.op_type == "DequantizeLinear" and domain in ("", _CONTRIB):
         axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
-        found = _linear(_skip_moves(inputs[0]), inputs[1], inputs[2], axis, block) or _bias(node)
+        found = _linear(stored_behind(inputs[0], _MOVES), inputs[1], inputs[2], axis, block) or _bias(node)
         if isinstance(found, LinearScheme) and found.numbers is not inputs[0] and not found.is_uniform:
             found = None  # the axis of the scales is that of the result
     elif node.op_type in ("MatMulInteger", "ConvInteger") and domain == "":
@@ -302,11 +306,11 @@ def implicit_bias(node: ir.Node) -> BiasScheme | None:
     return None if at is None else _steps(inputs[at[0]], None, [inputs[at[1]], inputs[at[2]]])
 
 
-def _skip_moves(value: ir.Value | None) -> ir.Value | None:
-    """The integers that `value` selects or rearranges: an embedding is dequantized after the lookup."""
+def stored_behind(value: ir.Value | None, passing: Collection[str]) -> ir.Value | None:
+    """The stored tensor that `value` is made of, by operators `passing` alone; None if there is none."""
     while value is not None and tensor_of(value) is None:
         node = value.producer()
-        if not is_op(node, ("Gather", "Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze")):
+        if node is None or node.op_type not in passing:
             return None
         value = node.inputs[0]
     return value

@@ -19,6 +19,7 @@ from onnxgrad.ir.match import is_op
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.graph.decoder_inputs import DecoderInputs
 from onnxgrad.training.language.encoder import Encoder
+from onnxgrad.transplants.match import root_mean_square
 from onnxgrad.transplants.schemes import tensor_of
 
 _BATCH = 2
@@ -241,6 +242,5 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
     if not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return float("inf")
     a, b = a[np.isfinite(a)], b[np.isfinite(b)]
-    deviation = float(np.sqrt(np.mean(np.square(a - a.mean())))) if a.size > 1 else 0.0
-    size = deviation or float(np.sqrt(np.mean(np.square(a)))) or 1.0
-    return float(np.sqrt(np.mean(np.square(a - b)))) / size
+    deviation = float(a.std()) if a.size > 1 else 0.0
+    return root_mean_square(a - b) / (deviation or root_mean_square(a) or 1.0)

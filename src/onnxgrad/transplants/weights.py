@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.match import is_op
+from onnxgrad.transplants.match import root_mean_square
 from onnxgrad.transplants.schemes import Scheme, Tensors, array_of, implicit_bias, scheme_of, tensor_of
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -53,7 +54,7 @@ class TargetWeight:
     def tolerance(self, floats: np.ndarray) -> float:
         """The largest relative distance to the weight that `floats` were rounded from."""
         if self.scheme is not None:
-            size = float(np.sqrt(np.mean(np.square(floats.astype(np.float64))))) or 1.0
+            size = root_mean_square(floats) or 1.0
             return min(2 * self.scheme.step() / np.sqrt(12) / size, 0.5)
         return max(1e-5, 2 * float(ml_dtypes.finfo(floats.dtype).eps))
 
@@ -111,9 +112,5 @@ def weights_of(model: ir.Model) -> list[TargetWeight]:
 def nodes_of(model: ir.Model) -> Iterator[ir.Node]:
     """The nodes of the graph, of graphs inside it, and of local functions."""
     for graph in (model.graph, *(f.graph for f in model.functions.values())):
-        yield from _nodes_in(graph)
-
-
-def _nodes_in(graph: ir.Graph) -> Iterator[ir.Node]:
-    for scope in scopes(graph):
-        yield from scope
+        for scope in scopes(graph):
+            yield from scope
