@@ -9,8 +9,8 @@ from typing import Any
 from onnxgrad.runtime.kernels import convolutions
 from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel
 
-#: Fewest pixels of the small side, without groups: with less, its rows are too short for vectors, and of few pictures
-#: most is weights (ResNet-50 on one picture of 64×64 takes 1.4 times as long with kernels for all of its convolutions).
+#: Fewest pixels of the small side, without groups: with less, the loops of sums are short, and of few pictures most is
+#: weights (a step of a ResNet with weights of 256×256×3×3 on 16 pictures of 4×4 takes 1.02 times as long with the kernel).
 FEWEST_PIXELS = 64
 
 #: No attribute is as large, no window reaches as far, and none has more taps (``source/windows.h``).
