@@ -10,7 +10,7 @@ from onnxgrad.runtime.kernels import convolutions
 from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel
 
 #: Fewest pixels of the small side, without groups: with less, the loops of sums are short, and of few pictures most is
-#: weights (a step of a ResNet with weights of 256×256×3×3 on 16 pictures of 4×4 takes 1.02 times as long with the kernel).
+#: weights (a step of a ResNet with 256×256×3×3 on 16 pictures of 4×4 takes 1.02 times as long with the kernel).
 FEWEST_PIXELS = 64
 
 #: No attribute is as large, no window reaches as far, and none has more taps (``source/windows.h``).
