@@ -291,6 +291,16 @@ def test_a_stream_is_prepared_as_its_rows_in_memory(way, tmp_path, monkeypatch):
         )
 
 
+def test_a_folder_whose_files_show_other_types(tmp_path):
+    """Text, of which the first file has only digits, is text in all of them."""
+    table = pa.table({"code": ["12"] * 10 + ["x1", "x2"] * 5, "target": np.arange(20.0)})
+    for part in range(2):
+        pyarrow.csv.write_csv(table.slice(10 * part, 10), tmp_path / f"{part}.csv")
+    settings = {"loss": "mse", "labels": "target", "inputs": {"x": "code"}, "missing": "mean", "shuffle": False}
+    found = onnxgrad.train(linear(3), tmp_path, stream=True, **settings)
+    np.testing.assert_array_equal(found.state()["w"], onnxgrad.train(linear(3), table, **settings).state()["w"])
+
+
 def test_a_stream_that_is_read_once_is_not_fitted():
     rows = pa.table(COLUMNS).to_pylist()
     with pytest.raises(BadInput, match="is an iterator, which can be read once only"):

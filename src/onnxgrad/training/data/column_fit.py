@@ -54,6 +54,14 @@ class TableColumn:
     indicator: bool = False
 
 
+class MixedColumn(BadInput):
+    """A column whose parts are of several kinds."""
+
+    def __init__(self, name: str, kinds: str) -> None:
+        super().__init__(f"column {name!r} holds {kinds}")
+        self.name = name
+
+
 class ColumnFit:
     """The statistics of the training rows of one column.
 
@@ -90,7 +98,7 @@ class ColumnFit:
         if not len(values):  # which have no kind
             return
         if self.kind and self.kind != raw.kind:
-            raise BadInput(f"column {self.name!r} holds {self.kind}s, and {raw.kind}s from row {begin} on")
+            raise MixedColumn(self.name, f"{self.kind}s, and {raw.kind}s from row {begin} on")
         self.kind = raw.kind
         before, self.known = self.known, self.known + len(values)
         if raw.kind == "text":

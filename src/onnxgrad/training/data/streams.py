@@ -26,7 +26,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.batches import Data
-from onnxgrad.training.data.column_fit import TableSettings
+from onnxgrad.training.data.column_fit import MixedColumn, TableSettings
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.items import chunks, open_items
 from onnxgrad.training.data.labels import ClassColumn
@@ -263,6 +263,10 @@ class Stream:
             parts = (open_data(part) for part, _ in self._cut(self._opened, self.fields, self.name))
             try:
                 fitted, notes = fit_parts(parts, inputs, trained.inputs, joining)
+            except MixedColumn as error:  # of files whose first lines show other types
+                if not isinstance(self.source, Shards) or types.get(error.name) == "string":
+                    raise
+                self.source.types[error.name] = "string"
             except BadInput:
                 if types == getattr(self.source, "types", {}):
                     raise
