@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from onnxgrad.training.loop.train import train
     from onnxgrad.training.loop.trainer import Trainer
     from onnxgrad.training.loss.config import Loss
-    from onnxgrad.training.measure import evaluate, generate, predict
+    from onnxgrad.training.measure.evaluate import evaluate
+    from onnxgrad.training.measure.generate import generate
+    from onnxgrad.training.measure.predict import predict
     from onnxgrad.training.measure.teacher import teach
     from onnxgrad.training.measure.texts import compare_texts
     from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_functions
@@ -150,7 +152,9 @@ _LATER = {
         "loop.train": ("train",),
         "loop.trainer": ("Trainer",),
         "loss.config": ("Loss",),
-        "measure": ("evaluate", "generate", "predict"),
+        "measure.evaluate": ("evaluate",),
+        "measure.generate": ("generate",),
+        "measure.predict": ("predict",),
         "measure.teacher": ("teach",),
         "measure.texts": ("compare_texts",),
         "optim.as_functions": ("OptimizerFunctions", "optimizer_functions"),

@@ -153,7 +153,7 @@ def infer_size(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
 
 def infer_reshape(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     """Infer a Reshape of data with one open size."""
-    if len(node.inputs) != 2 or node.attributes.get_int("allowzero", 0):
+    if len(node.inputs) != 2 or node.attributes.get_int("allowzero", 0) != 0:
         return False
     x, target = node.inputs
     if x is None or x.shape is None or x.dtype is None or target is None or ctx.get_symbolic_value(x) is not None:
