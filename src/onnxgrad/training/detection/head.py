@@ -149,10 +149,9 @@ def unknown_kind(graph: ir.Graph, ends: Sequence[ir.Value]) -> tuple[str, str]:
         return f"it has two stages (Faster R-CNN), {described(regions)} cuts regions out: ", (
             known + "export one of them, or train on feature maps before the regions with a loss of your own"
         )
-    channels = sorted(
-        int(v.shape[1]) for v in ends if v.shape is not None and len(v.shape) == 4 and v.shape[1] in (1, 2)
-    )
-    if len(ends) == 3 and channels[-2:] == [2, 2] and len({str(list(v.shape or ())[2:]) for v in ends}) == 1:
+    shapes = [list(v.shape or ()) for v in ends]
+    channels = sorted(s[1] for s in shapes if len(s) == 4 and isinstance(s[1], int))
+    if len(ends) == 3 and channels.count(2) > 1 and len({str(s[2:]) for s in shapes}) == 1:
         return "a heat map beside sizes and offsets of centres (CenterNet): ", (
             known + "train the three maps with a loss of your own"
         )

@@ -269,7 +269,8 @@ def _plain_distances(model: ir.Model, levels: list[list[_End]], about: dict[str,
         boxes = [e for e in (plain if len(plain) == 1 else _in_order(ends)) if e.channels == 4]
         if len(plain) > 1 or not boxes:
             return None
-        made.append(_level(ends, *(_all(e) for e in ends if e is not boxes[0]), _all(boxes[0])))
+        (scores,) = (e for e in ends if e is not boxes[0])
+        made.append(_level(ends, _all(scores), _all(boxes[0])))
     found = Head("dfl", made[0].scores.size, tuple(made), one_to_one=_chooses_best(model), **about)
     if any(is_op(n, "Exp") for n in nodes_behind(model.graph, [e.value for ends in levels for e in ends], _MEETING)):
         return None

@@ -67,8 +67,9 @@ def _behind_post_processing(graph: ir.Graph, ends: Sequence[ir.Value]) -> tuple[
 
     def operands_of(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
-        ended = node is None or value in ends or is_boxes(value) or is_op(node, ("Shape", "Size"))
-        return [] if ended else [part_of_stack(v) for v in reads(node)]
+        if node is None or value in ends or is_boxes(value) or is_op(node, ("Shape", "Size")):
+            return []
+        return [part_of_stack(v) for v in reads(node)]
 
     reached = reach([part_of_stack(v) for v in graph.outputs], operands_of)
     boxes = {v for v in reached if is_boxes(v)}
