@@ -61,7 +61,7 @@ ctypes.CDLL(None).malloc_trim(0)
 Path("/proc/self/clear_refs").write_text("5")
 before = resident("VmRSS")
 trainer = Trainer(sys.argv[1], loss="cross_entropy", optimizer="adam", threads=1, batch_size=32, **settings)
-trainer.fit(rows, epochs=2, batch_size=32)
+trainer.fit(rows, epochs=2, batch_size=32, validation=rows)
 trainer.save(sys.argv[1][:-9] + "out.onnx")
 print(json.dumps([trainer.peak, resident("VmHWM") - before, trainer.accumulate]))
 """
