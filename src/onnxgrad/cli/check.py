@@ -124,8 +124,8 @@ def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of:
     for row in report.rows:
         detail = row.detail + (f"\non the path {printable(row.path)}" if row.path else "")
         style = "bold red" if row.status == REFUSED else ""
-        name = cell(operator_text(row.domain, row.op_type))
-        table.add_row(name, str(row.count), Text(row.status, style), Text(detail))
+        label = cell(operator_text(row.domain, row.op_type))
+        table.add_row(label, str(row.count), Text(row.status, style), Text(detail))
     out.print(table)
     wrts = f"{len(report.wrt)} values" if len(report.wrt) > 4 else ", ".join(report.wrt)
     if report.differentiable:

@@ -24,8 +24,8 @@ def print_web_report(out: Console, model: ir.Model, path: Path) -> bool:
     """
     report = web_report(model)
     if report.rows:
-        gpu, wasm = Column("on WebGPU", no_wrap=True), Column("on WASM", no_wrap=True)
-        table = Table(gpu, wasm, "operators", "why, and what to do", box=None, pad_edge=False)
+        places = [Column(text, no_wrap=True) for text in ("on WebGPU", "on WASM")]
+        table = Table(*places, "operators", "why, and what to do", box=None, pad_edge=False)
         for (where, why, remedy), rows in groupby(report.rows, key=lambda r: (r.where, r.why, r.remedy)):
             gpu = Text("on the processor") if where == PROCESSOR else Text("fails", "bold red")
             wasm = Text("fails", "bold red") if where == NOWHERE else Text("runs")

@@ -44,9 +44,9 @@ def passes(
         return
     out = console()
     out.print(cell(f"graph: {graph}; target: {options.target}"))
-    phase, name, nodes = (Column(text, no_wrap=True) for text in ("phase", "pass", "nodes"))
-    places = Column("places", no_wrap=True, justify="right")
-    table = Table(phase, name, places, nodes, "what is written, or why nothing is", box=None, pad_edge=False)
+    columns = [Column(text, no_wrap=True) for text in ("phase", "pass", "places", "nodes")]
+    columns[2].justify = "right"
+    table = Table(*columns, "what is written, or why nothing is", box=None, pad_edge=False)
     for phase, group in groupby(reports, key=lambda r: r.phase):
         for i, r in enumerate(group):
             nodes = "" if r.nodes is None else f"{r.nodes[0]} → {r.nodes[1]}"
