@@ -250,9 +250,9 @@ def measure(name: str, seed: int = 0) -> dict[str, Any]:
         "loss": "cross_entropy", "optimizer": "adam", "learning_rate": 3e-3, "epochs": epochs, "batch_size": 32,
         "schedule": "cosine", "threads": 1, "progress": False, "seed": seed,
     }  # fmt: skip
-    again = {**settings, "epochs": max(3, epochs // 2), "learning_rate": 1e-3}
+    again = {**settings, "learning_rate": 2e-3}
     before = onnxgrad.train(model, rows, **settings).inference_model()
-    teacher = [*("cross_entropy",), onnxgrad.Loss("kl", factor=2.0, temperature=2.0, teacher=before)]
+    teacher = [*("cross_entropy",), onnxgrad.Loss("kl", factor=1.0, temperature=4.0, teacher=before)]
     narrow = onnxgrad.prune(before, rows, flops=budget, multiple=4, score="wanda")
     found = {"before": row(before, held_out)}
     found["pruned"] = row(onnxgrad.train(narrow, rows, **again).inference_model(), held_out)
