@@ -60,18 +60,20 @@ def outcome(case: unittest.TestCase) -> str:
     return f"{Listening.refused} {said[0] if said else ''}" if said or Listening.refused else ""
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    """Per test of the suite, why it does not pass."""
+OURS = re.compile(r"test_(gradient_of|adagrad|adam|momentum|nesterov|nllloss|sce_)")
+
+
+@pytest.fixture(scope="module", params=[10, pytest.param(1, marks=pytest.mark.complete)], ids=["a tenth", "all"])
+def found(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Per test of the suite, why it does not pass: each n-th, and all of training."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cases = onnx.backend.test.BackendTest(Listening, __name__).test_cases
-        return {
-            name.removesuffix("_cpu"): outcome(held(name))
-            for held in cases.values()
-            for name in dir(held)
-            if name.startswith("test_") and name.endswith("_cpu")
+        held = {
+            n.removesuffix("_cpu"): of(n) for of in cases.values() for n in dir(of) if re.fullmatch("test_.*_cpu", n)
         }
+        names = sorted(held)
+        return {n: outcome(held[n]) for n in sorted({*names[:: request.param], *filter(OURS.match, names)})}
 
 
 def reason(name: str, said: str) -> str:
@@ -83,16 +85,15 @@ def test_what_does_not_pass(found):
     for name, said in sorted(found.items()):
         if said and "strnorm" not in name:  # which depends on the locales of the machine
             limits.setdefault(reason(name, said), []).append(name)
-    if os.environ.get("ONNXGRAD_GOLDEN") == "update":
+    if os.environ.get("ONNXGRAD_GOLDEN") == "update" and len(found) > 2000:
         LIMITS.write_text(json.dumps(limits, indent=1) + "\n")
-    assert limits == json.loads(LIMITS.read_text())
+    known = json.loads(LIMITS.read_text())
+    assert limits == {why: [name for name in names if name in found] for why, names in known.items()}
     assert list(limits) == list(REASONS), "tests that fail for another reason"
-    assert len(found) > 2000
 
 
 def test_all_of_training_passes(found):
-    ours = r"test_(gradient_of|adagrad|adam|momentum|nesterov|nllloss|sce_)"
-    names = [name for name in found if re.match(ours, name)]
+    names = [name for name in found if OURS.match(name)]
     assert len(names) > 70
     assert not [name for name in names if found[name]]
 

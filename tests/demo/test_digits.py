@@ -54,6 +54,7 @@ def test_the_demo(tmp_path, seed):
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), state[tensor.name])
 
 
+@pytest.mark.complete
 def test_it_may_be_repeated_and_is_the_same_again(tmp_path):
     for _ in range(2):
         found = demo("-o", tmp_path, "--epochs", 1, "--threads", 1)
