@@ -43,6 +43,15 @@ def random_pictures(seed: int, pictures: int = 12, integers: bool = False):  # t
         yield sample, Detections(found, scores, classes)
 
 
+def crowded(seed):  # type: ignore[no-untyped-def]
+    """Pictures of up to 500 predictions of four scores, a class of which has more than the 100 that count."""
+    rng = np.random.default_rng(seed)
+    for sample, found in random_pictures(seed, pictures=6):
+        many = rng.integers(0, len(found.scores), 500)
+        boxes = found.boxes[many] + np.tile(rng.normal(0, 3, (500, 2)), 2)
+        yield sample, Detections(boxes, rng.integers(1, 5, 500) / 4, found.labels[many])
+
+
 def by_pycocotools(pictures):  # type: ignore[no-untyped-def]
     """The object COCOeval of pycocotools for `pictures`."""
     coco = pytest.importorskip("pycocotools.coco")
@@ -87,6 +96,22 @@ def test_as_pycocotools(seed, integers):
         if name in result.classes:
             assert result.classes[name]["ap50_95"] == pytest.approx(precision[:, :, k].mean(), abs=1e-9)
             np.testing.assert_allclose(result.curves[name], precision[0, :, k], atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_equal_scores_of_many_predictions(seed):
+    """Predictions of equal scores count by the ids of their pictures, in whichever order these are added."""
+    pictures = list(crowded(seed))
+    assert max(np.bincount(found.labels).max() for _, found in pictures) > 100
+    evaluation = by_pycocotools(pictures)
+    parts = [AveragePrecision(NAMES) for _ in range(2)]
+    for k in (4, 1, 5, 0, 3, 2):
+        sample, found = pictures[k]
+        parts[k % 2].add(found, sample, sample["areas"], k)
+    parts[0].join(parts[1].sums())
+    metrics = parts[0].result().metrics
+    for name, expected in zip(STATISTICS, evaluation.stats):
+        assert np.nan_to_num(metrics[name], nan=-1) == pytest.approx(expected, abs=1e-9), name
 
 
 def test_parts_add_up():

@@ -79,7 +79,8 @@ def compare_boxes(
         rows = range(start, min(start + batch_size, len(data)))
         samples = [data[k] for k in rows]
         for k, sample, found in zip(rows, samples, detector([s["image"] for s in samples])):
-            table = running.add(found, {**sample, "boxes": data.rows[k].boxes}, data.rows[k].areas)
+            row = data.rows[k]
+            table = running.add(found, {**sample, "boxes": row.boxes}, row.areas, row.name)
             errors[k] = table.sum() - np.trace(table)
             kept[k] = Detections(*(a[found.scores >= SHOWN] for a in (found.boxes, found.scores, found.labels)))
     result = running.result()
@@ -121,7 +122,7 @@ class BoxMeter:
         known = [self.feed.data.rows[k] for k in rows]
         placements = [self.feed.letterbox.place(row.size) for row in known]
         for row, found in zip(known, self.decoder(values, placements)):
-            self._all.add(found, {"boxes": row.boxes, "labels": row.labels, "crowd": row.crowd}, row.areas)
+            self._all.add(found, {"boxes": row.boxes, "labels": row.labels, "crowd": row.crowd}, row.areas, row.name)
 
     def sums(self) -> dict[str, Any]:
         """The numbers that were added so far."""

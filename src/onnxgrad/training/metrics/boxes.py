@@ -3,8 +3,8 @@
 In each picture, predictions are matched from the highest score down, each with the free label of its class that it
 overlaps most, if the overlap (IoU) reaches a threshold. A label that is ignored (a crowd, or an object whose area is
 out of range) makes its predictions ignored, too, and a crowd may have several. The average precision of a class is the
-mean of the precision, made monotone, at 101 recalls; ``map50_95`` is its mean over classes and ten thresholds. The
-numbers are those of pycocotools.
+mean of the precision, made monotone, at 101 recalls; ``map50_95`` is its mean over classes and ten thresholds. Of equal
+scores, those of the picture with the lower id come first, in the order of the model. The numbers are pycocotools'.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class AveragePrecision:
         self.names: tuple[str, ...] = ()
         self.confusion = np.zeros((1, 1), np.int64)
         self.reserve(names)
-        self._parts: dict[int, list[tuple[np.ndarray, ...]]] = defaultdict(list)
+        self._parts: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
 
     def reserve(self, names: Sequence[str]) -> None:
         """Know at least as many classes as `names`."""
@@ -136,13 +136,14 @@ class AveragePrecision:
             own = len(self.confusion) - 1
             self.confusion = np.insert(np.insert(self.confusion, [own] * more, 0, 0), [own] * more, 0, 1)
 
-    def add(self, found: Detections, sample: Any, areas: np.ndarray | None = None) -> np.ndarray:
+    def add(self, found: Detections, sample: Any, areas: np.ndarray | None = None, name: Any = None) -> np.ndarray:
         """Add a picture: what was `found` in it, and its labels.
 
         Args:
             found: the predictions.
             sample: a mapping with ``boxes``, ``labels`` and ``crowd`` (see `training.data.annotations.samples`).
             areas: of the objects. Default: those of the boxes.
+            name: of the picture, a number or a text, that orders pictures. Default: they stay in this order.
 
         Returns:
             The confusion matrix of this picture.
@@ -161,7 +162,7 @@ class AveragePrecision:
             area = np.prod(predicted[mine, 2:] - predicted[mine, :2], axis=1)
             outside = (area < low) | (area > high)
             similar = overlaps(predicted[mine], boxes[own], crowd[own])
-            self.add_matches(int(c), similar, scores[mine], ignored, crowd[own], outside)
+            self.add_matches(int(c), similar, scores[mine], ignored, crowd[own], outside, name)
         table = confusion(found, boxes, labels, crowd, len(self.names))
         self.confusion += table
         return table
@@ -174,6 +175,7 @@ class AveragePrecision:
         ignored: np.ndarray,
         crowd: np.ndarray,
         outside: np.ndarray,
+        name: Any = None,
     ) -> None:
         """Match predictions of the class `c` in a picture, the highest score first, with labels (see `match`).
 
@@ -184,10 +186,11 @@ class AveragePrecision:
             ignored: see `match`.
             crowd: see `match`.
             outside: predictions [areas, predictions] whose area is out of range.
+            name: of the picture (see `add`).
         """
         matched, skipped = match(similar, ignored, crowd)
         skipped |= ~matched & outside[:, None]
-        self._parts[c].append((scores, np.arange(len(scores)), matched, skipped, (~ignored).sum(1)))
+        self._parts[c].append((scores, np.arange(len(scores)), matched, skipped, (~ignored).sum(1), name))
 
     def sums(self) -> dict[str, Any]:
         """The numbers that were added so far."""
@@ -208,7 +211,8 @@ class AveragePrecision:
         precision = np.full(shape, np.nan)
         recall = np.full((len(MOST), *shape), np.nan)
         classes, curves = {}, {}
-        for c, parts in sorted(self._parts.items()):
+        for c, added in sorted(self._parts.items()):
+            parts = sorted(added, key=lambda p: (isinstance(p[5], str), p[5]))
             scores, rank = (np.concatenate([p[k] for p in parts]) for k in (0, 1))
             matched, skipped = (np.concatenate([p[k] for p in parts], axis=2) for k in (2, 3))
             count = np.sum([p[4] for p in parts], axis=0)
