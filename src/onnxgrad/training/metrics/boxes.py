@@ -203,7 +203,7 @@ class AveragePrecision:
         places = np.append(np.arange(size), len(self.confusion) - 1)
         self.confusion[np.ix_(places, places)] += sums["confusion"]
         for c, parts in sums["parts"].items():
-            self._parts[c] += parts
+            self._parts[int(c)] += parts  # keys are text where another rank sent them
 
     def result(self) -> Precisions:
         """The average precision of all pictures so far."""
