@@ -138,7 +138,7 @@ def test_metadata_that_are_no_names():
     broken = model()
     broken.metadata_props.add(key="onnxgrad.classes", value='["a", "a"]')
     with pytest.raises(BadInput, match="are no list of names"):
-        Trainer(broken, loss="cross_entropy")
+        _ = Trainer(broken, loss="cross_entropy").classes
 
 
 def test_the_command(tmp_path, monkeypatch):
