@@ -64,6 +64,7 @@ def test_the_same_gradients_as_a_layer_of_torch():
 
 
 def test_a_torch_layer_in_front_of_a_frozen_model_trains():
+    torch.manual_seed(0)
     module = Module(layer(), trainable=False)
     assert not list(module.parameters())
     front = torch.nn.Linear(3, 3, dtype=torch.float64)
