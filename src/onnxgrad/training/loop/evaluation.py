@@ -153,12 +153,9 @@ class Evaluation:
             )
         shares: list[list[str]] = [[] for _ in self.predictions]
         for name in metrics:
-            tasks = METRICS[name.partition(":")[0]].tasks
-            fitting = (
-                i for i, p in enumerate(self.predictions) if {p.comparison.task, *p.comparison.maps} & tasks.keys()
-            )
-            place = next(fitting, 0)
-            shares[place].append(name)
+            tasks = METRICS[name.partition(":")[0]].tasks.keys()
+            fitting = (i for i, p in enumerate(self.predictions) if {p.comparison.task, *p.comparison.maps} & tasks)
+            shares[next(fitting, 0)].append(name)
         classes = classes or class_names(self.source.model)
         return [
             Meter(Maps() if p.comparison.maps and Maps.fits(names) else p.comparison, names, classes)
