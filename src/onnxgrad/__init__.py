@@ -8,8 +8,7 @@ if sys.argv[:1] == ["-m"] and ("-m", "onnxgrad") in zip(sys.orig_argv, sys.orig_
     del sys.path[0]  # ``python -m onnxgrad`` looks for modules among the user's files, the command onnxgrad does not
 
 # ruff: noqa: E402
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxgrad import _lazy_sympy, _startup
 
@@ -17,6 +16,7 @@ _startup.begin()  # before anything that takes its time
 if "sympy" not in sys.modules:
     sys.meta_path.insert(0, _lazy_sympy.Finder())
 
+from onnxgrad._later import import_later
 from onnxgrad.errors import (
     BadInput,
     NoDerivative,
@@ -155,9 +155,9 @@ __all__ = [
 ]
 
 #: The module of each name, which is imported on first use: most of them take half a second.
-_LATER = {
-    name: f"onnxgrad.{module}"
-    for module, names in {
+__getattr__ = import_later(
+    __name__,
+    {
         "control_flow.checkpointing": ("checkpointing",),
         "custom": ("CustomRule", "custom_jvp", "custom_rules", "custom_vjp", "load_rule"),
         "function": ("Function",),
@@ -187,17 +187,5 @@ _LATER = {
         "transforms.deep_lift": ("deep_lift",),
         "transplants.transplant": ("transplant",),
         "transforms.first_order": ("grad", "jvp", "value_and_grad", "vjp"),
-    }.items()
-    for name in names
-}
-
-
-def __dir__() -> list[str]:
-    return [*__all__, *(name for name in globals() if name.startswith("__"))]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-    return found
+    },
+)

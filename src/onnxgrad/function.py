@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.graph import named_values, prune, subgraphs
+from onnxgrad.ir.graph import named_values, prune, required_inputs, subgraphs
 from onnxgrad.ir.match import constant, is_op
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, load_model, signature
@@ -101,7 +101,7 @@ class Function:
         self.results: Results = {v.name or "": v.name for v in self.model.graph.outputs}
         graph = self.model.graph
         self._types = {v.name or "": v.type for v in graph.inputs}
-        self._positional = [v.name or "" for v in graph.inputs if not v.is_initializer()]
+        self._positional = [v.name or "" for v in required_inputs(graph)]
         self._overwrites = any(_overwrites_inputs(node) for node in graph)
         self._session: Session | None = None
         self._derived: dict[Hashable, Any] = {}

@@ -22,6 +22,7 @@ from onnxgrad.batching.vmap import stack
 from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import ancestors, dependents
+from onnxgrad.ir.match import Dim
 from onnxgrad.ir.shapes import move_axis
 from onnxgrad.ir.subgraphs import cond, empty, give
 
@@ -107,7 +108,7 @@ def identity(builder: Builder, count: int | Var, dtype: ir.DataType) -> Var:
     return builder.Cast(builder.Equal(builder.Unsqueeze(numbers, [1]), numbers), to=int(dtype))
 
 
-def _fits(nodes: Sequence[ir.Node], count: int | ir.SymbolicDim) -> bool:
+def _fits(nodes: Sequence[ir.Node], count: Dim) -> bool:
     """True unless a stacked value is known to be too large; unknown sizes count as one."""
     sizes = [math.prod(d for d in v.shape or () if isinstance(d, int)) for node in nodes for v in node.outputs]
     return max(sizes, default=0) * (count if isinstance(count, int) else 1) <= MOST_ELEMENTS

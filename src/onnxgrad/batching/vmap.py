@@ -19,6 +19,7 @@ from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import dependents, reads, subgraphs
+from onnxgrad.ir.match import Dim
 from onnxgrad.ir.shapes import move_axis
 from onnxgrad.ir.subgraphs import cond, empty, formal, give
 
@@ -61,7 +62,7 @@ class Stacking:
         stacks: dict[ir.Value, Var],
         plain: dict[ir.Value, Var],
         count: Var | list[int],
-        first: int | ir.SymbolicDim,
+        first: Dim,
         scans: bool,
     ) -> None:
         self.b, self.stacks, self.plain, self.count, self.first = builder, stacks, plain, count, first

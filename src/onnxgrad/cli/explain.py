@@ -20,7 +20,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.figures import drawing, import_matplotlib, plain
 from onnxgrad.files import replacing
 from onnxgrad.function import Function
-from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.graph import named_values, required_inputs
 from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io import files_of, load_model, save_model
 from onnxgrad.runtime.trial import check_runs
@@ -180,7 +180,7 @@ def _first_float(values: Any, what: str) -> str:
 
 
 def _float_input(model: ir.Model, name: str | None) -> str:
-    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    inputs = required_inputs(model.graph)
     if name is None:
         return _first_float(inputs, "input")
     if name not in [v.name for v in inputs]:
@@ -221,7 +221,7 @@ def _derive_explanation(
 
 def _add_baseline(model: ir.Model, feeds: dict[str, np.ndarray], wrt: str) -> dict[str, np.ndarray]:
     """`feeds`, and zeros for the baseline of `wrt`."""
-    names = [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]
+    names = [v.name or "" for v in required_inputs(model.graph)]
     return {n: feeds[n] if n in feeds else np.zeros_like(feeds[wrt]) for n in names}
 
 

@@ -12,6 +12,7 @@ import typer
 from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.system import describe_system
 from onnxgrad.errors import BadInput, OnnxGradError, json_text
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.training import attach
@@ -82,7 +83,7 @@ def described(model: ir.Model, size: int) -> dict[str, Any]:
     weights = [v for v in graph.initializers.values() if v.const_value is not None]
     operators = Counter(operator_text(n.domain, n.op_type) for g in model.graphs() for n in g)
     return {
-        "inputs": [_value(v) for v in graph.inputs if v.name not in graph.initializers],
+        "inputs": [_value(v) for v in required_inputs(graph)],
         "outputs": [_value(v) for v in graph.outputs],
         "weights": {
             "count": len(weights),

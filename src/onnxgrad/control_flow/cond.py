@@ -15,12 +15,13 @@ from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.activity import is_differentiable
 from onnxgrad.engine.reverse import add_cotangents
 from onnxgrad.ir import Builder, Var, same_shape
+from onnxgrad.ir.match import Dim
 from onnxgrad.ir.subgraphs import copy_of, give
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
 from onnxgrad.rules.rule import Cotangents
 
-Dims = Sequence[int | ir.SymbolicDim]
+Dims = Sequence[Dim]
 Branch = Callable[[Builder, ir.Graph], list[Var]]
 
 

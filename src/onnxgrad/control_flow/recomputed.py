@@ -15,7 +15,7 @@ from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import dependents, prune
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import Dim, is_op
 from onnxgrad.ir.names import Names
 from onnxgrad.ir.shapes import same_dim
 
@@ -69,7 +69,7 @@ def _ask_others(graph: ir.Graph, scan: ir.Node) -> None:
             break
 
 
-def _that_have(values: Iterable[ir.Value], dims: Sequence[int | ir.SymbolicDim]) -> Iterator[tuple[ir.Value, int]]:
+def _that_have(values: Iterable[ir.Value], dims: Sequence[Dim]) -> Iterator[tuple[ir.Value, int]]:
     """Yield each of `values` that has the dimensions `dims`, with the first axis of these."""
     for value in values:
         shape = list(value.shape or ())

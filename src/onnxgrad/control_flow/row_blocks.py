@@ -16,9 +16,8 @@ import onnx_ir as ir
 from onnxgrad.control_flow.checkpointing import SavePolicy, save_always
 from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import Dim
 from onnxgrad.ir.subgraphs import empty, give
-
-Dim = int | ir.SymbolicDim
 
 #: Writes the nodes for a block of rows, given its inputs; the results have the rows of the block.
 Written = Callable[[Builder, Sequence[Var]], Sequence[tuple[Var, int]]]

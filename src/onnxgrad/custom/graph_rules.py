@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, NotDifferentiable
 from onnxgrad.ir import Var
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.lower.function_bodies import BodyCopies, means_the_same
 from onnxgrad.model_io import open_model
 from onnxgrad.rules.op import Op
@@ -55,7 +56,7 @@ def written(rule: Graph, mode: str) -> Function:
         if len(graph.outputs) != due:
             raise NotDifferentiable(f"the rule gives {len(graph.outputs)} results, but {due} are due")
         whole = [s if s is not None or m is None else op.builder.zeros_like(m) for s, m in zip(seeds, models)]
-        formals = [v for v in graph.inputs if v.name not in graph.initializers]
+        formals = required_inputs(graph)
         actual = [*whole, *given]
         if len(formals) > len(actual):
             raise NotDifferentiable(f"the rule takes {len(formals)} operands, but there are {len(actual)}")

@@ -21,6 +21,7 @@ from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime.feeds import bind
 from onnxgrad.transforms.gradient_lowering import open_lowered
@@ -44,7 +45,7 @@ class EagerModel:
         opened = open_lowered(model.model if isinstance(model, Function) else model)
         self._model = opened.model
         graph = self._model.graph
-        self.inputs = [v.name or "" for v in graph.inputs if not v.is_initializer()]
+        self.inputs = [v.name or "" for v in required_inputs(graph)]
         self.parameters = {
             name: Array(v.const_value.numpy())
             for name, v in graph.initializers.items()

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName, ZeroDerivative
 from onnxgrad.function import Function, model_bytes, model_of_bytes
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.model_io import Signature, signature
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.runtime import Options, Session
@@ -66,7 +67,7 @@ class Call:
         graph = opened.graph
         for value in [v for v in graph.inputs if v.name in graph.initializers and v.name not in weights]:
             graph.inputs.remove(value)  # a default value is a constant here
-        given = [v.name or "" for v in graph.inputs if v.name not in graph.initializers]
+        given = [v.name or "" for v in required_inputs(graph)]
         for name in weights:
             if name not in graph.initializers:
                 raise UnknownName(name, graph.initializers, "initializer")

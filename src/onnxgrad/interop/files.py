@@ -24,6 +24,7 @@ import onnx_ir as ir
 from onnxgrad.errors import ZeroDerivative
 from onnxgrad.files import replacing
 from onnxgrad.function import Function
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io import save_model, signature
 from onnxgrad.model_io.open import AnyModel
@@ -85,6 +86,6 @@ def _ends(model: ir.Model, roles: Mapping[str, tuple[str, str]]) -> dict[str, An
         return {**found, "role": role} | ({} if of is None else {"of": of})
 
     return {
-        "inputs": [describe(v, "input") for v in graph.inputs if v.name not in graph.initializers],
+        "inputs": [describe(v, "input") for v in required_inputs(graph)],
         "outputs": [describe(v, "output") for v in graph.outputs],
     }

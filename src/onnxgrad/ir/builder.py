@@ -21,7 +21,7 @@ from onnxgrad.ir.constants import is_repeatable, known_value
 from onnxgrad.ir.infer.context import Calls
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.literals import Attributes, Literals
-from onnxgrad.ir.match import FLOATS, permutation, producer
+from onnxgrad.ir.match import FLOATS, Dim, permutation, producer
 from onnxgrad.ir.names import Names, unknown_rank
 
 #: The result of `full_like` and `zeros_like` for a value that is no tensor, by its type; see `containers`.
@@ -53,7 +53,7 @@ class Var:
         return self.value.dtype
 
     @property
-    def shape(self) -> tuple[int | ir.SymbolicDim, ...] | None:
+    def shape(self) -> tuple[Dim, ...] | None:
         """Dimensions, each an int or a symbol; ``None`` if even the rank is unknown."""
         shape = self.value.shape
         return None if shape is None else shape.dims
@@ -64,7 +64,7 @@ class Var:
         return len(self.dims)
 
     @property
-    def dims(self) -> tuple[int | ir.SymbolicDim, ...]:
+    def dims(self) -> tuple[Dim, ...]:
         """The `shape`. Raises NotDifferentiable if even the rank is unknown."""
         if self.value.shape is None:
             raise NotDifferentiable(unknown_rank(self.value, self.builder.names))
@@ -126,10 +126,6 @@ class Var:
         return self.builder.emit("LessOrEqual", self, other)
 
 
-def _first(results: Var | tuple[Var, ...]) -> Var:
-    return results[0] if isinstance(results, tuple) else results
-
-
 def _is(x: Any, number: int) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and x == number
 
@@ -165,20 +161,17 @@ class Builder:
         self._emitted: dict[Any, Any] = {}  # the results of `emit`
         self._literals = Literals(graph, self.names)
         self._attributes = Attributes()
-        self._shapes: dict[tuple[int | ir.SymbolicDim, ...], Var] = {}
+        self._shapes: dict[tuple[Dim, ...], Var] = {}
         #: values whose producer was replaced, with their replacements
         self.moved: dict[ir.Value, ir.Value] = {}
         self._recordings: list[list[ir.Node]] = []
         self._own: set[ir.Node] = set()
 
-    def operator(self, op_type: str) -> Callable[..., Any]:
-        """The function that writes a node `op_type`: ``builder.operator("Add")`` is ``builder.Add``."""
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        """The function that writes a node `op_type`."""
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
         return self.transpose if op_type == "Transpose" else functools.partial(self.emit, op_type)
-
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        return self.operator(op_type)
 
     @property
     def functions(self) -> Calls | None:
@@ -226,7 +219,7 @@ class Builder:
         if hashable is not None and is_repeatable(op_type, domain, opset):
             key = (op_type, domain, outputs, *hashable, *map(id, values))
             results = self._emitted.get(key)
-            if results is not None and self._has(_first(results)):
+            if results is not None and self._has(results):
                 return results
         known = None if domain or outputs != 1 or hashable is None else self.infer.look_up(op_type, values, hashable)
         if known is None:
@@ -279,9 +272,9 @@ class Builder:
                 return self.emit("Transpose", Var(self, source), perm=after)
         return self.emit("Transpose", x, perm=perm)
 
-    def _has(self, x: Var) -> bool:
-        """True if the producer of `x` is still in the graph: it may have been pruned."""
-        node = x.value.producer()
+    def _has(self, results: Var | tuple[Var, ...]) -> bool:
+        """True if the producer of `results` is still in the graph: it may have been pruned."""
+        node = (results[0] if isinstance(results, tuple) else results).value.producer()
         return node is not None and node.graph is self.graph
 
     def append(self, node: ir.Node) -> tuple[Var, ...]:
@@ -329,9 +322,8 @@ class Builder:
         """Move `nodes` of this graph, in order, to the end of the graph of `inner`, and forget them here."""
         self.graph.remove(nodes)
         inner.graph.extend(nodes)
-        gone = set(nodes)
-        self._emitted = {k: v for k, v in self._emitted.items() if _first(v).value.producer() not in gone}
-        self._shapes = {k: shape for k, shape in self._shapes.items() if shape.value.producer() not in gone}
+        self._emitted = {key: results for key, results in self._emitted.items() if self._has(results)}
+        self._shapes = {dims: shape for dims, shape in self._shapes.items() if self._has(shape)}
 
     def named(self, name: str, outputs: Sequence[Var | None], *, of: Sequence[Var | None], **attributes: Any) -> None:
         """Note that `outputs` are the function `name` of `of`, for which a runtime may have a kernel: `ir.composites`.

@@ -63,6 +63,11 @@ def reads(node: ir.Node) -> list[ir.Value]:
     return direct + captured(node) if node.attributes.data else direct
 
 
+def required_inputs(graph: ir.Graph) -> list[ir.Value]:
+    """The inputs of `graph` without a default value: data, not weights."""
+    return [v for v in graph.inputs if not v.is_initializer()]
+
+
 def values_read(graph: ir.Graph) -> set[ir.Value]:
     """All values that the nodes of `graph` read, and its outputs."""
     return {v for node in graph for v in reads(node)} | set(graph.outputs)

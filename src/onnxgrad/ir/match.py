@@ -12,6 +12,8 @@ from typing import Protocol, TypeGuard, TypeVar
 import numpy as np
 import onnx_ir as ir
 
+#: The size of an axis: a number or a symbol.
+Dim = int | ir.SymbolicDim
 #: Tensor element types that can carry a derivative.
 FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 #: Floats of 16 bits.

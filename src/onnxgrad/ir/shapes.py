@@ -12,8 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.infer.loops import Dim, same_dim
+from onnxgrad.ir.infer.loops import same_dim
 from onnxgrad.ir.lowerings import lowering
+from onnxgrad.ir.match import Dim
 
 _LEADING = lowering("leading_products", "what was broadcast along leading axes", "ones·X", "ReduceSum")
 

@@ -30,7 +30,7 @@ from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.infer.loops import refined
-from onnxgrad.ir.match import WHOLE, constant
+from onnxgrad.ir.match import WHOLE, Dim, constant
 from onnxgrad.ir.names import Names, identifier
 
 Identifier = tuple[str, str, str]
@@ -221,7 +221,7 @@ def _kind(value: ir.Value | None, symbols: dict[str, str]) -> Hashable:
     return repr(value.type), dims
 
 
-def _inside(dim: int | ir.SymbolicDim, symbols: dict[str, str]) -> int | str | None:
+def _inside(dim: Dim, symbols: dict[str, str]) -> int | str | None:
     """A dimension of an operand as the body sees it; `symbols` maps the names seen so far."""
     if isinstance(dim, int):
         return dim
@@ -229,11 +229,11 @@ def _inside(dim: int | ir.SymbolicDim, symbols: dict[str, str]) -> int | str | N
 
 
 def _outside(
-    dim: int | ir.SymbolicDim,
+    dim: Dim,
     outside: dict[str, str],
     fresh: dict[str, ir.SymbolicDim],
     ctx: osi.ShapeInferenceContext,
-) -> int | ir.SymbolicDim:
+) -> Dim:
     """A dimension of a result as the caller sees it; a symbol that the body creates is new for each call."""
     if isinstance(dim, int):
         return dim

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.infer.sizes import product
+from onnxgrad.ir.match import Dim
 from onnxgrad.ir.names import identifier
 
 #: Names, in lower case, that exporters use for unknown dimensions.
@@ -53,9 +54,7 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
         yield from (v for node in graph for v in node.outputs)
 
 
-def _rename_dim(
-    dim: int | ir.SymbolicDim, renamed: dict[str, str], names: set[str]
-) -> int | ir.SymbolicDim | str | None:
+def _rename_dim(dim: Dim, renamed: dict[str, str], names: set[str]) -> Dim | str | None:
     if isinstance(dim, int):
         return dim if dim >= 0 else None
     name = dim.value

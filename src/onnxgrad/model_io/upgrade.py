@@ -16,8 +16,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import scopes, subgraphs
-from onnxgrad.ir.infer.inference import infer_model, is_unversioned
+from onnxgrad.ir.infer.inference import WithoutTypes, infer_model, is_unversioned
 from onnxgrad.ir.names import Names, described
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.model_io.symbolic_dims import keep_dims, named_dims
@@ -151,21 +152,24 @@ def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
         return True
     if subgraphs(node) and node.op_type not in FIXES:
         raise CannotRaiseError("its form has changed")
+    assert isinstance(node.graph, ir.Graph)
+    builder = Builder(node.graph, names, WithoutTypes({"": target}), before=node, prefix="raised")
+    site = UpgradedNode(node, source, builder)
     until, fix = FIXES.get(node.op_type, (0, None))
-    if fix is not None and source < until:
-        site = UpgradedNode(node, source, target, names)
-        values = fix(site)
-        if values is not None:
-            site.replace_by(values)
-            return False
-    return _convert(node, source, target, names)
+    with builder.record() as written:
+        values = fix(site) if fix is not None and source < until else None
+        values = _convert(site, target) if values is None else values
+    if values:
+        site.replace_by(values, written)
+    return not values
 
 
 # --- by the onnx package ---------------------------------------------------------------------------
 
 
-def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
-    """Convert `node` alone by the onnx package's converter, and replace it by the result."""
+def _convert(site: UpgradedNode, target: int) -> list[Var | None]:
+    """Write the form that the onnx package's converter gives a node alone; no outputs if it stays as it is."""
+    node = site.node
     values = {v.name: v for v in node.inputs if v is not None}
     inputs, constants = [], []
     for name, value in values.items():
@@ -176,7 +180,7 @@ def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
             inputs.append(ir.to_proto(value))
     outputs = [ir.to_proto(v) for v in node.outputs if v.name]
     graph = onnx.helper.make_graph([ir.to_proto(node)], "node", inputs, outputs, constants)
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", source)], ir_version=8)
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", site.source)], ir_version=8)
     try:
         converted = onnx.version_converter.convert_version(proto, target)
     except Exception as e:
@@ -184,21 +188,20 @@ def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
         raise CannotRaiseError(f"the onnx version converter says: {reason}") from e
     after = converted.graph.node
     if len(after) == 1 and after[0].SerializeToString() == _normal(graph.node[0]).SerializeToString():
-        return True
-    site = UpgradedNode(node, source, target, names)
-    known: dict[str, ir.Value | None] = {"": None, **values}  # type: ignore[dict-item]
+        return []
+    known: dict[str | None, ir.Value | Var | None] = {"": None, **values}
     known |= {
         t.name: site.const(onnx.numpy_helper.to_array(t)) for t in converted.graph.initializer if t.name not in values
     }
     for made in after:
         attrs = {a.name: ir.from_proto(a) for a in made.attribute}
-        results = site.emit(made.op_type, *[known[name] for name in made.input], outputs=len(made.output), **attrs)
-        known.update((name, value) for name, value in zip(made.output, results))
-        for name, value in zip(made.output, results):
+        written = site.emit(made.op_type, *[known[name] for name in made.input], outputs=len(made.output), **attrs)
+        for name, var in zip(made.output, written if isinstance(written, tuple) else [written]):
+            known[name] = var
             if not name:
-                value.name = ""
-    site.replace_by([known.get(v.name or "") for v in node.outputs])
-    return False
+                var.value.name = ""
+    results = [known.get(v.name or "") for v in node.outputs]
+    return [x if isinstance(x, Var) else None for x in results]
 
 
 def _normal(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -5,8 +5,9 @@ Each name is imported on first use: a `Trainer` needs neither exports nor quanti
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from onnxgrad._later import import_later
 
 if TYPE_CHECKING:
     from onnxgrad.training.adapters.combine import combine_adapters
@@ -126,9 +127,9 @@ __all__ = [
 ]
 
 #: The module of each name.
-_LATER = {
-    name: f"onnxgrad.training.{module}"
-    for module, names in {
+__getattr__ = import_later(
+    __name__,
+    {
         "adapters.combine": ("combine_adapters",),
         "adapters.config": ("IA3", "LoHa", "LoKr", "LoRA", "VeRA"),
         "adapters.folder": ("load_adapter",),
@@ -169,13 +170,5 @@ _LATER = {
         "step.compile": ("compile_entries", "compile_step"),
         "step.memory_budget": ("within_memory",),
         "step.step": ("StateTensor", "Step"),
-    }.items()
-    for name in names
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-    return found
+    },
+)

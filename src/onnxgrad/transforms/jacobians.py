@@ -16,6 +16,7 @@ from onnxgrad.batching.directions import Batched, identity, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import Dim
 from onnxgrad.ir.shapes import move_axis
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, check_rank
@@ -24,7 +25,7 @@ from onnxgrad.transforms.select_values import Names
 from onnxgrad.wording import shape_text
 
 Mode = Literal["auto", "reverse", "forward"]
-Dims = Sequence[int | ir.SymbolicDim]
+Dims = Sequence[Dim]
 
 
 @transform

@@ -15,7 +15,7 @@ from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.batching.operator_rules import SIZES, batching_rule
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.graph import dependents, named_values, reads, subgraphs
+from onnxgrad.ir.graph import dependents, named_values, reads, required_inputs, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
 from onnxgrad.ir.operators import traits_of
@@ -129,7 +129,7 @@ def _input_axes(graph: ir.Graph, in_axes: Axes) -> dict[ir.Value, int]:
     if isinstance(in_axes, Mapping):
         named = dict(in_axes)
     else:
-        named = {v.name or "": in_axes for v in graph.inputs if not v.is_initializer()}
+        named = {v.name or "": in_axes for v in required_inputs(graph)}
     for name in named:
         if name not in known:
             raise UnknownName(name, known, "input")

@@ -16,6 +16,7 @@ import onnx_shape_inference as osi
 
 from onnxgrad.ir.constants import MOST_ELEMENTS
 from onnxgrad.ir.infer.limits import MOST_TEXT, check_shape
+from onnxgrad.ir.match import Dim
 
 #: Sets types and shapes of the outputs of a node. Every context that it gets is a `InferenceContext`.
 Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
@@ -96,12 +97,12 @@ class InferenceContext(osi.ShapeInferenceContext):
         """Give a symbol to each dimension of `value` without one. Returns whether there was any."""
         return value.shape is not None and not _has_names(value.shape) and super().name_anonymous_dims(value)
 
-    def get_symbolic_value(self, value: ir.Value) -> list[int | ir.SymbolicDim] | None:
+    def get_symbolic_value(self, value: ir.Value) -> list[Dim] | None:
         """Return the elements of a short vector."""
         tensor = value.const_value
         return None if tensor is not None and tensor.size > MOST_ELEMENTS else super().get_symbolic_value(value)
 
-    def set_symbolic_value(self, value: ir.Value, data: list[int | ir.SymbolicDim]) -> None:
+    def set_symbolic_value(self, value: ir.Value, data: list[Dim]) -> None:
         """Store the elements of a short vector."""
         if len(data) <= MOST_ELEMENTS and all(
             -(2**63) <= d < 2**63 if isinstance(d, int) else d.value is not None and len(d.value) <= MOST_TEXT
@@ -118,7 +119,7 @@ def _has_names(shape: ir.Shape) -> bool:
     return all(isinstance(d, int) or d.value is not None for d in shape.dims)
 
 
-def _takes_numbers(value: ir.Value, data: list[int | ir.SymbolicDim]) -> bool:
+def _takes_numbers(value: ir.Value, data: list[Dim]) -> bool:
     """True if `data` are the elements of the scalar or vector `value`, all of them numbers."""
     is_small = value.dtype is not None and value.shape is not None and len(value.shape) < 2 and data
     return bool(is_small and all(isinstance(d, int) for d in data))

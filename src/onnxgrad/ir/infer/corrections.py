@@ -12,9 +12,7 @@ from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.ir.infer import ranks
 from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.limits import check_asked
-from onnxgrad.ir.match import FLOATS, constant, is_constant
-
-Dim = int | ir.SymbolicDim
+from onnxgrad.ir.match import FLOATS, Dim, constant, is_constant
 
 #: Operators whose output is the multidirectional broadcast of all their inputs.
 BROADCASTING = [
@@ -200,7 +198,7 @@ def windows(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     big = None if x is None or x.shape is None else x.shape[2:]
     heads = node.attributes.get_ints("pads", None) or [0] * len(out)
     strides = node.attributes.get_ints("strides", None) or [1] * len(out)
-    dims: list[int | ir.SymbolicDim] = list(out)
+    dims: list[Dim] = list(out)
     for i, rows in enumerate(dims[2:]):
         h = big[i] if big is not None else None
         if not isinstance(rows, int) or not isinstance(h, int):  # symbols do not decide

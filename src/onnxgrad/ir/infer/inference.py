@@ -236,6 +236,17 @@ class Inference:
             self._known[kind] = out.type, out.shape
 
 
+class WithoutTypes(Inference):
+    """Leaves the types of nodes open, which are inferred with the whole model."""
+
+    def look_up(self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> Typed | None:
+        """None: no type is known."""
+        return None
+
+    def __call__(self, node: ir.Node) -> None:
+        """Do nothing."""
+
+
 def operators(domain: str, version: int) -> Iterator[str]:
     """Yield the operators of `domain` at `version`: those of the specification, and those known to inference."""
     yield from registry.names(domain)

@@ -11,6 +11,7 @@ import onnx_shape_inference as osi
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.constants import MOST_ELEMENTS
 from onnxgrad.ir.graph import scopes
+from onnxgrad.ir.match import Dim
 from onnxgrad.ir.names import described
 
 #: Axes of a tensor: as many as numpy has.
@@ -72,7 +73,7 @@ def bound_concat(infer: Any) -> Any:
         sizes = [d for d in lengths if isinstance(d, int)]
         if whole and len(sizes) == len(lengths) and sum(sizes) <= MOST_ELEMENTS:
             return infer(ctx, node)
-        total: int | ir.SymbolicDim = 0
+        total: Dim = 0
         for length in lengths:
             total = total + length
         if node.attributes.get_int("axis", 0) not in (0, -1):

@@ -17,10 +17,8 @@ import onnx_shape_inference as osi
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.context import InferenceContext
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
-from onnxgrad.ir.match import constant, constant_tensor
+from onnxgrad.ir.match import Dim, constant, constant_tensor
 from onnxgrad.ir.notes import notes
-
-Dim = int | ir.SymbolicDim
 
 #: where a value of a body keeps the shape that the model declares for it
 DECLARED = "onnxgrad.declared"

@@ -12,8 +12,8 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir.infer.context import Infer
+from onnxgrad.ir.match import Dim
 
-Dim = int | ir.SymbolicDim
 #: Dimensions of the first output, None for an unknown one; None if the rank is not known.
 Dims = Callable[[ir.Node], "list[Dim | None] | None"]
 

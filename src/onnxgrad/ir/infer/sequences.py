@@ -12,7 +12,8 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir.infer.context import Infer
-from onnxgrad.ir.infer.loops import Dim, better, declared, elements, elements_in_common, infer_graph, refined
+from onnxgrad.ir.infer.loops import better, declared, elements, elements_in_common, infer_graph, refined
+from onnxgrad.ir.match import Dim
 
 
 def _element(ctx: osi.ShapeInferenceContext, sequence: ir.Value) -> list[Dim] | None:

@@ -14,8 +14,8 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir.infer.context import Infer
-from onnxgrad.ir.infer.corrections import BROADCASTING, Dim
-from onnxgrad.ir.match import FLOATS, constant, producer
+from onnxgrad.ir.infer.corrections import BROADCASTING
+from onnxgrad.ir.match import FLOATS, Dim, constant, producer
 
 #: Operators whose operands broadcast, and whose results are booleans.
 _COMPARING = frozenset({"And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})

@@ -17,6 +17,7 @@ from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.infer.corrections import BROADCASTING
 from onnxgrad.ir.infer.inference import kind_of
 from onnxgrad.ir.infer.onnx_fallback import objection
+from onnxgrad.ir.match import Dim
 from onnxgrad.ir.names import described
 from onnxgrad.model_io.checks.attributes import attribute_complaint
 from onnxgrad.model_io.checks.schema import formal, formal_complaint
@@ -79,7 +80,7 @@ def _labels_complaint(node: ir.Node) -> str:
     return ""
 
 
-def _may_fit(shape: ir.Shape, wanted: Sequence[int | ir.SymbolicDim]) -> bool:
+def _may_fit(shape: ir.Shape, wanted: Sequence[Dim]) -> bool:
     sizes = [{d for d in pair if isinstance(d, int)} for pair in zip(shape, wanted)]
     return len(shape) == len(wanted) and all(len(known) < 2 for known in sizes)
 

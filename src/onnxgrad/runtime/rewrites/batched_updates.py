@@ -144,7 +144,7 @@ def _write(b: Builder) -> int:
             joined.value.producer().meta[_JOINED] = True
         for node in first.nodes:
             reads = [values.get(v, v) if v is not None else None for v in node.inputs]
-            values[node.outputs[0]] = b.operator(node.op_type)(*reads, **node.attributes)
+            values[node.outputs[0]] = getattr(b, node.op_type)(*reads, **node.attributes)
         lengths = b.const([_length(chain.nodes[0].outputs[0]) for chain in group])
         axis = [ir.AttrInt64("axis", 0)]
         for i in first.ends:

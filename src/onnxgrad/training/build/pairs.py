@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, json_text
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.graph import prune, required_inputs
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.metadata import PAIRS
@@ -54,7 +54,7 @@ def paired(model: AnyModel, roles: str | Sequence[str], output: str | None = Non
         found = ", ".join(repr(v.name) for v in graph.outputs)
         raise BadInput(f"pairs are compared by embeddings [N, size]; name the output (--prediction), one of {found}")
     (embedding,) = flat
-    given = [v for v in graph.inputs if not v.is_initializer()]
+    given = required_inputs(graph)
     record: dict[str, object] = {"output": embedding.name, "outputs": [v.name for v in graph.outputs], "inputs": {}}
     for value in given:
         shape = value.shape

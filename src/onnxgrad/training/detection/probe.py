@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import named_values, prune
+from onnxgrad.ir.graph import named_values, prune, required_inputs
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.metadata import CLASSES, DETECTOR
 
@@ -25,7 +25,7 @@ def picture_input(graph: ir.Graph) -> ir.Value:
     Raises:
         BadInput: there is none, or several.
     """
-    inputs = [v for v in graph.inputs if not v.is_initializer()]
+    inputs = required_inputs(graph)
     found = [v for v in inputs if v.shape is not None and len(v.shape) == 4]
     if len(found) != 1:
         held = ", ".join(repr(v.name) for v in inputs) or "none"

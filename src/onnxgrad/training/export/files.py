@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
-from onnxgrad.ir.graph import prune, reads
+from onnxgrad.ir.graph import prune, reads, required_inputs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.match import normal_domain
 from onnxgrad.keywords import check_keywords
@@ -220,7 +220,7 @@ def _fed(model: ir.Model, step: Step, results: list[str]) -> tuple[ir.Model, dic
         if value not in graph.inputs:
             graph.inputs.append(value)
         read.append(name)
-    inputs = [v for v in graph.inputs if v.name not in read and v.name not in graph.initializers]
+    inputs = [v for v in required_inputs(graph) if v.name not in read]
     graph.inputs[:] = [*(v for v in inputs if v in used), *(v for v in graph.inputs if v.name in read)]
     infer_model(model)
     batch = [v.name or "" for v in graph.inputs if v.name not in read]

@@ -29,6 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.ir.match import holds_floats
 
 #: The part of a name that marks a value as a part of the cache: of an input, and of an output.
@@ -101,7 +102,7 @@ class DecoderInputs:
         """
         roles: dict[str, list[ir.Value]] = {}
         pasts, tokens = [], []
-        inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+        inputs = required_inputs(model.graph)
         has_encoder = any(_is_of_decoder(v) and _role(v) == "ids" for v in inputs)
         for value in inputs:
             role = _role(value)

@@ -17,7 +17,7 @@ from onnx import helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.graph import required_inputs, subgraphs
 from onnxgrad.ir.match import is_standard
 from onnxgrad.ir.names import described, rename_inside
 from onnxgrad.ir.schemas import schema_of
@@ -55,7 +55,7 @@ class Inlined:
         else:
             self.model = open_model(thing).model
             ir.external_data.load_to_model(self.model)
-            values = [v for v in self.model.graph.inputs if not v.is_initializer()]
+            values = required_inputs(self.model.graph)
             self.inputs = [v.name or "" for v in values]
             self.typed = {v.name or "": v for v in values}
 

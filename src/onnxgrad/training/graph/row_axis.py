@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onnxgrad.errors import OnnxGradError
-from onnxgrad.ir.graph import ancestors
+from onnxgrad.ir.graph import ancestors, required_inputs
 from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.ir.match import is_op, permutation
 from onnxgrad.model_io.local_functions import infer_types
@@ -27,7 +27,7 @@ def row_axis(model: ir.Model, y: ir.Value) -> int:
     of its own: then shapes are inferred again, with a name for the first dimension of the inputs. A declared shape that
     contradicts the inferred one is replaced.
     """
-    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    inputs = required_inputs(model.graph)
     first = _first_dims(inputs)
     dims = _dims(y)
     found = [axis for axis, dim in enumerate(dims) if dim in first]

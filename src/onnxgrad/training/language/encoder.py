@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.ir.match import holds_floats
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data.columns import Column, Dense
@@ -35,8 +36,8 @@ class Encoder:
     """
 
     def __init__(self, decoder: DecoderInputs, model: ir.Model | None, options: Options | None) -> None:
-        values = decoder.others if model is None else model.graph.inputs
-        self.fields = [Field.of(v) for v in values if model is None or v.name not in model.graph.initializers]
+        values = decoder.others if model is None else required_inputs(model.graph)
+        self.fields = [Field.of(v) for v in values]
         self.tokens = tokens_of(self.fields)
         features = [f for f in self.fields if f.dtype.kind == "f"]
         self.features = features[0] if self.tokens is None and len(features) == 1 else None

@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.keywords import check_whole
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data.fields import Field
@@ -46,7 +47,7 @@ class RewardModel:
 
     def __init__(self, model: AnyModel, options: Options | None = None) -> None:
         opened = as_given(model)
-        self.fields = [Field.of(v) for v in opened.graph.inputs if v.name not in opened.graph.initializers]
+        self.fields = [Field.of(v) for v in required_inputs(opened.graph)]
         self.tokens = tokens_of(self.fields)
         self.output = next((v.name for v in opened.graph.outputs if v.dtype in FLOATS), None)
         if self.tokens is None or self.output is None:

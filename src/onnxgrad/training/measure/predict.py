@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, OnnxGradError, UnknownName
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
@@ -45,7 +46,7 @@ def as_given(model: AnyModel) -> ir.Model:
 
 def fields_of(model: ir.Model) -> list[Field]:
     """The fields that data must feed: the inputs of `model` without values of their own."""
-    return [Field.of(v) for v in model.graph.inputs if v.name not in model.graph.initializers]
+    return [Field.of(v) for v in required_inputs(model.graph)]
 
 
 def chosen_outputs(model: ir.Model, outputs: Sequence[str] | None) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, OnnxGradError, printable
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.validity import complaint
 from onnxgrad.training.build.attach import attach
@@ -82,7 +83,7 @@ def _declared(value: Any) -> str:
 
 def _inputs(model: ir.Model) -> list[Finding]:
     graph = model.graph
-    fixed = [v for v in graph.inputs if not v.is_initializer() and v.shape and isinstance(v.shape[0], int)]
+    fixed = [v for v in required_inputs(graph) if v.shape and isinstance(v.shape[0], int)]
     return [
         Finding(
             ADVICE,

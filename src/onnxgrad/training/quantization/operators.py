@@ -371,7 +371,7 @@ def _unary(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
     last = attribute(node, "axis", -1) in (-1, rank - 1)
     if not all(map(o.is_stored, (xs, ys))) or attribute(node, "channels_last", 0) or not last:
         return None
-    write = b.operator(node.op_type.removeprefix("QLinear"))
+    write = getattr(b, node.op_type.removeprefix("QLinear"))
     own: dict[str, Any] = {"axis": -1} if node.op_type == "QLinearSoftmax" else {}
     found = write(o.floats(b, x, xs, xz), **_attributes(node, "alpha"), **own)
     return [o.numbers(b, found, ys, yz)]

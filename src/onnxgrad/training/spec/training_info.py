@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import add_initializer, named_values
+from onnxgrad.ir.graph import add_initializer, named_values, required_inputs
 from onnxgrad.model_io import load_model, training_info, zeros
 from onnxgrad.model_io.read import is_ordered, read_proto
 from onnxgrad.model_io.save import gathered
@@ -146,7 +146,7 @@ def concatenate(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
     known = named_values(graph)
     added = _deserialize_algorithm(algorithm, known)
     nodes, initializers = list(added), list(added.initializers.values())
-    inputs = [v for v in added.inputs if not v.is_initializer()]
+    inputs = required_inputs(added)
     added.remove(nodes)
     added.inputs.clear()
     added.initializers.clear()
