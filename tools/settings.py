@@ -14,7 +14,7 @@ from onnxgrad.training.build.recipe import ALGORITHM
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.language.generation_recipe import GenerationRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
-from onnxgrad.training.loop.recipe import FIT, TRAINER
+from onnxgrad.training.loop.recipe import FIT, TRAINER, DataRecipe
 from onnxgrad.training.optim.optimizers import setting_names
 from onnxgrad.training.quantization.place import Scheme
 
@@ -100,8 +100,10 @@ def files() -> dict[Path, str]:
     data = _FIRST + _DATA + _typed("PreparationKeywords", "TypedDict", preparation, "the preparation of data")
     data += _typed("MeasuringKeywords", "PreparationKeywords", _types(TaskRecipe), "`evaluate` and `predict`")
     language = _FIRST + _LANGUAGE + _typed("GenerationKeywords", "TypedDict", _types(GenerationRecipe), "`generate`")
-    run = {name: kind for name, kind in _types(*FIT).items() if name not in preparation}
-    loop += _typed("FitKeywords", "PreparationKeywords", run, "`Trainer.fit`")
+    rows = {name: kind for name, kind in _types(DataRecipe).items() if name not in preparation}
+    run = {name: kind for name, kind in _types(*FIT).items() if name not in {**preparation, **rows}}
+    loop += _typed("DataKeywords", "PreparationKeywords", rows, "the data that a model is trained on")
+    loop += _typed("FitKeywords", "DataKeywords", run, "`Trainer.fit`")
     loop += _typed("TrainKeywords", "StepKeywords, FitKeywords", {}, "`train`")
     return {
         TRAINING / "build" / "keywords.py": build,

@@ -46,11 +46,11 @@ class UnknownKeyword(BadInput, TypeError):
     """A call with an argument that the function does not have."""
 
 
-def check_keyword(function: str, name: str, known: Iterable[str]) -> None:
-    """Raise UnknownKeyword, with the near ones, unless `function` has an argument called `name`."""
+def check_keyword(function: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    """Raise UnknownKeyword, with `hint` or the near ones, unless `function` has an argument called `name`."""
     names = list(known)
     if name not in names:
-        raise UnknownKeyword(f"{function} has no argument {name!r}; {suggested_keyword(name, names)}")
+        raise UnknownKeyword(f"{function} has no argument {name!r}; {hint or suggested_keyword(name, names)}")
 
 
 def suggested_keyword(name: str, known: Collection[str], spell: Callable[[str], str] = repr) -> str:

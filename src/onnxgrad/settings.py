@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -103,7 +103,10 @@ def _is_equal(value: Any, default: Any) -> bool:
     return type(value) is type(default) and isinstance(value, (bool, int, float, str, tuple)) and value == default
 
 
-def read_recipes(function: str, recipes: Iterable[type], keywords: Mapping[str, Any], also: Iterable[str] = ()) -> Any:
+def read_recipes(
+    function: str, recipes: Iterable[type], keywords: Mapping[str, Any], also: Iterable[str] = (),
+    elsewhere: Callable[[str, Collection[str]], str] = lambda name, known: "",
+) -> Any:  # fmt: skip
     """Instances of `recipes` with the `keywords` of a call of `function`.
 
     Args:
@@ -111,6 +114,7 @@ def read_recipes(function: str, recipes: Iterable[type], keywords: Mapping[str, 
         recipes: classes of recipes.
         keywords: arguments by name.
         also: other names that the function takes, which the error of an unknown name may suggest.
+        elsewhere: the suggestion for an unknown name, given the known ones, that is written in another setting.
 
     Raises:
         UnknownKeyword: neither the recipes nor `also` have a keyword; the message suggests the closest name.
@@ -119,7 +123,7 @@ def read_recipes(function: str, recipes: Iterable[type], keywords: Mapping[str, 
     owned = {recipe: settings_of(recipe) for recipe in recipes}
     known = [*also, *(name for names in owned.values() for name in names)]
     for name in keywords:
-        check_keyword(function, name, known)
+        check_keyword(function, name, known, elsewhere(name, known) if name not in known else "")
     return [recipe(**{n: keywords[n] for n in names if n in keywords}) for recipe, names in owned.items()]
 
 

@@ -6,8 +6,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from typer.testing import CliRunner
 
 import onnxgrad
+from onnxgrad.cli.app import build
 from tests.commands import command
 from tests.training.language.models import VOCABULARY, decoder, masked_loss, tokenizer, weights
 
@@ -44,6 +46,18 @@ def test_from_text_to_quantized_files_that_generate(place):
         assert made.stdout.strip() == f"a dog{wanted.text}".strip(), made.stderr
     made = command("generate", "t.onnx", "--prompt", "a dog", "--max-new-tokens", 8, cwd=place)
     assert made.stdout.strip() == "a dog ran to a tree"
+
+
+def test_samples_are_shown_while_it_trains(place, monkeypatch):
+    monkeypatch.chdir(place)
+    flags = ("--data", "t.txt", "--epochs", 1, "--sample-prompts", "the cat", "--sample-prompts", "a dog")
+    done = CliRunner().invoke(build(), [*map(str, (*TRAIN, *flags, "--history", "h.json", "-o", "t.onnx"))])
+    assert done.exit_code == 0, done.output
+    kept = json.loads((place / "h.json").read_text())["samples"]
+    for sample, prompt in zip(kept, ("the cat", "a dog"), strict=True):
+        (wanted,) = onnxgrad.generate(place / "t.onnx", prompt, max_new_tokens=32)
+        assert sample == {"epoch": 1, "prompt": prompt, "text": wanted.text}
+        assert f"sample: {prompt}{wanted.text}" in done.output
 
 
 def test_the_perplexity_is_that_of_the_formula(place):

@@ -50,6 +50,8 @@ def test_the_default_optimizer_is_that_of_python(place):
         ("--wd", "did you mean --weight-decay?"),
         ("--early-stopping", "did you mean --patience?"),
         ("--betas", "--optimizer adam:betas=…"),
+        ("--row-weights", "it is an option of the loss: --loss mse:row_weights=…"),
+        ("--class-weight", "--loss cross_entropy:weight=…"),
         ("--adapter", "--lora, --vera, --loha or --lokr RANK, or --ia3"),
     ],
 )
@@ -97,6 +99,26 @@ def test_parts_train_the_same_weights(place):
     parts = train("--clip-norm", 1, "--clip-value", 0.5, "--accumulate", 4, out="parts.onnx")
     for name in whole:
         np.testing.assert_allclose(parts[name], whole[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_step_within_memory_trains_the_same_weights(place):
+    whole = train()
+    found = command("--loss", "cross_entropy", "--optimizer", "adam", "--epochs", 3, "--lr", 0.02, "--memory", "4KB",
+                    "--batch-size", 32, "-o", "small.onnx")  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert "memory: " in found.output
+    for name, array in weights("small.onnx").items():
+        np.testing.assert_allclose(array, whole[name], rtol=1e-4, atol=1e-6)
+    found = command("--loss", "cross_entropy", "--memory", "10", "-o", "none.onnx")
+    assert found.exit_code == 2
+
+
+def test_a_formula_of_parts_trains_the_same_weights(place):
+    """A loss that is no mean over rows: the standard deviation of all scores."""
+    formula = "mean(logsumexp(y, axis=1) - take_along_axis(y, labels[:, None], axis=1)[:, 0]) + 0.1*std(y)"
+    whole, parts = (train("--accumulate", n, loss=formula, optimizer="sgd", out=f"{n}.onnx") for n in (1, 4))
+    for name in whole:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-4, atol=1e-6)
 
 
 def test_averages_are_what_is_saved_and_measured(place):

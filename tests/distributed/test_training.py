@@ -76,6 +76,30 @@ def test_three_ranks_go_on_after_a_kill_with_the_same_bits(place, alone):
 
 
 @pytest.mark.complete
+@pytest.mark.parametrize("order", [("--stream",), ("--shuffle-buffer", "20")], ids=" ".join)
+def test_a_streamed_table_goes_on_after_a_kill_with_the_same_bits(tmp_path, order):
+    """A table with gaps and categories, fitted in one pass, whose second pass is cut off in the middle."""
+    random = np.random.default_rng(0)
+    rows = [f"{'' if i % 7 == 3 else i},{['red', 'green', ''][i % 3]},{random.standard_normal()}" for i in range(90)]
+    (tmp_path / "rows.csv").write_text("\n".join(["age,colour,goal", *rows]) + "\n")
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N, 5] x) => (float[N, 1] y) <float[5, 1] w = {0.1, 0.2, 0.3, 0.4, 0.5}> { y = MatMul (x, w) }""")
+    onnx.save(model, tmp_path / "m.onnx")
+
+    def line(name):
+        files = [str(tmp_path / "m.onnx"), "--data", str(tmp_path / "rows.csv"), "-o", str(tmp_path / f"{name}.onnx")]
+        table = ["--input", "x=age,colour", "--missing", "indicator", "--standardize", "--labels", "goal"]
+        how = ["--loss", "mse", *HOW[2:], "--history", str(tmp_path / f"{name}.json"), "--checkpoint-seconds", "0"]
+        return ["train", *files, *table, *how, *order]
+
+    done = torchrun(2, KILLED, *line("whole"), "--then", *line("again"), options=("--max-restarts", "1"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: rank 1 is gone or does not answer; the others cannot go on") == 1
+    assert history(tmp_path, "again") == history(tmp_path, "whole")
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+
+
+@pytest.mark.complete
 def test_torchrun_shares_the_statistics_of_batches(tmp_path):
     onnx.save(convolutional(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **next(batches(22)))

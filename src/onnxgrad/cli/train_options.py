@@ -15,6 +15,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.settings import changed_settings, settings_of
 from onnxgrad.training.build.heads import placed_head
+from onnxgrad.training.build.recipe import option_spelling
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Columns
 from onnxgrad.training.data.items import is_stream
@@ -92,7 +93,7 @@ def other_spelling(name: str) -> str:
     settings = {**{n: rule.settings for n, rule in OPTIMIZERS.items()}, **SECOND_ORDER}
     owner = next((n for n in ("adam", *settings) if name in settings[n]), None)
     if owner is None:
-        return ""
+        return option_spelling(name, settings_of(*TRAINER, *FIT), command=True)
     return f"settings of an optimizer are written behind its name: --optimizer {owner}:{name}=…"
 
 

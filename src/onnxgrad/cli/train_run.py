@@ -24,9 +24,8 @@ from onnxgrad.figures import import_matplotlib
 from onnxgrad.files import lock_folder, replacing
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime.trial import check_runs
-from onnxgrad.settings import setting
+from onnxgrad.settings import changed_settings, setting
 from onnxgrad.training import Interrupted, train
-from onnxgrad.training.data import Data, split
 from onnxgrad.training.data.columns import Columns
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
@@ -177,10 +176,8 @@ class Job:
         """Print the learning rate to begin with; nothing is trained, and nothing is saved but the plot."""
         recipe = self.recipe
         trainer = trainer_for(self.model, data, recipe)
-        rows = trainer.training_data(data, preparation=recipe.data)
-        if recipe.data.validation_split is not None and isinstance(rows, Data):
-            rows, _ = split(rows, recipe.data.validation_split, recipe.loop.seed)
-        found = trainer.find_rate(rows, batch_size=recipe.loop.batch_size, seed=recipe.loop.seed)
+        loop, settings = recipe.loop, changed_settings(recipe.data)
+        found = trainer.find_rate(data, batch_size=loop.batch_size, seed=loop.seed, sample=loop.sample, **settings)
         if recipe.log.plot is not None and trainer.is_writer:
             found.plot(Path(recipe.log.plot))
         out = console()

@@ -354,5 +354,66 @@ def test_labels_are_not_prepared(way, stream, tmp_path):
     assert trainer.history.epochs[0]["loss"] == pytest.approx(other.history.epochs[0]["loss"], rel=1e-6)
     assert trainer.history.epochs[0]["loss"] > 1e5
     pyarrow.csv.write_csv(pa.table({**COLUMNS, "price": [None, *range(39)]}), tmp_path / "rows.csv")
-    with pytest.raises(BadInput, match=r"'labels' of .* missing values: 1, the first in row 0"):
-        onnxgrad.train(linear(6), tmp_path / "rows.csv", inputs={**INPUTS, "labels": "price"}, **settings)
+    if way == "mean":
+        with pytest.raises(BadInput, match=r"'labels' of .* missing values: 1, the first in row 0"):
+            onnxgrad.train(linear(6), tmp_path / "rows.csv", inputs={**INPUTS, "labels": "price"}, **settings)
+
+
+LACKING = {"number": [None, 5.0, None], "class": [None, "b", "c"], "whole": [2, None, 1]}
+
+
+def unlabelled(kind, tmp_path):
+    """Forms of `COLUMNS` with labels of which the first three rows are `LACKING`, and rows of the rest alone."""
+    own = {"number": [float(i) for i in range(37)], "class": list("abc" * 12 + "a"), "whole": [0, 1, 2] * 12 + [0]}
+    labels = LACKING[kind] + own[kind]
+    table = pa.table({**{n: COLUMNS[n] for n in ("age", "colour", "when", "member")}, "y": labels})
+    rest = table.filter(pa.array([v is not None for v in labels]))
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=9)
+    pyarrow.csv.write_csv(table, tmp_path / "rows.csv")
+    numbers = np.array([np.nan if v is None else v for v in labels]) if kind != "class" else np.array(labels, object)
+    columns = {n: table[n].to_pylist() for n in table.column_names}
+    yield rest, table
+    yield rest, tmp_path / "rows.parquet"
+    yield rest, tmp_path / "rows.csv"
+    yield rest, table.to_pylist()
+    yield rest, columns
+    yield rest, {**{n: np.array(c, object) for n, c in columns.items()}, "y": numbers}
+    yield rest, lambda: table.to_batches(7)
+    yield rest, lambda: iter(table.to_pylist())
+
+
+@pytest.mark.parametrize("kind", LACKING)
+def test_rows_without_a_label_are_left_out(kind, tmp_path):
+    """Means, categories, classes, steps and numbers are those of the rest of the rows."""
+    loss = "mse" if kind == "number" else "cross_entropy:weight=balanced"
+    for rest, source in unlabelled(kind, tmp_path):
+        streamed = callable(source)
+        settings = {"loss": loss.partition(":")[0] if streamed else loss, "inputs": INPUTS, "missing": "drop",
+                    "standardize": True, "shuffle": False, "batch_size": 8, "learning_rate": 0.1}  # fmt: skip
+        model = linear(6) if kind == "number" else linear(6, out=3)
+        if kind == "class" and streamed:
+            settings["classes"] = "a,b,c"
+        found, wanted = (onnxgrad.train(model, rows, **settings) for rows in (source, rest))
+        np.testing.assert_array_equal(found.state()["w"], wanted.state()["w"])
+        assert found.classes == wanted.classes
+        assert found.history.epochs[0]["loss"] == wanted.history.epochs[0]["loss"]
+    with pytest.raises(BadInput, match=r"missing drop leaves out rows without a label|no label in row 0"):
+        onnxgrad.train(model, tmp_path / "rows.csv", **{**settings, "missing": "mean"})
+
+
+def test_rows_that_are_left_out_are_counted(tmp_path):
+    """Of all rows of a stream too, whose parts do not say it again; labels that `inputs` joins are labels."""
+    names = ("age", "colour", "when", "member")
+    prices = {"a": [None, 1.0, None] + [2.0] * 37, "b": [None, None] + [3.0] * 38}
+    pyarrow.csv.write_csv(pa.table({**{n: COLUMNS[n] for n in names}, **prices}), tmp_path / "rows.csv")
+    onnx.save(linear(6, out=2), tmp_path / "m.onnx")
+    lacking = sum(AGES[i] is None or COLOURS[i] is None or i < 3 for i in range(40))
+    for stream in ((), ("--stream",)):
+        done = command(
+            "train", tmp_path / "m.onnx", "--data", tmp_path / "rows.csv", "--input", f"x={NAMES}", "--missing", "drop",
+            "--loss", "mse", "--input", "labels=a,b", "-o", tmp_path / f"o{len(stream)}.onnx", "--epochs", 1, *stream,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        shown = " ".join(done.stderr.split())
+        assert f"{lacking} of 40 rows of " in shown
+        assert shown.count("lack a value and are left out, 3 of them without a label") == 1

@@ -8,7 +8,9 @@ import onnxgrad
 from onnxgrad.errors import BadInput
 from onnxgrad.training import Trainer
 from onnxgrad.training.data.class_weights import balanced_weights
+from onnxgrad.training.data.split import split_rows
 from onnxgrad.training.loop.callbacks import KeepBest
+from onnxgrad.training.loop.recipe import DataRecipe
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((200, 3)).astype(np.float32)
@@ -101,6 +103,38 @@ def test_progress_is_shown_where_somebody_watches(capsys):
     assert not capsys.readouterr().err
     trainer.fit(DATA, progress=True)
     assert "epoch 1/1" in capsys.readouterr().err
+
+
+def test_a_rate_is_found_in_the_data_of_fit(tmp_path):
+    """Tables, held-out rows and balanced samples, as `fit` has them; nothing of the preparation stays."""
+    rows = {n: np.where(RNG.random(200) < 0.1, np.nan, X[:, i]) for i, n in enumerate("abc")}
+    settings = {"inputs": {"x": "a,b,c"}, "missing": "mean", "standardize": True, "validation_split": 0.25}
+    trainer = Trainer(linear(), loss="cross_entropy", optimizer="sgd")
+    found = trainer.find_rate({**rows, "labels": X.argmax(1)}, highest=1e4, batch_size=50, **settings)
+    assert not trainer.preprocessing.inputs
+    assert trainer.classes is None
+    data = trainer.training_data({**rows, "labels": X.argmax(1)}, preparation=DataRecipe(**settings))
+    kept, _ = split_rows(data, 0.25, 0)
+    filled = np.stack([np.where(np.isnan(c), np.nanmean(c[kept]), c) for c in rows.values()], axis=1)
+    filled = (filled - filled[kept].mean(0)) / filled[kept].std(0)
+    plain = Trainer(linear(), loss="cross_entropy", optimizer="sgd")
+    same = plain.find_rate(
+        {"x": filled[kept].astype(np.float32), "labels": X.argmax(1)[kept]}, highest=1e4, batch_size=50
+    )
+    np.testing.assert_allclose(found.losses, same.losses, rtol=1e-5)
+    balanced = plain.find_rate(DATA, highest=1e4, batch_size=50, sample="balanced")
+    assert balanced.losses != plain.find_rate(DATA, highest=1e4, batch_size=50).losses
+    with pytest.raises(BadInput, match="sample is 'each' or 'balanced'"):
+        plain.find_rate(DATA, sample="all")
+
+
+def test_balanced_weights_of_classes_and_weights_of_rows_go_together():
+    rows = {"x": X, "labels": X.argmax(1), "importance": RNG.random(200).astype(np.float32)}
+    loss = "cross_entropy:weight=balanced,row_weights=importance"
+    found = onnxgrad.train(biased(), rows, loss=loss, batch_size=200).history.epochs[0]["loss"]
+    scores = X - np.log(np.exp(X).sum(1, keepdims=True))
+    weights = rows["importance"] * np.array(balanced_weights(rows["labels"], 3))[rows["labels"]]
+    assert found == pytest.approx(-(weights * scores[np.arange(200), rows["labels"]]).sum() / weights.sum(), rel=1e-5)
 
 
 def test_a_rate_is_found_over_a_stream():

@@ -1,4 +1,4 @@
-"""Cached gradients: parts of a batch whose loss compares all of its rows give the step of the whole batch."""
+"""Cached gradients: parts of a batch whose loss is a function of all of its rows give the step of the whole batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxgrad.errors import BadInput
+import onnxgrad.eager.numpy as xp
+from onnxgrad.errors import BadInput, OnnxGradError
 from onnxgrad.runtime import Options, StepRunner, measured_peak
 from onnxgrad.training import Trainer, compile_step, split_step
 from onnxgrad.training.build.attach import attached
@@ -15,7 +16,6 @@ from onnxgrad.training.graph.dropout_masks import COUNT
 from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.step.cached_gradients import CachedGradients, cut_at_predictions
 from tests.distributed.simulated import World
-from tests.training.loss.test_similarity import encoder
 
 ONE = Options(threads=1)
 
@@ -49,6 +49,7 @@ def rows_of(names, rows=12, seed=0):
 
 GROUPS = {"labels": np.random.default_rng(1).integers(0, 4, 12)}
 SCORES = {"labels": np.random.default_rng(1).random(12).astype(np.float32)}
+NUMBERS = {"labels": np.random.default_rng(2).standard_normal((12, 6)).astype(np.float32)}
 CASES = {
     "in-batch negatives": ({"loss": "multiple_negatives", "pairs": "a,p"}, rows_of("ap")),
     "hard negatives": ({"loss": "multiple_negatives:temperature=0.2,symmetric=true", "pairs": "a,p,n"}, rows_of("apn")),
@@ -57,7 +58,13 @@ CASES = {
     "groups": ({"loss": "info_nce"}, {**rows_of("x"), **GROUPS}),
     "triplets": ({"loss": "triplet", "clip_norm": 0.05}, {**rows_of("x"), **GROUPS}),
     "two terms": ({"loss": ["info_nce", "0.3*triplet"]}, {**rows_of("x"), **GROUPS}),
-}
+    "regions": ({"loss": "lovasz"}, {**rows_of("x"), **GROUPS}),
+    "a formula that is no mean": ({"loss": "sqrt(mean((y - labels)**2)) + 0.1*std(y)"}, {**rows_of("x"), **NUMBERS}),
+    "a formula of a layer": ({"loss": ["mse", "0.1*mean(abs(a1))"]}, {**rows_of("x"), **NUMBERS}),
+    "a function": ({"loss": lambda y, labels: xp.mean((y - labels) ** 2)}, {**rows_of("x"), **NUMBERS}),
+    "means over other counts": ({"loss": ["cross_entropy:ignore_index=0", "0.1*mse:labels=t"]},
+                                {**rows_of("x"), **GROUPS, "t": NUMBERS["labels"]}),
+}  # fmt: skip
 
 
 @pytest.mark.sweep(2)
@@ -184,7 +191,7 @@ def test_ranks_that_exchange_seldom_cannot_compare_rows():
         Trainer(deep(), loss="info_nce", distributed=collective, options=ONE, **exchange)
 
     for name, exchange in {"sync_every": {"sync_every": 2}, "compress": {"compress": "fp16"}}.items():
-        with pytest.raises(BadInput, match=f"{name} does not go with a loss that compares the rows"):
+        with pytest.raises(BadInput, match=f"{name} does not go with a loss of all rows"):
             World(2).run(lambda collective, given=exchange: work(collective, **given))
 
 
@@ -194,5 +201,20 @@ def test_rows_that_cannot_be_joined_are_refused():
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 12
     with pytest.raises(BadInput, match="no open number of rows on its first axis"):
         Trainer(model, loss="info_nce", accumulate=2)
-    with pytest.raises(BadInput, match="cannot be accumulated"):  # scores as large as activations are not cached
-        Trainer(encoder(), loss="lovasz", accumulate=2)
+
+
+def test_values_with_several_rows_for_each_row_are_cut_where_parts_are():
+    """A value [6·N] of a loss: each part gets the seeds of its own numbers; over ranks it is refused."""
+    model = deep()
+    model.graph.node.append(onnx.helper.make_node("Reshape", ["y", "all"], ["flat"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "all"))
+    found = []
+    for accumulate in (1, 5):
+        settings = {"loss": "mean((flat - mean(labels))**4)", "optimizer": "sgd", "accumulate": accumulate}
+        trainer = Trainer(model, **settings, options=ONE)
+        trainer.fit({**rows_of("x"), **SCORES}, batch_size=12)
+        found.append(trainer.state())
+    for name, array in found[0].items():
+        np.testing.assert_allclose(found[1][name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+    with pytest.raises(OnnxGradError, match="one row for each row of the data"):
+        World(2).run(lambda c: Trainer(model, **settings, distributed=c, options=ONE).fit({**rows_of("x"), **SCORES}))

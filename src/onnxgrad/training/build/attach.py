@@ -35,7 +35,7 @@ from onnxgrad.training.build.choose_weights import WeightChoice
 from onnxgrad.training.build.cut_off import cut_off
 from onnxgrad.training.build.heads import beside_head
 from onnxgrad.training.build.pairs import EMBEDDINGS, paired
-from onnxgrad.training.build.recipe import ALGORITHM, further_settings
+from onnxgrad.training.build.recipe import ALGORITHM, further_settings, option_spelling
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import is_rounding, standardize, through_rounding
 from onnxgrad.training.graph.row_axis import row_axis
@@ -118,12 +118,14 @@ def attached(
 ) -> Source:
     """The result of `attach` as a `Source`, which is neither read nor validated again.
 
-    With `cached`, a loss that compares embeddings is prepared for `cut_at_predictions` (see ``Source.compared``).
+    With `cached`, a loss that needs all rows of a batch is prepared for `cut_at_predictions` (see ``Source.compared``).
     """
     further = further_settings()
     rest = {name: settings.pop(name) for name in further if name in settings and name not in settings_of(*ALGORITHM)}
     output = rest.pop("output", None)
-    loss, optimizer, weights, adapters = read_recipes("attach", ALGORITHM, settings, ["model", "accumulate", *further])
+    loss, optimizer, weights, adapters = read_recipes(
+        "attach", ALGORITHM, settings, ["model", "accumulate", *further], option_spelling
+    )
     prediction = loss.prediction or output
     if loss.pairs is not None:
         model, prediction = paired(model, loss.pairs, prediction), EMBEDDINGS
@@ -224,7 +226,7 @@ class _Attachment:
         copies: dict[ir.Value, ir.Value] = {}
         if mode.on:
             copies, updates = switch(self.builder, self.nodes, objective.predictions(), mode)
-        gathered = objective.gather_predictions(copies) if cached and objective.compares_embeddings else {}
+        gathered = objective.gather_predictions(copies) if cached and objective.needs_all_rows else {}
         loss = objective.write({**copies, **gathered}, metrics, accumulate and not gathered)
         if gathered:
             objective.count_once()

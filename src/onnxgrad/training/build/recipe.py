@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from onnxgrad.training.adapters.config import ATTENTION, IA3, Adapter, ChosenOut
 from onnxgrad.training.loss.losses import LOSSES
 from onnxgrad.training.optim.config import Group, Optimizer
 from onnxgrad.training.optim.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS, SECOND_ORDER, setting_names
+from onnxgrad.training.optim.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,44 @@ class AdapterRecipe:
 
 #: Recipes of `attach`.
 ALGORITHM = (LossRecipe, OptimizerRecipe, WeightsRecipe, AdapterRecipe)
+
+
+#: Options of losses and schedules that several have, with a name to show them behind; and names of other libraries.
+_SHARED = {"row_weights": "mse", "teacher": "kl", "reduction": "mse", "warmup": "linear", "total": "linear"}
+_ELSEWHERE = {
+    **dict.fromkeys(("sample_weight", "sample_weights"), "row_weights"),
+    **dict.fromkeys(("class_weight", "class_weights"), "weight"),
+    **dict.fromkeys(("smoothing", "label_smooth"), "label_smoothing"),
+    **dict.fromkeys(("warmup_steps", "num_warmup_steps"), "warmup"),
+}
+
+
+def option_spelling(name: str, known: Collection[str], command: bool = False) -> str:
+    """The spelling of an option of a loss or a schedule that was given as a setting `name`; empty for other names.
+
+    Args:
+        name: no setting.
+        known: settings that there are.
+        command: spell it as a flag.
+
+    >>> option_spelling("row_weights", ["loss", "weight_decay"])
+    "it is an option of the loss: loss='mse:row_weights=…'"
+    """
+    option = _ELSEWHERE.get(name, name)
+    tables: dict[str, Mapping[str, Any]] = {"loss": LOSSES, "schedule": SCHEDULES}
+    for place, table in tables.items():
+        owner = next((n for n in [_SHARED.get(option, ""), *table] if n in table and _has(table[n], n, option)), None)
+        if owner is not None and place in known:
+            text = f"{owner}:{option}=…"
+            spelled = f"--{place} {text}" if command else f"{place}={text!r}"
+            also = [n for n in known if name in n.split("_")]
+            return f"it is an option of the {place}: {spelled}" + (f"; or do you mean {also[0]!r}?" if also else "")
+    return ""
+
+
+def _has(function: Any, name: str, option: str) -> bool:
+    """True if a loss or a schedule called `name` takes the `option`."""
+    return option in function.options or _SHARED.get(option) == name
 
 
 def further_settings() -> list[str]:

@@ -21,6 +21,8 @@ def balanced_weights(labels: np.ndarray, classes: int, ignore_index: int | None 
     labels = np.asarray(labels).ravel()
     if ignore_index is not None:
         labels = labels[labels != ignore_index]
+    if labels.dtype.kind == "f" and (labels == np.trunc(labels)).all():
+        labels = labels.astype(np.int64)
     if labels.dtype.kind not in "iub" or not labels.size or labels.min() < 0 or labels.max() >= classes:
         raise BadInput(f"balanced weights want class numbers from 0 to {classes - 1} as labels")
     found = np.bincount(labels.astype(np.int64), minlength=classes)

@@ -25,11 +25,13 @@ class TableSettings:
         missing: "mean", "median", "drop" or "indicator"; None: missing values are refused.
         categories: "onehot" or "index"; None: by the type of the input.
         standardize: numbers less their mean, divided by their deviation.
+        is_counted: rows that are left out were counted before, and are not mentioned again.
     """
 
     missing: str | None = None
     categories: str | None = None
     standardize: bool = False
+    is_counted: bool = False
 
 
 @dataclass(frozen=True)

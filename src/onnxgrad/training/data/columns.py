@@ -79,17 +79,30 @@ class Column:
 
     def select_in_memory(self, rows: np.ndarray) -> Column:
         """A column of only these rows, in memory where this one is."""
-        return Dense(self.array[rows]) if type(self) is Dense and self.array is not None else self.select(rows)
+        if type(self) is not Dense or self.array is None:
+            return self.select(rows)
+        some = self.array[rows]
+        return Dense(np.array(some.tolist()) if some.dtype == object else some)
 
 
 class Unusable(Column):
-    """A column of a table that no input can read: missing values, dates, mixed text."""
+    """A column of a table that no input can read: missing values, dates, mixed text.
 
-    def __init__(self, size: int, problem: str) -> None:
-        self.size, self.problem = size, problem
+    Args:
+        size: the number of rows.
+        problem: see `Column`.
+        some: the column of some of the rows, which may be usable.
+    """
+
+    def __init__(self, size: int, problem: str, some: Callable[[np.ndarray], Column]) -> None:
+        self.size, self.problem, self.some = size, problem, some
 
     def __len__(self) -> int:
         return self.size
+
+    def select_in_memory(self, rows: np.ndarray) -> Column:
+        """A column of only these rows."""
+        return self.some(rows)
 
 
 class Selected(Column):
@@ -176,6 +189,12 @@ class Items(Column):
     def __len__(self) -> int:
         return self.size
 
+    def select_in_memory(self, rows: np.ndarray) -> Column:
+        """A column of only these rows; numbers or texts of a list are one array."""
+        is_list = isinstance(getattr(self.fetch, "items", None), list)
+        some = self.take(rows, Field(self.name, np.dtype(np.float64), ())) if is_list else None
+        return Dense(some) if isinstance(some, np.ndarray) and some.ndim == 1 else self.select(rows)
+
     def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
         """These rows, read now.
 
@@ -244,8 +263,11 @@ def column(values: Any, name: str) -> Column:
     except (TypeError, ValueError) as error:
         raise BadInput(f"{name!r} is neither an array nor a sequence of arrays: {error}") from error
     missing = next((i for i, a in enumerate(rows) if a.dtype == object and a.ndim == 0 and a.item() is None), None)
-    if missing is not None:
-        raise BadInput(f"{name!r} has no value in row {missing}\n  hint: fill it in, or leave the row out")
+    if any(a.dtype == object for a in rows) and all(a.ndim == 0 for a in rows):
+        found = Dense(np.array([a.item() for a in rows], object))
+        if missing is not None:
+            found.problem = f"it has no value in row {missing}\n  hint: fill it in, or leave the row out"
+        return found
     if any(a.dtype == object for a in rows):
         raise BadInput(f"{name!r} holds rows that are not rectangular arrays of numbers")
     whole = stacked(rows) if rows else np.empty(0)

@@ -101,6 +101,18 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(map(repr, names[:8]))}{', …' if len(names) > 8 else ''}"
 
 
+def missing_labels(array: np.ndarray) -> np.ndarray:
+    """True where `array` holds NaN, None or empty text."""
+    if array.dtype.kind == "f":
+        return np.isnan(array)
+    missing = np.zeros(array.shape, bool)
+    if array.dtype.kind in "UO":
+        missing |= np.char.strip(array.astype(str)) == ""
+    if array.dtype.kind == "O":
+        missing |= np.array([v is None or v != v for v in array.ravel()], bool).reshape(array.shape)
+    return missing
+
+
 def class_column(column: Column, where: str = "the labels") -> Column:
     """`column`, with text replaced by the indices of the sorted names that occur in it.
 
@@ -110,9 +122,7 @@ def class_column(column: Column, where: str = "the labels") -> Column:
     if isinstance(column, NamedClasses) or column.array is None or column.array.dtype.kind not in "UO":
         return column
     texts = column.array.astype(str)
-    missing = np.char.strip(texts) == ""
-    if column.array.dtype.kind == "O":
-        missing |= np.array([v is None or v != v for v in column.array.ravel()], bool).reshape(missing.shape)
+    missing = missing_labels(column.array)
     if missing.any():
         raise BadInput(
             f"{where} has no label in row {np.argwhere(missing)[0][0]}: the cell is empty\n"

@@ -70,7 +70,8 @@ def open_data(
     name, notes = source_name(source), getattr(columns, "notes", ())
     is_joined = getattr(columns, "is_joined", False)
     if (inputs or trained) and not is_joined:
-        columns, is_joined = join_columns(columns, inputs or {}, trained or {}, tables, name), True
+        columns = join_columns(columns, inputs or {}, trained or {}, tables, name)
+        notes, is_joined = (*notes, *columns.notes), True
     return Columns(columns, name, is_joined, notes)
 
 
@@ -224,7 +225,7 @@ def _column_of(chunks: Any, name: str) -> Column:
     try:
         found = column(_of_arrow(chunks), name)
     except BadInput as error:
-        found = Unusable(len(chunks), str(error))
+        found = Unusable(len(chunks), str(error), lambda rows: _column_of(chunks.take(rows), name))
     found.chunks = chunks
     return found
 
@@ -238,7 +239,8 @@ def _of_arrow(chunks: Any) -> Any:
         row = int(np.argmax(chunks.is_null().to_numpy()))
         raise BadInput(
             f"missing values: {chunks.null_count}, the first in row {row}\n"
-            "  hint: fill the cells in, leave the rows out, or for columns that --inputs joins, --missing mean"
+            "  hint: fill the cells in, or leave the rows out; with --inputs, --missing mean fills in the columns that "
+            "it joins, and --missing drop leaves out rows without a label, too"
         )
     if pa.types.is_fixed_size_list(kind):
         flat = chunks.combine_chunks()

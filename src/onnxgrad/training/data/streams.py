@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +274,7 @@ class Stream:
             self._opened = self._open(0)
             if types == getattr(self.source, "types", {}):  # else a column was read as one of another type before
                 self._notes += notes
-                drops = tables if self._lacks_rows else None
+                drops = replace(tables, is_counted=True) if self._lacks_rows else None
                 return {"trained": trained.updated(Preprocessing(inputs=fitted)), "tables": drops}
 
     def _parts(self, items: Iterable[Any], number: int) -> Iterator[tuple[Data, bool]]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data.column_fit import SAMPLE, ColumnFit, TableSettings
-from onnxgrad.training.data.columns import Column, Dense, Features
-from onnxgrad.training.data.fields import Field
-from onnxgrad.training.data.raw_columns import RawColumn, raw_columns
+from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Ragged, Unusable
+from onnxgrad.training.data.fields import LABELS, Field
+from onnxgrad.training.data.labels import missing_labels
+from onnxgrad.training.data.raw_columns import raw_column, raw_columns
 from onnxgrad.training.data.table import Table
 from onnxgrad.wording import is_number, type_text
 
@@ -73,7 +75,7 @@ def join_columns(
     trained: Mapping[str, Features] | None = None,
     tables: Joining | None = None,
     source: str = "the data",
-) -> dict[str, Column]:
+) -> Columns:
     """`columns` with those joined that `inputs` lists, under the name of the input.
 
     Args:
@@ -95,25 +97,26 @@ def join_columns(
     left, made = dict(columns), {}
     tables = tables or Joining()
     kept: np.ndarray | None = None
+    notes: list[str] = []
     if tables.settings is not None and tables.settings.missing == "drop":
-        kept = _complete_rows([raw_columns(columns, f.names) for n, f in wanted.items() if n not in tables.labels])
+        drop = DroppedRows()
+        kept = drop.find_kept(columns, wanted, tables.labels)
+        notes = [] if tables.settings.is_counted else drop.notes(source)
     for name, features in wanted.items():
         for called in features.names:
             left.pop(called, None)
         if features.table is not None or (tables.settings is not None and name not in tables.labels):
             made[name] = _prepared(name, features, columns, tables, kept, source)
             continue
-        if len(features.names) == 1 and not any(c in features.written for c in "*?["):
-            made[name] = copy.copy(columns[features.names[0]])
-        else:
-            made[name] = _side_by_side(name, {called: columns[called] for called in features.names})
-        made[name] = made[name] if kept is None else made[name].select_in_memory(kept)
+        own = {n: columns[n] if kept is None else columns[n].select_in_memory(kept) for n in features.names}
+        is_one = len(own) == 1 and not any(c in features.written for c in "*?[")
+        made[name] = copy.copy(own[features.names[0]]) if is_one else _side_by_side(name, own)
         made[name].features = features
     if kept is not None:
         left = {n: c.select_in_memory(kept) for n, c in left.items()}
         if not len(kept):
             raise NoRowsLeft(f"every row of {source} has a missing value, so --missing drop leaves none")
-    return {**left, **made}
+    return Columns({**left, **made}, source, True, notes)
 
 
 def fit_parts(
@@ -128,15 +131,17 @@ def fit_parts(
         BadInput: as `join_columns`.
     """
     assert tables.settings is not None
-    inputs = {n: text for n, text in inputs.items() if n not in tables.labels}
     features = dict(trained)
     fits: dict[str, list[ColumnFit]] = {}
+    drop, kept = DroppedRows(), None
     for columns in parts:
         features |= {n: order_columns(n, text, features.get(n), columns) for n, text in inputs.items()}
-        raws = {n: raw_columns(columns, features[n].names) for n in inputs}
-        if tables.settings.missing == "drop" and (kept := _complete_rows(raws.values())) is not None:
+        raws = {n: raw_columns(columns, features[n].names) for n in inputs if n not in tables.labels}
+        if tables.settings.missing == "drop":
+            kept = drop.find_kept(columns, {n: features[n] for n in inputs}, tables.labels)
+        if kept is not None:
             raws = {n: {c: replace(r, values=r.values[kept]) for c, r in of.items()} for n, of in raws.items()}
-        for name in [n for n in inputs if features[n].table is None]:
+        for name in [n for n in raws if features[n].table is None]:
             if name not in fits:
                 fits[name] = [ColumnFit(called, tables.settings, SAMPLE) for called in features[name].names]
             for fit in fits[name]:
@@ -144,21 +149,80 @@ def fit_parts(
     for name, own in fits.items():
         table = Table.fit(own, tables.settings, name in tables.whole, name)
         features[name] = replace(features[name], table=table)
-    return {n: features[n] for n in inputs}, [fit.note for own in fits.values() for fit in own if fit.note]
+    notes = [fit.note for own in fits.values() for fit in own if fit.note]
+    return {n: f for n, f in features.items() if n in inputs and n not in tables.labels}, [*drop.notes(), *notes]
 
 
-def _complete_rows(raws: Iterable[Mapping[str, RawColumn]]) -> np.ndarray | None:
-    """The rows in which no column lacks a value; None without columns."""
-    gone = [raw.missing for columns in raws for raw in columns.values()]
-    return np.flatnonzero(~np.any(gone, axis=0)) if gone else None
+class DroppedRows:
+    """Rows that are left out, as a column that feeds an input lacks a value, or the labels do; and their number."""
+
+    def __init__(self) -> None:
+        self.rows = self.gone = self.unlabelled = 0
+
+    def find_kept(
+        self, columns: Mapping[str, Column], wanted: Mapping[str, Features], labels: Collection[str]
+    ) -> np.ndarray | None:
+        """The other rows of `columns`; None where no column feeds an input.
+
+        Args:
+            columns: by name.
+            wanted: those that feed an input.
+            labels: the inputs of the loss.
+        """
+        raws = [raw_columns(columns, f.names) for n, f in wanted.items() if n not in labels]
+        gone = [raw.missing for own in raws for raw in own.values()]
+        unlabelled = [_unlabelled(columns[n], n) for n in _label_columns(columns, wanted, labels)]
+        if not gone or len({len(each) for each in [*gone, *unlabelled]}) > 1:  # which is refused later
+            return None
+        left_out = np.any([*gone, *unlabelled], axis=0)
+        self.rows += len(left_out)
+        self.gone += int(left_out.sum())
+        self.unlabelled += int(np.any(unlabelled, axis=0).sum()) if unlabelled else 0
+        return np.flatnonzero(~left_out)
+
+    def notes(self, source: str = "the data") -> list[str]:
+        """A line with the number of these rows, if there are any."""
+        if not self.gone:
+            return []
+        labels = f", {self.unlabelled:,} of them without a label" if self.unlabelled else ""
+        return [f"{self.gone:,} of {self.rows:,} rows of {source} lack a value and are left out{labels}"]
 
 
-def complete_rows(columns: Mapping[str, Column], inputs: Mapping[str, str] | None) -> dict[str, Column]:
-    """The rows of `columns` without a missing value in those that feed `inputs`; all of them without inputs."""
-    raws = raw_columns(columns, [n for text in (inputs or {}).values() for n in _select_columns(text, list(columns))])
-    kept = _complete_rows([raws])
+def _label_columns(columns: Mapping[str, Column], wanted: Mapping[str, Features], labels: Collection[str]) -> list[str]:
+    """The columns of labels: those that feed an input of the loss, or will be matched to it (see `fields.match`)."""
+    used = {called for features in wanted.values() for called in features.names}
+    left = [n for n in columns if n not in used]
+    found = [n for n in left if n in labels]
+    others = [n for n in left if n not in found]
+    if len([n for n in labels if n not in found and n not in wanted]) == 1:
+        named = [n for n in others if n.lower() in LABELS]
+        found += named if len(named) == 1 else others if len(others) == 1 else []
+    return [*found, *(called for n, f in wanted.items() if n in labels for called in f.names)]
+
+
+def _unlabelled(column: Column, name: str) -> np.ndarray:
+    """True for rows of labels without a value; false for those that are not in memory, as pictures."""
+    found: Any = column.array
+    if isinstance(column, Unusable):
+        found = raw_column(column, name).values
+    elif isinstance(column, (Dense, Items, Ragged)) and found is None:
+        found = column.take(np.arange(len(column)), Field(name, np.dtype(np.float64), ()))
+    if found is None:
+        return np.zeros(len(column), bool)
+    if isinstance(found, list):
+        return np.array([missing_labels(np.asarray(row)).any() for row in found])
+    return np.any(missing_labels(np.asarray(found)).reshape(len(column), -1), axis=1)
+
+
+def complete_rows(
+    columns: Mapping[str, Column], inputs: Mapping[str, str] | None, labels: Collection[str] = ()
+) -> dict[str, Column]:
+    """The rows of `columns` without a missing value in those for `inputs` or `labels`; all of them without inputs."""
+    wanted = {n: Features(tuple(_select_columns(text, list(columns))), text) for n, text in (inputs or {}).items()}
+    kept = DroppedRows().find_kept(columns, wanted, labels)
     if kept is None:
         return dict(columns)
+    raws = raw_columns(columns, [called for n, f in wanted.items() if n not in labels for called in f.names])
     some = {n: c.select_in_memory(kept) for n, c in columns.items() if n not in raws}
     return some | {n: Dense(raw.values[kept]) for n, raw in raws.items()}
 

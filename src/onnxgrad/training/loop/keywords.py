@@ -58,8 +58,8 @@ class TrainerKeywords(StepKeywords, total=False):
     schedule: Any
 
 
-class FitKeywords(PreparationKeywords, total=False):
-    """Keywords of `Trainer.fit`."""
+class DataKeywords(PreparationKeywords, total=False):
+    """Keywords of the data that a model is trained on."""
 
     validation: Any
     validation_split: float | None
@@ -70,6 +70,11 @@ class FitKeywords(PreparationKeywords, total=False):
     categories: str | None
     standardize: bool
     augment: Augment | str | None
+
+
+class FitKeywords(DataKeywords, total=False):
+    """Keywords of `Trainer.fit`."""
+
     epochs: int
     batch_size: int
     steps_per_epoch: int | None

@@ -60,6 +60,7 @@ def range_test(
     steps: int,
     batch_size: int,
     seed: int,
+    sample: str = "each",
     part: tuple[int, int] = (0, 1),
 ) -> RateTest:
     """Take up to `steps` steps with rates from `lowest` to `highest`, in equal ratios; then restore state and rates.
@@ -77,7 +78,7 @@ def range_test(
     found = RateTest()
     mean = 0.0
     try:
-        for step, batch in enumerate(_batches(data, batch_size, seed, steps, part)):
+        for step, batch in enumerate(_batches(data, batch_size, (seed, sample), steps, part)):
             rate[...] = lowest * (highest / lowest) ** (step / (steps - 1))
             value = float(machine.step(batch)[loss])
             mean = SMOOTHING * mean + (1 - SMOOTHING) * value
@@ -97,12 +98,12 @@ def range_test(
     return found
 
 
-def _batches(data: Data | Stream, size: int, seed: int, count: int, part: tuple[int, int]) -> Iterator[Any]:
+def _batches(data: Data | Stream, size: int, draw: tuple[int, str], count: int, part: tuple[int, int]) -> Iterator[Any]:
     """`count` batches, epoch after epoch: whole ones of rows by number, those of a stream as they come."""
     epoch = taken = 0
     while taken < count:
         before = taken
-        for batch in _whole_epoch(data, size, seed, epoch, part):
+        for batch in _whole_epoch(data, size, draw, epoch, part):
             yield batch
             taken += 1
             if taken == count:
@@ -112,9 +113,12 @@ def _batches(data: Data | Stream, size: int, seed: int, count: int, part: tuple[
         epoch += 1
 
 
-def _whole_epoch(data: Data | Stream, size: int, seed: int, epoch: int, part: tuple[int, int]) -> Iterator[Any]:
+def _whole_epoch(
+    data: Data | Stream, size: int, draw: tuple[int, str], epoch: int, part: tuple[int, int]
+) -> Iterator[Any]:
+    seed, sample = draw
     if isinstance(data, Stream):
         return (batch for batch, _ in data.batches(size, seed, epoch, (0, 0), part))
     size = data.fixed or min(size, len(data))
-    order = data.order([seed, epoch], size)
-    return data.batches(size, order[: len(order) // size * size], part=part)
+    order = data.order([seed, epoch], size, sample)
+    return data.batches(size, order[: len(order) // size * size], 0, [seed, epoch], part)

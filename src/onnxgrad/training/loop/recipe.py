@@ -22,6 +22,7 @@ from onnxgrad.training.build.recipe import (
     OptimizerRecipe,
     WeightsRecipe,
     further_settings,
+    option_spelling,
 )
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.column_fit import TableSettings
@@ -359,7 +360,7 @@ class Recipe:
         own = {name: value for name, value in keywords.items() if name not in rest}
         for name in [n for n in own if n in settings_of(*FIT) and n not in owned and n not in also]:
             raise UnknownKeyword(f"{function} has no argument {name!r}; its method fit has")
-        made = read_recipes(function, recipes, own, [*also, *further])
+        made = read_recipes(function, recipes, own, [*also, *further], option_spelling)
         places = {type(f.default): f.name for f in fields(cls)}
         recipe = cls(**{places[type(r)]: r for r in made}, settings=rest)
         recipe.detection.check_task(recipe.task.name == DETECTION)

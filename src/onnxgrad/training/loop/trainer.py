@@ -27,7 +27,7 @@ from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watche
 from onnxgrad.training.loop.peak import check_platform, held_out_rows, within_peak
 from onnxgrad.training.loop.pruning import pruning_of
 from onnxgrad.training.loop.rate_finder import RateTest, range_test
-from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
+from onnxgrad.training.loop.recipe import FIT, TRAINER, DataRecipe, Recipe
 from onnxgrad.training.loop.resume import is_restarted
 from onnxgrad.training.loop.run import Position, Run
 from onnxgrad.training.loop.trained import AnyData, Trained
@@ -41,7 +41,7 @@ from onnxgrad.transforms.keep_functions import without_collection
 
 if TYPE_CHECKING:
     from onnxgrad.training.data.keywords import PreparationKeywords
-    from onnxgrad.training.loop.keywords import FitKeywords, TrainerKeywords
+    from onnxgrad.training.loop.keywords import DataKeywords, FitKeywords, TrainerKeywords
 
 
 class Trainer(Trained):
@@ -170,7 +170,7 @@ class Trainer(Trained):
 
     @check_keywords
     @on_all_ranks
-    @takes(PreparationRecipe)
+    @takes(DataRecipe)
     def find_rate(
         self,
         data: AnyData,
@@ -181,11 +181,12 @@ class Trainer(Trained):
         steps: int = 100,
         batch_size: int = 32,
         seed: int = 0,
-        **settings: Unpack[PreparationKeywords],
+        sample: str = "each",
+        **settings: Unpack[DataKeywords],
     ) -> RateTest:
         """A learning rate to begin with: raise it from `lowest` to `highest` until the loss grows (Smith 2017).
 
-        The weights and the rate are afterwards as they were before.
+        The weights, the rate and the preparation of data are afterwards as they were before.
 
         Args:
             data, y: see `fit`.
@@ -193,7 +194,8 @@ class Trainer(Trained):
             highest: the rate of the last step.
             steps: at most so many steps are taken, 10 or more.
             batch_size: rows per step.
-            seed: decides the order of the rows.
+            seed: decides the order of the rows, and which are held out.
+            sample: see `fit`.
             settings:
 
         Returns:
@@ -204,21 +206,25 @@ class Trainer(Trained):
         """
         if self.strategy.exchange.sync_every > 1:
             raise BadInput("ranks that exchange weights seldom find no common rate; leave sync_every out for this")
-        rows = self.training_data(with_labels(data, y), "the training data", PreparationRecipe(**settings))
-        self.check_classes(rows)
-        self.strategy.ranks.agree(
-            lambda: {
-                "model": self.fingerprint,
-                "training data": rows.fingerprint,
-                "steps": [steps, batch_size, seed],
-                "rates": [lowest, highest],
-            }
-        )
-        return range_test(
-            self.machine, self.step.loss, rows,
-            lowest=lowest, highest=highest, steps=steps, batch_size=batch_size, seed=seed,
-            part=self.strategy.part,
-        )  # fmt: skip
+        before = self.preprocessing, self.classes
+        try:
+            rows, _ = self._training_rows(with_labels(data, y), DataRecipe(**settings), seed, sample)
+            self.check_classes(rows)
+            self.strategy.ranks.agree(
+                lambda: {
+                    "model": self.fingerprint,
+                    "training data": rows.fingerprint,
+                    "steps": [steps, batch_size, seed, sample],
+                    "rates": [lowest, highest],
+                }
+            )
+            return range_test(
+                self.machine, self.step.loss, rows,
+                lowest=lowest, highest=highest, steps=steps, batch_size=batch_size, seed=seed, sample=sample,
+                part=self.strategy.part,
+            )  # fmt: skip
+        finally:
+            self.preprocessing, self.classes = before
 
     @check_keywords
     @on_all_ranks
@@ -253,25 +259,13 @@ class Trainer(Trained):
         if prepared.measures:
             asked = self.evaluation.metrics(asked, watched(listening))
             self.evaluation.meters(asked)  # undefined metrics are refused before data are read
-        before = self.preprocessing
-        rows = self.training_data(with_labels(data, y), "the training data", prepared)
-        if prepared.tables is not None and prepared.validation_split is not None and isinstance(rows, Data):
-            kept, _ = split_rows(rows, prepared.validation_split, loop.seed)  # nothing is fitted on the others
-            self.preprocessing = before
-            rows = self.training_data(with_labels(data, y), "the training data", prepared, kept)
+        rows, held_out = self._training_rows(with_labels(data, y), prepared, loop.seed, loop.sample, loop.shuffle)
         if isinstance(rows, Stream):
             rows.steps_per_epoch = loop.steps_per_epoch
         elif loop.steps_per_epoch is not None:
             raise BadInput("steps_per_epoch is of a stream; an epoch of rows by number takes all of them")
-        held_out = None
         if prepared.validation is not None:
             held_out = self.data(prepared.validation, "the validation data", prepared)
-        if prepared.validation_split is not None and isinstance(rows, Data):
-            rows, held_out = split(rows, prepared.validation_split, loop.seed)
-        check_sample(loop.sample, rows.labels, loop.shuffle, rows.name)
-        if prepared.augment is not None:
-            augment = prepared.augment
-            rows = rows.augmented(Augment.of(augment) if isinstance(augment, str) else augment)
         run = Run(self, rows, held_out, replace(loop, schedule=planned), callbacks=listening, metrics=asked)
         self._position = run.position
         resuming = loop.resume or is_restarted(run)
@@ -284,6 +278,24 @@ class Trainer(Trained):
             with self.strategy.ranks.running():
                 take_epochs(run)
         return self.history
+
+    def _training_rows(
+        self, data: AnyData, recipe: DataRecipe, seed: int, sample: str, shuffle: bool = True
+    ) -> tuple[Data | Stream, Data | None]:
+        """The rows to train on, and those of them that are held out. Raises BadInput if they do not fit."""
+        before, name = self.preprocessing, "the training data"
+        rows, held_out = self.training_data(data, name, recipe), None
+        if recipe.validation_split is not None and isinstance(rows, Data):
+            if recipe.tables is not None:
+                kept, _ = split_rows(rows, recipe.validation_split, seed)  # nothing is fitted on the others
+                self.preprocessing = before
+                rows = self.training_data(data, name, recipe, kept)
+                assert isinstance(rows, Data)
+            rows, held_out = split(rows, recipe.validation_split, seed)
+        check_sample(sample, rows.labels, shuffle, rows.name)
+        if recipe.augment is not None:
+            rows = rows.augmented(Augment.of(recipe.augment) if isinstance(recipe.augment, str) else recipe.augment)
+        return rows, held_out
 
     def _check_recipe(self, recipe: Recipe) -> Sequence[str] | None:
         """The metrics that `recipe` asks for. Raises BadInput for settings that this trainer does not support."""

@@ -58,7 +58,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
             ("sync_batch_norm", exchange.sync_batch_norm),
         ):  # fmt: skip
             if is_set:
-                raise BadInput(f"{what} does not go with a loss that compares the rows of a batch with each other")
+                raise BadInput(f"{what} does not go with a loss of all rows: one that compares them, or your own")
     narrow = precision_for(recipe.step.precision, options)
     if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
         raise BadInput("a compiled step is not changed; pass attention_rows and precision to compile_step")

@@ -136,11 +136,13 @@ class Objective:
         return list(found)
 
     @property
-    def compares_embeddings(self) -> bool:
-        """True if a loss compares the rows of a batch by their embeddings, and no loss reads more than predictions."""
-        return all(kind is not None for kind in self.losses) and any(
-            kind[0].compares_rows(kind[1]) and not kind[0].contains for kind in self.losses if kind is not None
-        )
+    def needs_all_rows(self) -> bool:
+        """True if losses of parts of a batch may not add up to that of the batch.
+
+        One is a graph or a function, or compares rows; or their means are over different counts.
+        """
+        counts = {self._counted(k) for k, kind in enumerate(self.losses) if kind is not None}
+        return len(counts) > 1 or any(kind is None or kind[0].compares_rows(kind[1]) for kind in self.losses)
 
     def gather_predictions(self, copies: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
         """Identities of the predictions, for a loss of all rows: they can be replaced by those of all parts of a batch.
@@ -152,7 +154,8 @@ class Objective:
         for value in self.predictions():
             if self.rows(value) or not value.shape or isinstance(value.shape[0], int):
                 raise BadInput(
-                    f"{value.name!r} has no open number of rows on its first axis, so parts cannot be joined"
+                    f"{value.name!r}, which a loss reads, has no open number of rows on its first axis, so parts of a "
+                    "batch cannot be joined\n  hint: --memory 2GB needs less memory as well, and computes the same"
                 )
             gathered = self.b.copy(copies.get(value, value))
             gathered.value.name = self.b.names.exactly(f"{value.name}_of_batch")
@@ -213,10 +216,7 @@ class Objective:
                 else:
                     value = kind[0].write(b, y, *labels, **kind[1])
                 how_much = weighted or kind[0].count(b, y, labels, kind[1]) if count else None
-                described = self._counted(*kind)
-                if weighted is not None and described != SUMMED:
-                    described += f" by {term.row_weights}"
-                counts.append((described, how_much))
+                counts.append((self._counted(k), how_much))
             if k == 0 and metrics:
                 self.measures |= write_step_metrics(b, metrics, kind, operands, rights)
             if count and how_much is None:
@@ -275,14 +275,16 @@ class Objective:
         name = "batch_sum" if counts[0][0] == SUMMED else "batch_weight"
         self.measures[name] = self._named(value, name)
 
-    @staticmethod
-    def _counted(loss: LossFunction, options: Mapping[str, Any]) -> str:
-        """A description of what two losses must share for accumulation of their sum."""
+    def _counted(self, k: int) -> str:
+        """A description of what two losses must share for accumulation of their sum, for loss `k`, by name."""
+        kind, weights = self.losses[k], self.terms[k].row_weights
+        assert kind is not None
+        loss, options = kind
         if options["reduction"] == "sum":
             return SUMMED
         extra = [f"{key} {options[key]}" for key in ("ignore_index", "weight") if options.get(key) is not None]
         what = "rows" if loss.mean in ("elements", "labels", "weights") and not extra else loss.mean
-        return " with ".join([what, *extra])
+        return " with ".join([what, *extra]) + (f" by {weights}" if weights is not None else "")
 
     def _operands(self, k: int, copies: Mapping[ir.Value, ir.Value]) -> tuple[Var, list[Var]]:
         term, kind = self.terms[k], self.losses[k]
@@ -374,6 +376,8 @@ class Objective:
         result, *others = loss.write(b, operands)
         for other in others:
             self.measures[other.name] = other
+            if other.name.endswith("_loss") and other.shape == () and other.dtype in FLOATS:
+                self.named.append(other.name)
         if result.dtype not in FLOATS or (result.shape is not None and result.shape not in ((), (1,))):
             what = tensor_text(result.dtype, result.shape)
             raise BadInput(f"the loss {self.terms[k].name!r} gives {what}; a loss is a float scalar")

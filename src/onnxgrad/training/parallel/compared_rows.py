@@ -1,4 +1,4 @@
-"""The machine of a rank for a loss that compares the rows of a batch: predictions of all ranks are gathered.
+"""The machine of a rank for a loss of all rows of a batch: predictions of all ranks are gathered.
 
 Each rank runs its rows to their predictions, which are small, and receives those of the other ranks and their labels.
 Every rank then computes the same loss of all rows, and goes back from the derivatives by its own (see
@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrad.distributed import Collective, gathered
+from onnxgrad.errors import BadInput
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.sharded import Sharded
 from onnxgrad.training.step.cached_gradients import CachedGradients
@@ -34,6 +35,8 @@ class ComparedRowsSharded(CachedGradients, Sharded):
 def all_rows(collective: Collective, rows: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], slice]:
     """The `rows` of all ranks in their order, and the place of those of this rank, which may have none."""
     count = min(map(len, rows.values()), default=0)
+    if any(len(a) != count for a in rows.values()):
+        raise BadInput("a loss of all rows over ranks reads values with one row for each row of the data")
     kinds = {n: [a.dtype.str, list(a.shape[1:])] for n, a in rows.items()} if count else {}
     known = gathered(collective, [count, kinds])
     ends = np.cumsum([0, *(c for c, _ in known)]).tolist()

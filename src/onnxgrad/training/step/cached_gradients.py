@@ -1,15 +1,15 @@
-"""Parts of a batch for a loss that compares its rows: cached gradients (Gao et al. 2021, arXiv:2101.06983).
+"""Parts of a batch for a loss of all its rows: cached gradients (Gao et al. 2021, arXiv:2101.06983).
 
-The loss is a function of the predictions of all rows, which are small: embeddings. Every part is run forward to its
-predictions. The loss of all of them is taken, with its derivatives by each, the seeds. Then every part is run again,
-forward and back from its seeds, so activations of one part at a time are stored. Gradients of parts add up to that of
-the batch, exactly. Both runs of a part draw the same masks of Dropout. Parts may be those of several processes (see
-`onnxgrad.training.parallel.compared_rows`).
+The loss compares rows, or is a function of the caller, which need not be a mean over rows. Every part is run forward to
+its predictions. The loss of all of them is taken, with its derivatives by each, the seeds. Then every part is run
+again, forward and back from its seeds, so activations of one part at a time are stored. Gradients of parts add up to
+that of the batch, exactly. Both runs of a part draw the same masks of Dropout. Parts may be those of several processes
+(see `onnxgrad.training.parallel.compared_rows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -105,6 +105,7 @@ class CachedGradients(Accumulating):
         self._read = set(split.loss.batch)
         self.results = [*(name for name in split.loss.results if name not in split.seeds), *self.results]
         self._found: dict[str, np.ndarray] = {}
+        self._seeds_of_parts: list[dict[str, np.ndarray]] = []
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One update; results are those of the loss of all rows."""
@@ -114,6 +115,7 @@ class CachedGradients(Accumulating):
         """Write the gradients of the batch to the bucket, and keep the results of the loss of all rows."""
         statistics = self.gradient.now
         self.predict.load_state({name: statistics[name] for name in self.predict.slots})  # the same masks again
+        self._seeds_of_parts = []
         parts = [{n: np.array(a) for n, a in self.predict.step(part).items()} for part in self._cut(batch)]
         rows = {given: np.concatenate([p[name] for p in parts]) for name, given in self._gathered.items() if parts}
         fixed = {n: a for n, a in batch.items() if n in self.whole}
@@ -121,8 +123,18 @@ class CachedGradients(Accumulating):
         everything, own = self.gather_rows({**read, **rows})
         found = self.loss.step({**{n: a for n, a in fixed.items() if n in self._read}, **everything})
         self._found = {n: np.array(a) for n, a in found.items() if n not in self._seeds}
-        seeds = {given: found[name][own] for name, given in self._seeds.items()}
-        return super().gradients({**batch, **seeds} if parts else {})
+        self._seeds_of_parts = [{} for _ in parts]
+        ends = {sum(sizes): np.cumsum(sizes) for n in self._gathered if (sizes := [len(p[n]) for p in parts])}
+        for name, given in self._seeds.items():
+            seeds = found[name][own]
+            for part, seed in zip(self._seeds_of_parts, np.split(seeds, ends[len(seeds)][:-1]) if parts else ()):
+                part[given] = seed
+        return super().gradients(batch if parts else {})
+
+    def _cut(self, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+        """The parts of a batch, with their seeds when these are known."""
+        for k, part in enumerate(super()._cut(batch)):
+            yield {**part, **(self._seeds_of_parts[k] if self._seeds_of_parts else {})}
 
     def gather_rows(self, rows: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], slice]:
         """`rows` with those of other processes, and the place of the own ones."""
