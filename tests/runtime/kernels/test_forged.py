@@ -86,7 +86,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 30
+    assert len(KERNELS) == 31
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -137,6 +137,9 @@ def test_running_sums():
     for at in (*(array(1, kind="l", fill=f) for f in (0, 1, -8)), array(0, kind="l"), array(2, kind="l")):
         refused("RunningSumAdd", [array(3, 5), at, array(3, 5)], match="none, or another")
         refused("RunningSumEnd", [array(3, 5), at], match="none, or another")
+        how = {"left": 1, "right": 0, "relu": 0}
+        refused("RunningSumProduct", [array(7, 3), array(7, 5), None, array(3, 5), at], how, match="none, or another")
+        refused("RunningSumProduct", [array(7, 3), array(7, 4), None, array(3, 5), at], how, match="something else")
     for sizes in ([-1], [0, 3], [1 << 39], [1 << 32, 1 << 32], [1] * 65, 7, [[2, 3]]):
         refused("RunningSum", [np.array(sizes, np.int64)], match="no sizes")
     text = """<ir_version: 10, opset_import: ["": 18, "onnxgrad.native": 1]> g (float[n, 5] x) => (float[n, 5] y) {

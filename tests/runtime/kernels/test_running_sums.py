@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.twins import needs_kernels
-from tests.runtime.passes import with_running_sums
+from tests.runtime.passes import passed, with_running_sums
 
 SIZE = 256
 #: A step, of a state `s` and rows `a`, `b` [n, 256], to the next state; what the Scan gives is `total`.
@@ -57,9 +57,9 @@ def onnx_shapes(proto):
     return ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
 
 
-def feeds(steps, size=SIZE, dtype=np.float32):
+def feeds(steps, size=SIZE, dtype=np.float32, rows=3):
     rng = np.random.default_rng(0)
-    return {n: rng.standard_normal((steps, 3, size)).astype(dtype) for n in "xz"}
+    return {n: rng.standard_normal((steps, rows, size)).astype(dtype) for n in "xz"}
 
 
 def twins(proto, threads=1):
@@ -78,6 +78,21 @@ def test_the_same_bits_as_with_a_state(case, threads):
     for steps in (5, 1, 2, 5):  # each run starts from zeros
         for name, array in four.run(feeds(steps)).items():
             np.testing.assert_array_equal(one.run(feeds(steps))[name], array, err_msg=name)
+
+
+@needs_kernels
+def test_products_of_many_rows_are_added_where_the_sum_is():
+    """The product of a step has no matrix of its own; its rows are divided, and their sums added to the buffer."""
+    given = feeds(3, rows=3000)
+    expected = np.einsum("tri,trj->ij", *(given[n].astype(float) for n in "xz"))
+    proto = model(*CASES["a product"][:3])
+    changed = passed(("running_sums", "products"), onnx_shapes(proto))
+    assert "RunningSumProduct" in {n.op_type for graph in changed.graphs() for n in graph}
+    for threads in (1, 2):
+        one, other = twins(proto, threads)
+        found = one.run(given)["y"]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-3)
+        np.testing.assert_allclose(found, other.run(given)["y"], rtol=1e-5, atol=2e-3)
 
 
 @pytest.mark.parametrize(("size", "kind"), [(SIZE, "double"), (255, "float")])

@@ -2,7 +2,8 @@
 
 They need no name: any float32 Gemm or MatMul of the right sizes is one. For xᵀ·g, ONNX Runtime's own kernel reads the
 left operand in an order that the processor cannot prefetch; for x·W it is slower per row with many rows (`python -m
-benchmarks.products`). A bias and a ReLU behind a layer are part of the call.
+benchmarks.products`). A bias and a ReLU behind a layer are part of the call, and so is a running sum that a cotangent
+is added to: a step of a Scan then has no matrix of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _call_products(model: ir.Model, setting: Setting) -> int:
                 old, last = found.result, found.result.producer()
                 turns = {"left": int(found.left), "right": int(found.right), "relu": int(found.relu)}
                 attributes = ir.convenience.convert_attributes(turns)
-                call = ir.Node(DOMAIN, "Product", found.inputs, attributes, num_outputs=1, name=node.name)
+                call = ir.Node(DOMAIN, found.kernel, found.inputs, attributes, num_outputs=1, name=node.name)
                 assert last is not None
                 graph.insert_after(last, call)
                 ir.convenience.replace_all_uses_with(old, call.outputs[0], replace_graph_outputs=True)
@@ -57,6 +58,7 @@ class _Call:
     left: bool = False
     right: bool = False
     relu: bool = False
+    kernel: str = "Product"
 
 
 def _call(node: ir.Node) -> _Call | None:
@@ -79,7 +81,10 @@ def _call(node: ir.Node) -> _Call | None:
     size = _dims(node.outputs[0])
     if right or bias is not None or len(size) != 2 or not _is_worth_it(*size):
         return None
-    return _Call((x, w), node.outputs[0], left=True)
+    y, total = node.outputs[0], _only_user(node.outputs[0], "RunningSumAdd", DOMAIN)
+    if total is None:
+        return _Call((x, w), y, left=True)
+    return _Call((x, w, None, *total.inputs[:2]), total.outputs[0], left=True, kernel="RunningSumProduct")
 
 
 def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value | None) -> _Call | None:
@@ -117,12 +122,12 @@ def _dims(value: ir.Value) -> tuple[int | None, ...]:
     return tuple(d if isinstance(d, int) else None for d in value.shape or ())
 
 
-def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
+def _only_user(value: ir.Value, op_type: str, domain: str = "") -> ir.Node | None:
     """The only reader of `value`, if it is this operator; else None."""
     users, maker = value.consumers(), value.producer()
     if len(value.uses()) != 1 or value.is_graph_output() or maker is None or users[0].graph is not maker.graph:
         return None
-    return users[0] if (users[0].domain, users[0].op_type) == ("", op_type) else None
+    return users[0] if (users[0].domain, users[0].op_type) == (domain, op_type) else None
 
 
 def _skip_transpose(value: ir.Value, transposed: bool) -> tuple[ir.Value, bool]:

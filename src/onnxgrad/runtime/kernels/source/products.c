@@ -3,10 +3,10 @@
  * As in Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): strips of operands are copied
  * so that a tile of the result reads them one number after the other. The right operand of a layer is copied as a
  * whole, once, and the left one is read where it is. Sums over many rows are divided too, and their parts added in
- * order. How anything is divided depends on the sizes alone, so the numbers are the same for every number of threads.
+ * order. A cotangent may be added to a running sum, in its memory. How anything is divided depends on the sizes alone, so the numbers are the same for every number of threads.
  */
 #include "gemm.h"
-#include "kernel.h"
+#include "sums.h"
 
 enum {
   DEPTH = 128,     /* of the strips */
@@ -22,6 +22,7 @@ typedef struct {
   float *out, *panels;
   int64_t m, n, k;
   int64_t left, right, relu; /* whether operands are turned */
+  int64_t adds;              /* whether `out` is added to */
   int64_t band, width, depth; /* of a piece */
   int64_t down, across, deep; /* how many there are */
   int64_t strip;              /* of the sums of a piece */
@@ -67,7 +68,7 @@ static void piece(void *data, int64_t index, float *space) {
       pack_panels(j->x + k * j->m + row, j->m, 1, depth, rows, ROWS, a);
       p.a = a, p.down = 1, p.band = ROWS * depth, p.a_step[2] = ROWS;
     }
-    if (k > first)
+    if (k > first || j->adds)
       p.add = out, p.add_pitch = j->n;
     else if (j->bias)
       p.add = j->bias + column;
@@ -79,7 +80,7 @@ static void piece(void *data, int64_t index, float *space) {
 typedef struct {
   const float *parts;
   float *out;
-  int64_t count, deep;
+  int64_t count, deep, adds;
 } Parts;
 
 static void add_up(void *data, int64_t from, int64_t to) {
@@ -87,7 +88,7 @@ static void add_up(void *data, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++) {
     float sum = j->parts[i];
     for (int64_t d = 1; d < j->deep; d++) sum += j->parts[d * j->count + i];
-    j->out[i] = sum;
+    j->out[i] = j->adds ? j->out[i] + sum : sum;
   }
 }
 
@@ -118,15 +119,14 @@ static void read(Attributes *from, void *settings) {
   s->relu = attribute_int(from, "relu") != 0;
 }
 
-/* (x, w, a bias or none) */
-static void compute(Call *call, const void *settings) {
-  const Settings *s = settings;
-  const Shape x = shape_of(call, 0), w = shape_of(call, 1), bias = shape_of(call, 2);
+/* The product of (x, w, a bias or none), added to the operand `at` if that is not 0. */
+static void multiply(Call *call, const Settings *s, size_t at) {
+  const Shape x = shape_of(call, 0), w = shape_of(call, 1), bias = shape_of(call, 2), sum = shape_of(call, at);
   if (!call->failed && (x.rank < 2 || w.rank != 2 || (s->left && x.rank > 2)))
     fail(call, "Product: operands are no matrices");
   if (call->failed) return;
   Job j = {.x = input(call, 0), .w = input(call, 1), .bias = input(call, 2), .left = s->left, .right = s->right,
-           .relu = s->relu, .k = w.dims[s->right], .n = w.dims[!s->right]};
+           .relu = s->relu, .adds = at != 0, .k = w.dims[s->right], .n = w.dims[!s->right]};
   if (x.dims[s->left ? 0 : x.rank - 1] != j.k || (j.bias && (bias.rank != 1 || bias.dims[0] != j.n)) ||
       (!j.k && !s->left))
     fail(call, "Product: operands do not belong together");
@@ -135,13 +135,16 @@ static void compute(Call *call, const void *settings) {
   Shape shape = x;
   if (s->left) shape.dims[0] = j.m;
   shape.dims[x.rank - 1] = j.n, shape.count = call->failed ? 0 : j.m * j.n;
-  float *out = j.out = output(call, 0, &shape);
+  if (at && !call->failed && (!s->left || j.bias || j.relu || !same_shape(&shape, &sum)))
+    fail(call, "Product: a running sum is of something else");
+  float *out = j.out = at ? sum_of(call, at) : output(call, 0, &shape);
+  if (at) pass_sum_on(call, 0, out);
   if (call->failed || !shape.count) return;
   int64_t space = 0;
   if (s->left) {
     divide(&j);
     space = (j.band + ROWS + j.width + COLUMNS) * j.strip;
-    if (j.deep > 1) j.out = scratch(call, j.deep * shape.count, sizeof(float));
+    if (j.deep > 1) j.out = scratch(call, j.deep * shape.count, sizeof(float)), j.adds = 0;
   } else {
     const int64_t panels = quotient(j.n, COLUMNS);
     j.deep = 1, j.depth = j.strip = j.k;
@@ -152,11 +155,15 @@ static void compute(Call *call, const void *settings) {
   }
   if (call->failed) return;
   parallel_spaces(call, j.down * j.across * j.deep, space, piece, &j);
-  Parts parts = {j.out, out, shape.count, j.deep};
+  Parts parts = {j.out, out, shape.count, j.deep, at != 0};
   if (j.deep > 1) parallel_ranges(call, shape.count, 4096, add_up, &parts);
 }
 
+static void compute(Call *call, const void *settings) { multiply(call, settings, 0); }
+static void add(Call *call, const void *settings) { multiply(call, settings, 3); }
+
 const Kernel product_kernels[] = {
     {"Product", "ffF", "f", sizeof(Settings), read, compute},
+    {"RunningSumProduct", "ffFfl", "l", sizeof(Settings), read, add}, /* also (sum, where it is) to where it is */
     {0},
 };

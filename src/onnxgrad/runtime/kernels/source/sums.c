@@ -1,11 +1,12 @@
 /* A sum over the steps of a Scan, in one buffer.
  *
- * `RunningSum` makes it, `RunningSumAdd` is called by each step, and `RunningSumEnd` gives what has become of it. What
- * goes from one to the next, and is the state of the Scan, is where the buffer lies: nothing else is ever written to.
+ * `RunningSum` makes it, `RunningSumAdd` is called by each step, or `RunningSumProduct` (`products.c`), and
+ * `RunningSumEnd` gives what has become of it. What goes from one to the next, and is the state of the Scan, is where
+ * the buffer lies: nothing else is ever written to.
  */
-#include <string.h>
+#include "sums.h"
 
-#include "kernel.h"
+#include <string.h>
 
 typedef struct {
   float *sum;
@@ -22,17 +23,16 @@ static void add(void *data, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++) j->sum[i] += j->x[i];
 }
 
-static void pass_on(Call *call, size_t index, const float *sum) {
+void pass_sum_on(Call *call, size_t index, const float *sum) {
   const Shape one = {.rank = 1, .count = 1, .dims = {1}};
   int64_t *place = output(call, index, &one);
   if (place) *place = (int64_t)(intptr_t)sum;
 }
 
-/* The sum among the operands of `call`, if the one behind it says that it is one. */
-static float *sum_of(Call *call) {
-  const float *sum = input(call, 0);
-  const int64_t *place = input(call, 1);
-  const Shape shape = shape_of(call, 1);
+float *sum_of(Call *call, size_t at) {
+  const float *sum = input(call, at);
+  const int64_t *place = input(call, at + 1);
+  const Shape shape = shape_of(call, at + 1);
   if (call->failed) return NULL;
   if (shape.count != 1 || *place != (int64_t)(intptr_t)sum) fail(call, "RunningSum: this is none, or another one");
   return call->failed ? NULL : (float *)sum;
@@ -52,24 +52,24 @@ static void start(Call *call, const void *settings) {
   }
   if (call->failed) return;
   Job j = {.sum = output(call, 0, &shape)};
-  pass_on(call, 1, j.sum);
+  pass_sum_on(call, 1, j.sum);
   if (!call->failed) parallel_ranges(call, shape.count, 4096, clear, &j);
 }
 
 /* (sum, where it is, x) to where it is */
 static void step(Call *call, const void *settings) {
   (void)settings;
-  Job j = {.sum = sum_of(call), .x = input(call, 2)};
+  Job j = {.sum = sum_of(call, 0), .x = input(call, 2)};
   const Shape sum = shape_of(call, 0), x = shape_of(call, 2);
   if (!call->failed && !same_shape(&sum, &x)) fail(call, "RunningSum: a step adds something of another shape");
-  pass_on(call, 0, j.sum);
+  pass_sum_on(call, 0, j.sum);
   if (!call->failed) parallel_ranges(call, x.count, 4096, add, &j);
 }
 
 /* (sum, where it is) to the sum, in its memory (see `library.c`) but where a caller wants it elsewhere */
 static void end(Call *call, const void *settings) {
   (void)settings;
-  const float *sum = sum_of(call);
+  const float *sum = sum_of(call, 0);
   const Shape shape = shape_of(call, 0);
   float *out = output(call, 0, &shape);
   if (!call->failed && out != sum) memcpy(out, sum, (size_t)shape.count * sizeof(float));

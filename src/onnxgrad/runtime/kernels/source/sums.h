@@ -1,0 +1,11 @@
+/* The sum that a step of a Scan adds to. */
+#ifndef ONNXGRAD_SUMS_H
+#define ONNXGRAD_SUMS_H
+
+#include "kernel.h"
+
+/* The sum that is an operand of `call`, if the one behind it says that it is one. */
+float *sum_of(Call *, size_t at);
+void pass_sum_on(Call *, size_t index, const float *sum);
+
+#endif
