@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.engine.activity import active_values, describe_path, obstacle, on_path
+from onnxgrad.engine.activity import describe_path, obstacle, on_path
 from onnxgrad.engine.resolve import rule_of
 from onnxgrad.errors import BadInput, NotDifferentiable, ZeroDerivative
 from onnxgrad.ir import Builder
@@ -130,8 +130,8 @@ def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.
         wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
         path = on_path(nodes, wrt, of, builder)
         bodies: dict[ir.Node, list[ir.Node]] = {}
-        for node in path:
-            if rule_of(node, builder) is None and (body := expand(builder, node)):
+        for node, rule in path.items():
+            if rule is None and (body := expand(builder, node)):
                 bodies[node] = body
                 inside.update(dict.fromkeys(body, inside.get(node) or node.op_type))
                 if node not in inside:
@@ -142,20 +142,18 @@ def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]
-    active = active_values(nodes, wrt, builder)
-    on_way = set(path)
     for node in nodes:
         rule = rule_of(node, builder)
-        if node in on_way and (why := obstacle(node, builder)):
+        if node in path and (why := obstacle(node, builder)):
             within = f" (in the body of {inside[node]})" if node in inside else ""
             note(node, REFUSED, why + within, describe_path(node, path, wrt, of))
         elif node in inside:
             continue
-        elif node in on_way:
+        elif node in path:
             note(node, rule.kind if rule else "?", first_line(rule))
             for inner in (n for graph in subgraphs(node) for g in (graph, *graph.subgraphs()) for n in g):
                 note(inner, *_inner_status(inner, node, builder))
-        elif isinstance(rule, Zero) and any(v in active for v in reads(node)):
+        elif isinstance(rule, Zero) and any(v in path.active for v in reads(node)):
             note(node, "zero", rule.reason)
     report.rows = sorted(rows.values(), key=lambda r: (r.status != REFUSED, r.domain, r.op_type, r.status))
     refused = [r for r in report.rows if r.status == REFUSED]

@@ -36,7 +36,7 @@ def pullback(function: Callable[..., Any], *xs: Var) -> tuple[Any, Callable[...,
         results = function(*starts)
     wrt = [s.value for s in starts]
     ys = [y.value for y in as_list(results)]
-    path = prepare(emitted, wrt, ys, b, reverse=True)
+    path = list(prepare(emitted, wrt, ys, b, reverse=True))
     ys = [b.now(y) for y in ys]
 
     def pull(*cotangents: Var | None) -> list[Var | None]:

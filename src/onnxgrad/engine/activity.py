@@ -65,34 +65,50 @@ def moved_by(node: ir.Node, rule: Rule | None, active: Collection[ir.Value]) -> 
     return bool(node.attributes.data) and any(v in active for v in captured(node))
 
 
-def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> set[ir.Value]:
-    """The values that depend, differentiably, on `wrt`."""
-    active = set(wrt)
+class Path(dict[ir.Node, Rule | None]):
+    """Nodes with their rules, in order.
+
+    Attributes:
+        active: the values that depend, differentiably, on those that the path begins with.
+    """
+
+    def __init__(self, rules: Iterable[tuple[ir.Node, Rule | None]], active: set[ir.Value]) -> None:
+        super().__init__(rules)
+        self.active = active
+
+
+def _moved(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> Path:
+    """The nodes that depend, differentiably, on `wrt`."""
+    path = Path((), set(wrt))
+    active = path.active
     for node in nodes:
-        if moved_by(node, rule_of(node, builder), active):
+        rule = rule_of(node, builder)
+        if moved_by(node, rule, active):
+            path[node] = rule
             for v in node.outputs:
                 if is_differentiable(v):
                     active.add(v)
-    return active
+    return path
 
 
-def on_path(
-    nodes: Sequence[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder
-) -> list[ir.Node]:
-    """The nodes through which `of` depends on `wrt`, in order."""
-    active = active_values(nodes, wrt, builder)
-    wanted = set(of)
-    path: list[ir.Node] = []
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.outputs) and any(v in wanted and v in active for v in node.outputs):
-            rule = rule_of(node, builder)
-            if moved_by(node, rule, active):
-                path.append(node)
-                wanted.update(
-                    v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i))
-                )
+def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> set[ir.Value]:
+    """The values that depend, differentiably, on `wrt`."""
+    return _moved(nodes, wrt, builder).active
+
+
+def on_path(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder) -> Path:
+    """The nodes through which `of` depends on `wrt`."""
+    moved = _moved(nodes, wrt, builder)
+    active, wanted = moved.active, set(of)
+    path: list[tuple[ir.Node, Rule | None]] = []
+    for node, rule in reversed(moved.items()):
+        outputs = node.outputs
+        if not wanted.isdisjoint(outputs) and any(v in wanted and v in active for v in outputs):
+            path.append((node, rule))
+            wanted.update(v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i)))
+            if node.attributes.data:
                 wanted.update(captured(node))
-    return path[::-1]
+    return Path(reversed(path), active)
 
 
 def stoppers(nodes: Sequence[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder) -> list[str]:
@@ -113,7 +129,7 @@ def prepare(
     of: Sequence[ir.Value],
     builder: Builder,
     reverse: bool = False,
-) -> list[ir.Node]:
+) -> Path:
     """The nodes to differentiate: those on the path, each with a rule.
 
     An operator without a rule is replaced, in its graph, by the specification's own function body; for reverse mode, an
@@ -124,16 +140,12 @@ def prepare(
     while True:
         wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
         path = on_path(nodes, wrt, of, builder)
-        rules = [rule_of(node, builder) for node in path]
-        bodies = {
-            node: body
-            for node, r in zip(path, rules)
-            if (body := replacement(node, r, builder, of if reverse else None))
-        }
+        seeds = of if reverse else None
+        bodies = {node: body for node, r in path.items() if (body := replacement(node, r, builder, seeds))}
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]
-    refuse([n for n, r in zip(path, rules) if r is None or isinstance(r, Undefined)], path, wrt, of, builder)
+    refuse([n for n, r in path.items() if r is None or isinstance(r, Undefined)], path, wrt, of, builder)
     return path
 
 
@@ -147,7 +159,7 @@ def obstacle(node: ir.Node, builder: Builder) -> str:
 
 def refuse(
     nodes: Sequence[ir.Node],
-    among: Sequence[ir.Node],
+    among: Iterable[ir.Node],
     wrt: Sequence[ir.Value],
     of: Sequence[ir.Value],
     builder: Builder,
@@ -170,7 +182,7 @@ def refuse(
     raise error("cannot differentiate\n" + "\n".join(lines) + f"\n  hint: {hint}")
 
 
-def describe_path(node: ir.Node, among: Sequence[ir.Node], wrt: Sequence[ir.Value], of: Sequence[ir.Value]) -> str:
+def describe_path(node: ir.Node, among: Iterable[ir.Node], wrt: Sequence[ir.Value], of: Sequence[ir.Value]) -> str:
     """A path from a `wrt` through `node` to an `of`, as ``x → Conv → … → y``."""
     producers = {v: n for n in among for v in n.outputs}
     users: dict[ir.Value, list[ir.Node]] = {}

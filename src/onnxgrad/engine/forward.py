@@ -17,7 +17,7 @@ from onnxgrad.engine.reverse import _check, add_cotangents, pull_back, reverse, 
 from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.ir.graph import captured
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.rule import add, write
+from onnxgrad.rules.rule import Rule, add, write
 
 
 def forward(
@@ -50,7 +50,7 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
     with telling(node):
         result = rule.jvp(op, of_operands)
     if result is None:
-        return _transpose_vjp(builder, node, tangents)
+        return _transpose_vjp(builder, node, rule, tangents)
     result_tangents = {v: t for v, t in zip(node.outputs, result) if t is not None and is_differentiable(v)}
     for v, t in result_tangents.items():
         _check(node, rule, Var(builder, v), t)
@@ -61,7 +61,9 @@ def _probe(x: Var) -> Var:
     return x.builder.zeros_like(x) if containers.is_optional(x) else x.builder.full_like(x, 1)
 
 
-def _transpose_vjp(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
+def _transpose_vjp(
+    builder: Builder, node: ir.Node, rule: Rule, tangents: Mapping[ir.Value, Var]
+) -> dict[ir.Value, Var]:
     """J·t as the derivative of u ↦ ⟨Jᵀu, t⟩.
 
     The u is 1 if it is computed at all: a rule that iterates until Jᵀu has converged would stop at once for 0.
@@ -70,7 +72,7 @@ def _transpose_vjp(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, 
     moved = {v for v in [*node.inputs, *captured(node)] if v is not None and v in tangents}
     with builder.record() as emitted:
         probes = {v: builder.copy(_probe(Var(builder, v)).value) for v in outputs}
-        pulled = pull_back(builder, node, [probes.get(v) for v in node.outputs], moved)
+        pulled = pull_back(builder, node, rule, [probes.get(v) for v in node.outputs], moved)
     probed = [p.value for p in probes.values()]
     given = add_cotangents((write(g).value, tangents[v]) for v, g in pulled.items())
     transposed = reverse(builder, emitted, given, probed)

@@ -11,8 +11,7 @@ from typing import TypeVar, cast
 
 import onnx_ir as ir
 
-from onnxgrad.engine.activity import active_values, prepare
-from onnxgrad.engine.resolve import rule_of
+from onnxgrad.engine.activity import prepare
 from onnxgrad.errors import NotDifferentiable, OperandMisfit, RuleError
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
@@ -52,19 +51,19 @@ def reverse_terms(
     """The same as `reverse`, but with the terms of each cotangent, which are not written for values `symbolic`."""
     path = prepare(nodes, wrt, list(seeds), builder, reverse=True)
     targets = [builder.now(v) for v in wrt]
-    active = active_values(path, targets, builder)
     terms: dict[ir.Value, list[Term]] = {builder.now(value): [seed] for value, seed in seeds.items()}
-    for node in reversed(path):
+    for node, rule in reversed(path.items()):
+        assert rule is not None  # `prepare` has seen to it
         cotangents = [None if v not in terms else total(terms[v]) for v in node.outputs]
         if any(g is not None for g in cotangents):
-            for value, term in pull_back(builder, node, cotangents, active, symbolic).items():
+            for value, term in pull_back(builder, node, rule, cotangents, path.active, symbolic).items():
                 terms.setdefault(value, []).append(term)
     return {v: terms[now] for v, now in zip(wrt, targets) if now in terms}
 
 
 def total(terms: list[Term]) -> Var:
     """The sum of the terms of a cotangent, which replaces them in the list."""
-    if len(terms) > 1 or isinstance(terms[0], Symbolic):
+    if len(terms) > 1 or not isinstance(terms[0], Var):
         terms[:] = [add(combine_terms([write(t) for t in terms]))]
     return cast(Var, terms[0])
 
@@ -72,16 +71,15 @@ def total(terms: list[Term]) -> Var:
 def pull_back(
     builder: Builder,
     node: ir.Node,
+    rule: Rule,
     cotangents: Sequence[Var | None],
     active: set[ir.Value],
     symbolic: Collection[ir.Value] = (),
 ) -> dict[ir.Value, Term]:
-    """The cotangents from `node` for those of its operands, captured ones included, that are `active`.
+    """The cotangents from `node`, by its `rule`, for those of its operands, captured ones included, that are `active`.
 
     They are written, but for those of values `symbolic`.
     """
-    rule = rule_of(node, builder)
-    assert rule is not None  # `prepare` has seen to it
     needs = [v is not None and v in active and rule.carries(i) for i, v in enumerate(node.inputs)]
     op = Op(builder, node, needs)
     op.active = active

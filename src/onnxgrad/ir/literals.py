@@ -82,7 +82,7 @@ class Attributes:
         converted = self._known.get(key)
         if converted is None:
             attrs = [
-                a if isinstance(a, ir.Attr) else ir.convenience.convert_attribute(k, a)
+                a if type(a) is ir.Attr else ir.convenience.convert_attribute(k, a)
                 for k, a in sorted(attributes.items())
                 if a is not None
             ]

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ OWN = "onnxgrad.own_rule"
 
 
 @dataclass(frozen=True)
-class Symbolic(ABC):
+class Symbolic:
     """A cotangent that is not nodes yet. An iteration may compute its sum over all steps at once, from stacks."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ def add(terms: Sequence[Term]) -> Var:
     return total
 
 
-class Rule(ABC):
+class Rule:
     """One operator's derivative."""
 
     #: the word for the class in tables and reports
