@@ -14,6 +14,8 @@ from onnxgrad.training.detection.head import Head, Level, MapPart
 SIZE, CLASSES, STRIDES = (96, 128), 4, (8, 16, 32)
 #: How many labels each of the pictures has, of so many rows.
 COUNTS, ROWS = (4, 0, 2), 5
+#: Kinds of queries.
+QUERIES = ("detr", "deformable", "rtdetr", "dfine")
 
 
 @dataclass
@@ -38,18 +40,18 @@ class Case:
         return {**self.maps, "labels": self.labels}
 
 
-def case(kind: str, sigmoid: bool = False) -> Case:
-    """A case for a head of `kind`; `sigmoid`: of queries without a class of no object."""
+def case(kind: str) -> Case:
+    """A case for a head of `kind`."""
     random = np.random.RandomState(7)
     draw = {
         "dfl": _distances,
         "plain": _distances,
         "yolox": _offsets,
         "yolo5": _anchor_sizes,
-        "detr": _queries,
+        **dict.fromkeys(QUERIES, _queries),
         "fcos": _squares,
     }.get(kind, _anchored)
-    head, maps = draw(random, kind, sigmoid)
+    head, maps = draw(random, kind)
     values = [
         ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["N", *a.shape[1:]]))
         for n, a in maps.items()
@@ -92,7 +94,7 @@ def _shape(stride: int) -> tuple[int, int]:
     return SIZE[0] // stride, SIZE[1] // stride
 
 
-def _distances(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
+def _distances(random: np.random.RandomState, kind: str) -> tuple[Head, dict[str, np.ndarray]]:
     """Distributions of distances, or ``plain`` distances of a head with one prediction for each object (YOLO26)."""
     bins = 1 if kind == "plain" else 16
     maps = _maps(random, {"scores": CLASSES, "boxes": 4 * bins}, {"boxes": 2.0})
@@ -102,7 +104,7 @@ def _distances(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple
     return Head("dfl", CLASSES, tuple(levels), "images", SIZE, bins=bins, one_to_one=bins == 1), maps
 
 
-def _offsets(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
+def _offsets(random: np.random.RandomState, kind: str) -> tuple[Head, dict[str, np.ndarray]]:
     maps = _maps(random, {"scores": CLASSES, "boxes": 4, "objects": 1}, {"boxes": 0.5})
     levels = [
         Level(_shape(s), MapPart(f"scores{s}", 0, CLASSES), MapPart(f"boxes{s}", 0, 4), MapPart(f"objects{s}", 0, 1))
@@ -115,7 +117,7 @@ def _offsets(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[H
 ANCHORS = np.float32([[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 59]], [[58, 45], [78, 50], [60, 60]]])
 
 
-def _anchor_sizes(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
+def _anchor_sizes(random: np.random.RandomState, kind: str) -> tuple[Head, dict[str, np.ndarray]]:
     maps = _maps(random, {"map": 3 * (5 + CLASSES)}, {})
     levels = [
         Level(_shape(s), MapPart(f"map{s}", 5, CLASSES), MapPart(f"map{s}", 0, 4), MapPart(f"map{s}", 4, 1), 3)
@@ -128,7 +130,7 @@ def _anchor_sizes(random: np.random.RandomState, kind: str, sigmoid: bool) -> tu
 SHAPES = ((2, 2), (3, 1.5), (1.5, 3))
 
 
-def _anchored(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
+def _anchored(random: np.random.RandomState, kind: str) -> tuple[Head, dict[str, np.ndarray]]:
     count = CLASSES + (kind == "ssd")
     maps = _maps(random, {"scores": 3 * count, "boxes": 12}, {})
     levels, anchors = [], []
@@ -143,7 +145,7 @@ def _anchored(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[
     return Head(kind, CLASSES, tuple(levels), "images", SIZE, anchors=whole, background=background), maps
 
 
-def _squares(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
+def _squares(random: np.random.RandomState, kind: str) -> tuple[Head, dict[str, np.ndarray]]:
     maps = _maps(random, {"scores": CLASSES, "boxes": 4, "objects": 1}, {"boxes": 2.0})
     levels, anchors = [], []
     for s in STRIDES:
@@ -157,13 +159,17 @@ def _squares(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[H
     ), maps
 
 
-def _queries(random: np.random.RandomState, kind: str, sigmoid: bool) -> tuple[Head, dict[str, np.ndarray]]:
-    count = CLASSES + (not sigmoid)
+def _queries(random: np.random.RandomState, kind: str) -> tuple[Head, dict[str, np.ndarray]]:
+    """Queries, with a class of no object (DETR) or without; those of D-FINE have boxes out of the picture."""
+    count = CLASSES + (kind == "detr")
     boxes = 1 / (1 + np.exp(-random.standard_normal((len(COUNTS), 12, 4))))
+    boxes = 1.6 * boxes - 0.1 if kind == "dfine" else boxes
     maps = {
         "logits": random.standard_normal((len(COUNTS), 12, count)).astype(np.float32),
         "pred_boxes": boxes.astype(np.float32),
     }
     level = Level((0, 0), MapPart("logits", 0, count), MapPart("pred_boxes", 0, 4))
-    background = None if sigmoid else -1
-    return Head("detr", CLASSES, (level,), "images", SIZE, one_to_one=True, background=background), maps
+    background, varifocal = -1 if kind == "detr" else None, kind in ("rtdetr", "dfine")
+    return Head(
+        "detr", CLASSES, (level,), "images", SIZE, one_to_one=True, background=background, varifocal=varifocal
+    ), maps

@@ -8,7 +8,7 @@ The second line is of the gradient of their sum, see `projections`.
 - yolox: yolox 0.3.0, on the path;
 - yolo5: FILE, the folder ``yolov5/utils`` of the package yolov5 7.0.14;
 - ssd, fcos, retinanet: torchvision 0.28.0;
-- detr, deformable: transformers 5.23.0.
+- detr, deformable, rtdetr, dfine: transformers 5.23.0.
 
 Ultralytics and YOLOv5 multiply the loss by the number of pictures; the results here are divided by it.
 """
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.training.detection.raw_maps import ANCHORS, CLASSES, COUNTS, SIZE, STRIDES, Case, case, projections
+from tests.training.detection.raw_maps import ANCHORS, CLASSES, COUNTS, QUERIES, SIZE, STRIDES, Case, case, projections
 
 #: The raw maps of the case that is compared, whose gradients are compared as well.
 LEAVES: dict[str, torch.Tensor] = {}
@@ -181,20 +181,32 @@ def fcos() -> Terms:
     return {ours: found[theirs] for ours, theirs in names.items()}
 
 
-def queries(sigmoid: bool) -> Terms:
-    """The losses of DETR and Deformable DETR in transformers."""
+def queries(kind: str) -> Terms:
+    """The losses in transformers of DETR, Deformable DETR, and the last layer of RT-DETR and D-FINE."""
+    from transformers import DFineConfig, RTDetrConfig
+    from transformers.loss import loss_d_fine as dfine
     from transformers.loss import loss_deformable_detr as deformable
     from transformers.loss import loss_for_object_detection as detr
+    from transformers.loss import loss_rt_detr as rtdetr
 
-    c = case("detr", sigmoid)
+    c = case(kind)
     r = np.float32(rows(c))
     targets = [
         {"class_labels": torch.tensor(r[r[:, 0] == k, 1]).long(), "boxes": torch.tensor(r[r[:, 0] == k, 2:])}
         for k in range(len(COUNTS))
     ]
+    if kind in ("rtdetr", "dfine"):
+        t = tensors(c)
+        about = {"num_labels": CLASSES, "auxiliary_loss": False}
+        criterion, config = {
+            "rtdetr": (rtdetr.RTDetrForObjectDetectionLoss, RTDetrConfig),
+            "dfine": (dfine.DFineForObjectDetectionLoss, DFineConfig),
+        }[kind]
+        _, found, _ = criterion(t["logits"], targets, "cpu", t["pred_boxes"], config(**about))
+        return {"classes": found["loss_vfl"], "box": found["loss_bbox"], "overlap": found["loss_giou"]}
     costs = {"class_cost": 1, "bbox_cost": 5, "giou_cost": 2}
     about = {"num_classes": CLASSES, "losses": ["labels", "boxes"]}
-    if sigmoid:
+    if kind == "deformable":
         matcher = deformable.DeformableDetrHungarianMatcher(**costs)
         criterion = deformable.DeformableDetrImageLoss(matcher=matcher, focal_alpha=0.25, **about)
     else:
@@ -212,7 +224,7 @@ if __name__ == "__main__":
     runs: dict[str, Any] = {
         "dfl": dfl, "plain": lambda: dfl("plain"), "yolox": yolox, "ssd": lambda: anchored("ssd"), "fcos": fcos,
         "retinanet": lambda: anchored("retinanet"),
-        "detr": lambda: queries(False), "deformable": lambda: queries(True), "yolo5": lambda: yolo5(sys.argv[2]),
+        **{kind: lambda kind=kind: queries(kind) for kind in QUERIES}, "yolo5": lambda: yolo5(sys.argv[2]),
     }  # fmt: skip
     terms = runs[which]()
     torch.stack(list(terms.values())).sum().backward()

@@ -63,6 +63,7 @@ def test_trains(kind, boxes, tmp_path):
     assert json.loads(trainer.inference_ir().metadata_props["onnxgrad.detector"])["letterbox"]["std"] == [1.0]
     losses = [epoch["loss"] for epoch in trainer.history.epochs]
     assert losses[-1] < 0.9 * losses[0]
+    assert all(epoch["box_loss"] > 0 for epoch in trainer.history.epochs)  # objects are paired with predictions
     plain = onnxruntime.InferenceSession(output)
     assert [v.name for v in plain.get_outputs()] == list(before)
     saved = load_model(output)
@@ -71,6 +72,20 @@ def test_trains(kind, boxes, tmp_path):
     assert stored_names(saved, 2) == ("cat", "fox")
     assert all(v.uses() for v in saved.graph.initializers.values())
     plain.run(None, noise(saved, 1, head.size))
+
+
+def test_objects_that_no_prediction_overlaps(boxes):
+    """TaskAligned pairs them with none: the loss falls to zero, and a warning says that nothing is learned."""
+    model = detector("yolov8", ["ant"])
+    for value in model.graph.initializers.values():  # distances of zero: boxes are points
+        array = value.const_value.numpy()
+        if array.shape[:1] == (64,):
+            spread = np.zeros_like(array) if array.ndim > 1 else np.tile(np.float32([1e4] + [0] * 15), 4)
+            value.const_value = ir.tensor(spread, name=value.name)
+    with pytest.warns(UserWarning, match=r"epoch 1: no prediction was paired with an object") as warned:
+        trainer = onnxgrad.train(model, boxes, task="detection", epochs=2, batch_size=4, optimizer="adam")
+    assert len(warned) == 1
+    assert [epoch["box_loss"] for epoch in trainer.history.epochs] == [0, 0]
 
 
 def test_weights_in_constants_are_trained(boxes):
@@ -228,9 +243,18 @@ def test_other_tasks_refuse_its_settings(boxes, tmp_path):
         onnxgrad.evaluate(model, {"images": np.zeros((1, 3, 64, 64), np.float32)}, classes="cat")
 
 
-def test_parts_of_a_batch_are_refused(boxes):
-    with pytest.raises(BadInput, match="the loss 'detection' does not"):
-        onnxgrad.train(detector("yolov8", ["ant"]), boxes, task="detection", accumulate=2, batch_size=4)
+def test_parts_of_a_batch(boxes):
+    """The loss is that of the whole batch, which assigns as many boxes."""
+    for first, *others in zip(*(
+        onnxgrad.train(
+            detector("yolov8", ["ant"]), boxes, task="detection", accumulate=parts, epochs=2, batch_size=4,
+            optimizer="sgd", learning_rate=1e-5,
+        ).history.epochs
+        for parts in (1, 2)
+    )):  # fmt: skip
+        for other in others:
+            for name in ("loss", "box_loss", "classes_loss", "distances_loss"):
+                assert other[name] == pytest.approx(first[name], rel=1e-5)
 
 
 def test_notes_of_a_call(boxes, capsys):

@@ -28,6 +28,8 @@ REFERENCES = {
     "retinanet": {"box": 2.426455, "classes": 330.648651},
     "detr": {"classes": 1.674707, "box": 2.434967, "overlap": 1.94727},
     "deformable": {"classes": 5.196993, "box": 2.526981, "overlap": 2.072268},
+    "rtdetr": {"classes": 5.265613, "box": 2.526981, "overlap": 2.072268},
+    "dfine": {"classes": 5.24357, "box": 4.186576, "overlap": 2.566407},
 }
 #: Slopes of the references, see `projections`.
 GRADIENTS = {
@@ -40,15 +42,13 @@ GRADIENTS = {
     "retinanet": {"boxes": 0.0966599, "scores": 1.32236},
     "detr": {"logits": 0.108601, "pred_boxes": 8.5492},
     "deformable": {"logits": 0.967787, "pred_boxes": 4.74634},
+    "rtdetr": {"logits": 0.512105, "pred_boxes": 4.74634},
+    "dfine": {"logits": 0.46816, "pred_boxes": 0.755177},
 }
 
 
-def _case(kind):
-    return case("detr", sigmoid=True) if kind == "deformable" else case(kind)
-
-
 def _loss(kind, **about):
-    c = _case(kind)
+    c = case(kind)
     return detection_loss(c.model, c.head, **about), c
 
 

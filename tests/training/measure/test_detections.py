@@ -17,7 +17,9 @@ import onnxgrad
 from onnxgrad.cli.app import build
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.annotations.reading import read_detection
-from onnxgrad.training.detection.predict import Detector, suppress
+from onnxgrad.training.detection.letterbox import Letterbox
+from onnxgrad.training.detection.masks import InstanceMasks
+from onnxgrad.training.detection.predict import Detector, choose_best, suppress
 from onnxgrad.training.measure.detections import compare_boxes
 from onnxgrad.training.metrics.boxes import Detections
 from onnxgrad.training.metrics.registry import METRICS
@@ -86,6 +88,57 @@ def test_suppression():
     boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 9], [20, 0, 30, 10], [0, 0, 10, 6]], float)
     assert suppress(boxes, np.array([0, 0, 1, 0, 0])).tolist() == [0, 2, 3, 4]
     assert suppress(boxes, np.array([0, 0, 1, 0, 0]), 0.55).tolist() == [0, 2, 3]
+
+
+def test_best_boxes_of_a_picture():
+    """30000 of all scores above 0.001 are compared; 300 that overlap no better one are kept (Ultralytics)."""
+    corner = np.arange(320.0)[:, None] * 20
+    boxes = np.tile([0, 0, 10, 10.0], (5000, 1))
+    boxes[4000:4320] = corner + np.array([0, 0, 10, 10])
+    shares = np.linspace(0.9, 0.1, 5000)[:, None] * [1, 0]
+    shares[0, 1] = 0.001
+    rows, labels, scores = choose_best(boxes, shares, one_to_one=False)
+    assert rows.tolist() == [0, *range(4001, 4300)]  # behind 3999 on the same object
+    assert (labels == 0).all()
+    np.testing.assert_array_equal(scores, shares[rows, 0])
+    rows, _, _ = choose_best(boxes, shares, one_to_one=True)
+    assert rows.tolist() == list(range(300))
+
+
+def test_masks_of_instances(tmp_path):
+    """Metrics of masks are taken where the model draws them, and all objects have outlines."""
+    data = json.loads(write_coco(tmp_path).read_text())
+    model = detector("yolov8_seg", ["cat", "dog"])
+    assert "mask_map50" not in onnxgrad.evaluate(model, tmp_path / "boxes.json", task="detection").metrics
+    with pytest.raises(BadInput, match="has no outline"):
+        onnxgrad.evaluate(model, tmp_path / "boxes.json", task="detection", metrics="mask_map50")
+    for one in data["annotations"]:
+        x, y, w, h = one["bbox"]
+        one["segmentation"] = [[x, y, x + w, y, x + w, y + h]]
+    (tmp_path / "boxes.json").write_text(json.dumps(data))
+    found = onnxgrad.evaluate(model, tmp_path / "boxes.json", task="detection").metrics
+    assert {"map50", "mask_map50", "mask_map50_95"} <= set(found)
+    with pytest.raises(BadInput, match="a detector that draws them"):
+        onnxgrad.evaluate(
+            detector("yolov8", ["cat", "dog"]), tmp_path / "boxes.json", task="detection", metrics="mask_map50"
+        )
+
+
+def test_pixels_of_masks():
+    """The weighted sum of maps, interpolated in the picture, above zero inside of the box."""
+    letterbox = Letterbox(32, 32)
+    placement = letterbox.place((40, 20))  # 32 by 16 pixels, 8 below the upper edge
+    maps = np.stack([np.tile(np.arange(8.0) - 3.5, (8, 1)), np.tile(np.arange(8.0)[:, None] - 3.5, (1, 8))])
+    weights = np.array([[1.0, 0], [0, 1.0], [-1.0, 0]])
+    boxes = np.array([[0, 0, 40, 20], [3.5, 2.2, 17, 20], [30, 0, 40, 20]])
+    masks = InstanceMasks(weights, maps, boxes, placement, (32, 32))
+    whole = np.zeros((3, 20, 40), bool)
+    for mask, (y, x, pixels) in zip(whole, masks):
+        mask[y : y + pixels.shape[0], x : x + pixels.shape[1]] = pixels
+    expected = np.zeros((3, 20, 40), bool)
+    expected[0, :, 20:] = True  # the middle of the canvas is that of the picture
+    expected[1, 10:, 4:17] = True
+    np.testing.assert_array_equal(whole, expected)
 
 
 NUDENET = find_spec("nudenet")

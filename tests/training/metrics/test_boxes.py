@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxgrad.distributed import Alone, gathered
-from onnxgrad.training.metrics.boxes import AveragePrecision, Detections, overlaps
+from onnxgrad.training.metrics.boxes import AveragePrecision, Detections, mask_overlaps, overlaps
 
 NAMES = ("cat", "dog", "bird", "never")
 #: Names of the twelve statistics of pycocotools, in its order.
@@ -53,8 +53,34 @@ def crowded(seed):  # type: ignore[no-untyped-def]
         yield sample, Detections(boxes, rng.integers(1, 5, 500) / 4, found.labels[many])
 
 
-def by_pycocotools(pictures):  # type: ignore[no-untyped-def]
-    """The object COCOeval of pycocotools for `pictures`."""
+def with_masks(seed):  # type: ignore[no-untyped-def]
+    """Pictures of objects with masks, and masks near them and elsewhere, of a few scores; some have over 100."""
+    rng = np.random.default_rng(seed)
+    for picture in range(6):
+        objects = np.zeros((int(rng.integers(0, 7)), 70, 90), bool)
+        for mask in objects:
+            y, x, h, w = (*rng.integers(0, 50, 2), *rng.integers(4, 40, 2))
+            mask[y : y + h, x : x + w] = rng.random(mask[y : y + h, x : x + w].shape) < rng.choice([0.6, 1.0])
+        labels, crowd = rng.integers(0, 3, len(objects)), rng.random(len(objects)) < 0.2
+        windows, classes = [], []
+        for k in rng.integers(0, len(objects) + 2, 130 if picture == 3 else 14):
+            if k < len(objects) and rng.random() < 0.8:
+                moved = np.roll(objects[k], rng.integers(-3, 4, 2), (0, 1))
+                y, x = (int(np.flatnonzero(moved.any(a)).min(initial=0)) for a in (1, 0))
+                windows.append((y, x, moved[y:, x:]))
+                classes.append(labels[k])
+            else:
+                y, x, h, w = (*rng.integers(0, 50, 2).tolist(), *rng.integers(0, 20, 2))
+                windows.append((y, x, rng.random((h, w)) < 0.7))
+                classes.append(rng.integers(0, 4) if picture != 3 else 0)
+        n = len(windows)
+        sample = {"boxes": np.zeros((len(objects), 4)), "labels": labels, "crowd": crowd, "masks": objects}
+        sample["areas"] = objects.sum((1, 2)).astype(float)
+        yield sample, Detections(np.zeros((n, 4)), rng.integers(1, 6, n) / 5, np.array(classes), windows)
+
+
+def by_pycocotools(pictures, kind="bbox"):  # type: ignore[no-untyped-def]
+    """The object COCOeval of pycocotools for `pictures`; of `kind` segm, masks are compared."""
     coco = pytest.importorskip("pycocotools.coco")
     evaluator = pytest.importorskip("pycocotools.cocoeval")
     content: dict = {"images": [], "annotations": [], "info": {}}
@@ -66,18 +92,55 @@ def by_pycocotools(pictures):  # type: ignore[no-untyped-def]
             entry = {"id": len(content["annotations"]) + 1, "image_id": k, "category_id": int(label)}
             sides = [*box[:2], *(box[2:] - box[:2])]
             content["annotations"].append({**entry, "bbox": sides, "area": float(area), "iscrowd": int(crowd)})
-        for box, score, label in zip(found.boxes, found.scores, found.labels):
+        for i, (box, score, label) in enumerate(zip(found.boxes, found.scores, found.labels)):
             sides = [*map(float, box[:2]), *map(float, box[2:] - box[:2])]
             results.append({"image_id": k, "category_id": int(label), "bbox": sides, "score": float(score)})
+            if kind == "segm":
+                del results[-1]["bbox"]
+                whole = np.zeros(sample["masks"].shape[1:], bool)
+                y, x, pixels = found.masks[i]
+                whole[y : y + pixels.shape[0], x : x + pixels.shape[1]] = pixels
+                results[-1]["segmentation"] = _encoded(whole)
+        if kind == "segm":
+            content["images"][-1] |= dict(zip(("height", "width"), sample["masks"].shape[1:]))
+            own = content["annotations"][len(content["annotations"]) - len(sample["masks"]) :]
+            for entry, mask in zip(own, sample["masks"]):
+                entry["segmentation"] = _encoded(mask)
     with contextlib.redirect_stdout(io.StringIO()):
         truth = coco.COCO()
         truth.dataset = content
         truth.createIndex()
-        evaluation = evaluator.COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluation = evaluator.COCOeval(truth, truth.loadRes(results), kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
     return evaluation
+
+
+def _encoded(mask):  # type: ignore[no-untyped-def]
+    return pytest.importorskip("pycocotools.mask").encode(np.asfortranarray(mask.astype(np.uint8)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_as_pycocotools(seed):
+    pictures = list(with_masks(seed))
+    evaluation = by_pycocotools(pictures, "segm")
+    running = AveragePrecision(NAMES, masks=True)
+    for k, (sample, found) in enumerate(pictures):
+        running.add(found, sample, sample["areas"], k)
+    metrics = running.result().metrics
+    assert 0.02 < metrics["map50_95"] < 0.95
+    for name, expected in zip(STATISTICS, evaluation.stats):
+        assert np.nan_to_num(metrics[name], nan=-1) == pytest.approx(expected, abs=1e-9), name
+
+
+def test_overlaps_of_masks():
+    objects = np.zeros((2, 4, 4), bool)
+    objects[0, :2, :2] = objects[1, 2:] = True
+    masks = [(1, 0, np.ones((2, 2), bool)), (3, 3, np.zeros((0, 1), bool))]
+    found, areas = mask_overlaps(masks, objects, np.array([False, True]))
+    np.testing.assert_allclose(found, [[2 / 6, 2 / 4], [0, 0]])
+    assert areas.tolist() == [4, 0]
 
 
 @pytest.mark.parametrize("integers", [False, True])

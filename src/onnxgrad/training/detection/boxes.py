@@ -116,7 +116,7 @@ def decode(b: Builder, head: Head, values: Mapping[str, Var]) -> Decoded:
         boxes, scores = values[level.boxes.value], values[level.scores.value]
         return Decoded(from_centres(b, boxes) * b.const(scale), scores, None, boxes, None)
     rows = {
-        name: b.Concat(*(_rows(b, getattr(level, name), values, level.anchors) for level in head.levels), axis=1)
+        name: b.Concat(*(rows_of(b, getattr(level, name), values, level.anchors) for level in head.levels), axis=1)
         for name in ("boxes", "scores", "objects") if getattr(head.levels[0], name) is not None
     }  # fmt: skip
     places = b.const(places_of(head))
@@ -136,7 +136,7 @@ def places_of(head: Head) -> np.ndarray:
     return np.concatenate(found).astype(np.float32)
 
 
-def _rows(b: Builder, part: MapPart, values: Mapping[str, Var], anchors: int) -> Var:
+def rows_of(b: Builder, part: MapPart, values: Mapping[str, Var], anchors: int) -> Var:
     """MapPart of a map [N, a·c, H, W], or of [N, a·each, H, W], as rows [N, H·W·a, size]."""
     value = values[part.value]
     assert value.shape is not None

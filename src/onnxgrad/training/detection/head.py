@@ -38,6 +38,7 @@ class Level:
         boxes: encoded boxes.
         objects: objectness, where the head has one.
         anchors: how many boxes a place has.
+        masks: weights of the maps of masks, where the head has them.
     """
 
     shape: tuple[int, int]
@@ -45,6 +46,7 @@ class Level:
     boxes: MapPart
     objects: MapPart | None = None
     anchors: int = 1
+    masks: MapPart | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Head:
         one_to_one: each object has one prediction, and nothing is suppressed.
         background: the class of no object: 0 (first), -1 (last), or None.
         others: last layers that no loss trains, of masks or key points.
+        maps: the output of maps whose weighted sums are masks (see `masks`); empty without masks.
+        varifocal: scores learn the overlaps of their boxes (RT-DETR, D-FINE).
     """
 
     kind: str
@@ -77,6 +81,8 @@ class Head:
     one_to_one: bool = False
     background: int | None = None
     others: tuple[str, ...] = ()
+    maps: str = ""
+    varifocal: bool = False
 
     @property
     def strides(self) -> list[float]:
@@ -91,10 +97,15 @@ class Head:
         return list(dict.fromkeys(p.value for p in parts))
 
     @property
+    def mask_values(self) -> list[str]:
+        """The values that masks are drawn of; none without masks."""
+        return [self.maps, *(level.masks.value for level in self.levels if level.masks)] if self.maps else []
+
+    @property
     def text(self) -> str:
         """The head in words."""
         if self.kind == "detr":
-            return f"a head of queries (DETR), {self.classes} classes"
+            return f"a head of queries ({'RT-DETR' if self.varifocal else 'DETR'}), {self.classes} classes"
         names = {
             "dfl": "YOLOv8",
             "yolox": "YOLOX",

@@ -34,6 +34,7 @@ from onnxgrad.training.detection.head import (
     nodes_behind,
     unknown_kind,
 )
+from onnxgrad.training.detection.masks import with_masks
 from onnxgrad.training.detection.probe import noise, noted_offset, picture_input, picture_size, run_values
 from onnxgrad.training.detection.queries import query_head
 
@@ -149,7 +150,8 @@ def _grid(
     """A head on maps."""
     shapes = run_values(model, [v.name or "" for v in ends], noise(model, 1, size))
     sized = [_End(v, s[1], s[2:]) for v in ends if len(s := shapes[v.name or ""].shape) == 4]
-    sized, others = _without_others(sized, bins)
+    sized, beside = _without_others(sized, bins)
+    others = tuple(e.value.name or "" for e in beside)
     levels = [[e for e in sized if e.shape == shape] for shape in dict.fromkeys(e.shape for e in sized)]
     levels.sort(key=lambda ends: -ends[0].shape[0] * ends[0].shape[1])
     if not levels or len({len(ends) for ends in levels}) > 1:
@@ -159,12 +161,13 @@ def _grid(
     if count == 1:
         return _combined(model, levels, bins, about, offset)
     if count == 2:
-        return _two(model, levels, bins, about)
+        found = _two(model, levels, bins, about)
+        return with_masks(model.graph, found, [(e.value, (e.channels, *e.shape)) for e in beside])
     return _fcos(model, levels, about) or _with_objects(levels, about)
 
 
-def _without_others(ends: list[_End], bins: int) -> tuple[list[_End], tuple[str, ...]]:
-    """Layers of distributions and classes, and the names of those of masks or key points beside them (YOLOv8)."""
+def _without_others(ends: list[_End], bins: int) -> tuple[list[_End], list[_End]]:
+    """Layers of distributions and classes, and those of masks or key points beside them (YOLOv8)."""
     boxes = [e for e in ends if bins and e.channels == 4 * bins]
     scores = [
         e
@@ -172,10 +175,8 @@ def _without_others(ends: list[_End], bins: int) -> tuple[list[_End], tuple[str,
         if e not in boxes and e.shape in [o.shape for o in boxes] and is_op(activation_behind(e.value), "Sigmoid")
     ]
     if not boxes or len(boxes) != len(scores):
-        return ends, ()
-    return [e for e in ends if e in boxes or e in scores], tuple(
-        e.value.name or "" for e in ends if e not in boxes and e not in scores
-    )
+        return ends, []
+    return [e for e in ends if e in boxes or e in scores], [e for e in ends if e not in boxes and e not in scores]
 
 
 def _level(

@@ -16,11 +16,13 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.training.detection.assigners import Labels, number
 from onnxgrad.training.detection.boxes import Decoded, at, from_centres, hold_constant, overlap
 from onnxgrad.training.detection.head import Head
-from onnxgrad.training.detection.terms import focal
+from onnxgrad.training.detection.terms import cross_entropies, focal
 from onnxgrad.training.graph.inline_graphs import Inlined
 
 #: Factors of costs and of terms: classes, L1 and GIoU of boxes (Carion et al. 2020); the weight of no object.
 CLASSES, DISTANCE, OVERLAP, NOTHING = 1.0, 5.0, 2.0, 0.1
+#: Of RT-DETR (Zhao et al. 2023): the factor of the cost of classes, and the share of what is no object in its loss.
+VARIFOCAL_COST, VARIFOCAL_SHARE = 2.0, 0.75
 
 #: Costs [N, M, Q] and the number of labels [N, 1] to the label of each query [N, Q], or -1. In the body, `i` is the
 #: label whose row is scanned, `j` the query at the end of a path, `walks` marks pictures that change pairs along one.
@@ -182,20 +184,27 @@ def query_loss(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss:
     """Classes of all queries, with no object for those without a label, and boxes of the others."""
     scale = b.const(np.array([head.size[1], head.size[0]] * 2, np.float32))
     wanted = labels.boxes / scale
-    corners = from_centres(b, found.encoded)
+    predicted = b.Clip(found.encoded, 0.0, 1.0) if head.varifocal else found.encoded  # of D-FINE also beyond
+    corners = from_centres(b, predicted)
     centres = b.Mul(at(b, wanted, 0, 2) + at(b, wanted, 2, 4), 0.5)
     encoded = b.Concat(centres, at(b, wanted, 2, 4) - at(b, wanted, 0, 2), axis=-1)
     kind = box_loss or "giou"
     overlaps = overlap(b, b.Unsqueeze(wanted, [2]), b.Unsqueeze(corners, [1]), kind, 0.0 if kind == "giou" else 1e-7)
-    apart = b.ReduceSum(b.Abs(b.Unsqueeze(encoded, [2]) - b.Unsqueeze(found.encoded, [1])), [-1], keepdims=0)
+    apart = b.ReduceSum(b.Abs(b.Unsqueeze(encoded, [2]) - b.Unsqueeze(predicted, [1])), [-1], keepdims=0)
     each = _costs(b, head, found.scores)
     by_class = b.MatMul(labels.one_hot, b.Transpose(each, perm=[0, 2, 1]))
-    cost = by_class * CLASSES + apart * DISTANCE - overlaps * OVERLAP
+    cost = by_class * (VARIFOCAL_COST if head.varifocal else CLASSES) + apart * DISTANCE - overlaps * OVERLAP
     mask = hold_constant(b, pair(b, cost, labels.there))
     count = b.Max(b.ReduceSum(labels.there, keepdims=0), 1.0)
-    classes = b.MatMul(b.Transpose(mask, perm=[0, 2, 1]), labels.one_hot)
+    classes = hold_constant(b, b.MatMul(b.Transpose(mask, perm=[0, 2, 1]), labels.one_hot))
+    if head.varifocal:
+        iou = overlap(b, b.Unsqueeze(wanted, [2]), b.Unsqueeze(corners, [1]), "iou", 1e-16)
+        own = b.ReduceSum(iou * mask, [1], keepdims=0)
+        by_classes = _varifocal(b, found.scores, classes, hold_constant(b, b.Unsqueeze(own, [-1]))) / count
+    else:
+        by_classes = _of_classes(b, head, found.scores, classes, count)
     return {
-        "classes": b.Mul(_of_classes(b, head, found.scores, hold_constant(b, classes), count), CLASSES),
+        "classes": b.Mul(by_classes, CLASSES),
         "box": b.Mul(b.ReduceSum(apart * mask, keepdims=0) / count, DISTANCE),
         "overlap": b.Mul(b.ReduceSum((1.0 - overlaps) * mask, keepdims=0) / count, OVERLAP),
     }
@@ -208,6 +217,13 @@ def _costs(b: Builder, head: Head, scores: Var) -> Var:
     p = b.Sigmoid(scores)
     right = b.Neg(b.Log(p + 1e-8)) * (1.0 - p) ** 2.0 * 0.25
     return right - b.Neg(b.Log(1.0 - p + 1e-8)) * p**2.0 * 0.75
+
+
+def _varifocal(b: Builder, scores: Var, classes: Var, overlaps: Var) -> Var:
+    """Cross entropy with the overlap of the box as the target, weighted by it, or by the score² of other classes."""
+    targets = classes * overlaps
+    weights = b.Sigmoid(scores) ** 2.0 * (1.0 - classes) * VARIFOCAL_SHARE + targets
+    return b.ReduceSum(cross_entropies(b, scores, targets) * hold_constant(b, weights), keepdims=0)
 
 
 def _of_classes(b: Builder, head: Head, scores: Var, classes: Var, count: Var) -> Var:

@@ -17,10 +17,11 @@ from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.batch import open_batch
-from onnxgrad.training.detection.boxes import decode
+from onnxgrad.training.detection.boxes import decode, rows_of
 from onnxgrad.training.detection.head import Head
 from onnxgrad.training.detection.heads import find_head
 from onnxgrad.training.detection.letterbox import Placement
+from onnxgrad.training.detection.masks import InstanceMasks
 from onnxgrad.training.detection.probe import picture_input, stored_names
 from onnxgrad.training.detection.task import letterbox_of
 from onnxgrad.training.metadata import DETECTOR
@@ -28,12 +29,12 @@ from onnxgrad.training.metrics.boxes import Detections, overlaps
 
 #: The opset of the decoding.
 OPSET = 21
-#: The least score of a box.
+#: Scores of boxes are above.
 LEAST = 0.001
 #: The overlap from which on two boxes of a class are of the same object.
 SAME = 0.7
-#: The most boxes of a picture, before and after those of the same object are removed.
-CANDIDATES, MOST = 3000, 300
+#: The most boxes of a picture, before and after those of the same object are removed (Ultralytics).
+CANDIDATES, MOST = 30000, 300
 
 
 class BoxDecoder:
@@ -43,14 +44,17 @@ class BoxDecoder:
         head: of the detector.
         values: the raw values, with their types and shapes.
         options: how ONNX Runtime runs the decoding.
+        masks: masks are drawn as well, of further values.
     """
 
-    def __init__(self, head: Head, values: Mapping[str, ir.Value], options: Options | None = None) -> None:
-        self.head = head
+    def __init__(
+        self, head: Head, values: Mapping[str, ir.Value], options: Options | None = None, masks: bool = False
+    ) -> None:
+        self.head, self.masks = head, masks
         graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="boxes")
         builder = Builder(graph)
         raw = {}
-        for name in head.values:
+        for name in [*head.values, *(head.mask_values[1:] if masks else ())]:
             like = values[name]
             assert like.shape is not None
             value = ir.Value(name=name, type=like.type, shape=ir.Shape(["N", *list(like.shape)[1:]]))
@@ -58,6 +62,9 @@ class BoxDecoder:
             raw[name] = builder.var(value)
         found = decode(builder, head, raw)
         self._outputs = [found.boxes.value, found.probabilities(builder, head).value]
+        parts = [level.masks for level in head.levels if masks and level.masks]
+        if parts:
+            self._outputs.append(builder.Concat(*(rows_of(builder, p, raw, 1) for p in parts), axis=1).value)
         graph.outputs.extend(self._outputs)
         prune(graph)
         self._session = Session(ir.Model(graph, ir_version=10), options or Options())
@@ -70,21 +77,18 @@ class BoxDecoder:
             placements: the place of each picture on its canvas; None: boxes are in pixels of the canvas.
         """
         results = self._session.run({name: values[name] for name in self._session.inputs})
-        boxes, shares = (results[v.name or ""] for v in self._outputs)
-        return [self._keep_best(b, s, p) for b, s, p in zip(boxes, shares, placements)]
-
-    def _keep_best(self, boxes: np.ndarray, shares: np.ndarray, placement: Placement | None) -> Detections:
-        """The boxes [A, 4] with probabilities [A, classes] that are kept, in pixels of the picture."""
-        rows, labels = np.nonzero(shares >= LEAST)
-        scores = shares[rows, labels]
-        order = np.argsort(-scores, kind="stable")[:CANDIDATES]
-        rows, labels, scores = rows[order], labels[order], scores[order]
-        corners = boxes[rows].astype(np.float64)
-        if not (self.head.one_to_one or self.head.kind == "detr"):
-            kept = suppress(corners, labels)
-            corners, labels, scores = corners[kept], labels[kept], scores[kept]
-        corners, labels, scores = corners[:MOST], labels[:MOST], scores[:MOST]
-        return Detections(corners if placement is None else placement.to_picture(corners), scores, labels)
+        boxes, shares, *weights = (results[v.name or ""] for v in self._outputs)
+        found = []
+        for k, placement in enumerate(placements):
+            rows, labels, scores = choose_best(boxes[k], shares[k], self.head.one_to_one)
+            corners = boxes[k][rows].astype(np.float64)
+            corners = corners if placement is None else placement.to_picture(corners)
+            masks = None
+            if weights and placement is not None:
+                maps = values[self.head.maps][k]
+                masks = InstanceMasks(weights[0][k][rows], maps, corners, placement, self.head.size)
+            found.append(Detections(corners, scores, labels, masks))
+        return found
 
 
 class Detector:
@@ -122,8 +126,8 @@ class Detector:
         self._last = image.shape[3] == 3 and image.shape[1] != 3
         self._batch = image.shape[0] if isinstance(image.shape[0], int) else None
         named = named_values(opened.graph)
-        self._decoder = BoxDecoder(self.head, named, options)
-        opened.graph.outputs[:] = [named[name] for name in self.head.values]
+        self._decoder = BoxDecoder(self.head, named, options, masks=bool(self.head.maps))
+        opened.graph.outputs[:] = [named[name] for name in [*self.head.values, *self.head.mask_values]]
         prune(opened.graph)
         opened.graph.inputs[:] = [
             v for v in opened.graph.inputs if v is image or v.uses()
@@ -144,11 +148,31 @@ class Detector:
         return found
 
 
-def suppress(boxes: np.ndarray, labels: np.ndarray, same: float = SAME) -> np.ndarray:
-    """The places of `boxes`, sorted by score, that no better one of the same label overlaps by more than `same`."""
-    kept = []
+def choose_best(boxes: np.ndarray, shares: np.ndarray, one_to_one: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The predictions of a picture that are kept, the best first: their rows, labels and scores.
+
+    Args:
+        boxes: [A, 4].
+        shares: probabilities [A, classes].
+        one_to_one: each object has one prediction, and nothing is suppressed.
+    """
+    rows, labels = np.nonzero(shares > LEAST)
+    scores = shares[rows, labels]
+    order = np.argsort(-scores, kind="stable")[:CANDIDATES]
+    if not one_to_one:
+        order = order[suppress(boxes[rows[order]].astype(np.float64), labels[order], most=MOST)]
+    order = order[:MOST]
+    return rows[order], labels[order], scores[order]
+
+
+def suppress(boxes: np.ndarray, labels: np.ndarray, same: float = SAME, most: int | None = None) -> np.ndarray:
+    """The places of `boxes`, sorted by score, that no better one of the same label overlaps by more than `same`.
+
+    Only the first `most` are computed.
+    """
+    kept: list[int] = []
     left = np.arange(len(boxes))
-    while len(left):
+    while len(left) and len(kept) != most:
         first, left = left[0], left[1:]
         kept.append(first)
         other = labels[left] != labels[first]

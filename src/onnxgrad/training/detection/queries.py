@@ -46,8 +46,18 @@ def query_head(model: ir.Model, image: ir.Value, size: tuple[int, int], ends: Se
     level = Level((0, 0), MapPart(scores.name or "", 0, number), MapPart(boxes.name or "", 0, 4))
     return Head(
         "detr", number - (not sigmoid), (level,), image.name or "", size, one_to_one=True,
-        background=None if sigmoid else -1,
+        background=None if sigmoid else -1, varifocal=sigmoid and _varifocal(model.graph, boxes),
     )  # fmt: skip
+
+
+def _varifocal(graph: ir.Graph, boxes: ir.Value) -> bool:
+    """True if queries begin at the places of the encoder whose best class has the largest score (RT-DETR, D-FINE).
+
+    Those of Deformable DETR begin by the first class alone, and LW-DETR's sizes of boxes are exponentials.
+    """
+    nodes = ancestors(graph, [boxes])
+    chosen = (producer(n.inputs[0], "ReduceMax") for n in nodes if is_op(n, "TopK"))
+    return any(n is not None for n in chosen) and not any(is_op(n, "Exp") for n in nodes)
 
 
 def _outputs(graph: ir.Graph) -> tuple[ir.Value, ir.Value] | None:

@@ -28,6 +28,7 @@ from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.sparse_update import sparse_update
 from onnxgrad.training.loop.trained import AnyData
 from onnxgrad.training.loop.trainer import Trainer
+from onnxgrad.training.loop.unpaired import WarnUnpaired
 from onnxgrad.training.loss.class_axis import with_class_axis
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.measure.predict import as_given
@@ -103,6 +104,7 @@ def with_detector(model: Any, data: Any, recipe: Recipe) -> tuple[ir.Model, Colu
         task=TaskRecipe(),
         detection=DetectionRecipe(),
         data=replace(recipe.data, validation=held_out),
+        log=replace(recipe.log, callbacks=[*recipe.log.callbacks, WarnUnpaired()]),
     )
     return task.model, Columns(columns, str(data)), changed, task.notes
 

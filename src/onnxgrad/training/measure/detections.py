@@ -18,7 +18,7 @@ from onnxgrad.training.detection.pictures import draw_boxes
 from onnxgrad.training.detection.predict import BoxDecoder, Detector
 from onnxgrad.training.measure.misses import Miss
 from onnxgrad.training.measure.result import Evaluated
-from onnxgrad.training.metrics.boxes import BACKGROUND, DEFINED, SHOWN, AveragePrecision, Detections
+from onnxgrad.training.metrics.boxes import BACKGROUND, DEFINED, OF_MASKS, SHOWN, AveragePrecision, Detections
 from onnxgrad.training.metrics.registry import DEFAULTS
 
 
@@ -47,6 +47,19 @@ def held_out_boxes(detector: Detector, data: Any, classes: Sequence[str] = ()) -
     return opened
 
 
+def box_metrics(detector: Detector, data: DetectionData, asked: Sequence[str] | None) -> Sequence[str]:
+    """The metrics of `asked`, or the usual ones: of masks as well, if the model draws them and all objects have them.
+
+    Raises:
+        BadInput: metrics are of masks, which the model does not draw.
+    """
+    if any(name in OF_MASKS for name in asked or ()) and not detector.head.maps:
+        raise BadInput("metrics of masks need a detector that draws them, as YOLOv8-seg; this one has none")
+    with_masks = detector.head.maps and all(len(row.labels) == 0 or all(row.segments or [0]) for row in data.rows)
+    usual = (*DEFAULTS["boxes"], *("mask_map50_95", "mask_map50")[: 2 * bool(with_masks)])
+    return usual if asked is None else asked
+
+
 def compare_boxes(
     detector: Callable[[Sequence[np.ndarray]], list[Detections]],
     data: DetectionData,
@@ -66,13 +79,14 @@ def compare_boxes(
         shown: the number of first pictures to draw.
 
     Raises:
-        BadInput: a metric is none of boxes.
+        BadInput: a metric is none of boxes or masks, or an object has no mask.
     """
     names = list(DEFAULTS["boxes"] if metrics is None else metrics)
-    strange = next((n for n in names if n not in DEFINED), None)
+    strange = next((n for n in names if n not in DEFINED and n not in OF_MASKS), None)
     if strange is not None:
-        raise BadInput(f"{strange} is no metric for a task of boxes; those are {', '.join(DEFINED)}")
+        raise BadInput(f"{strange} is no metric for a task of boxes; those are {', '.join([*DEFINED, *OF_MASKS])}")
     running = AveragePrecision(data.names)
+    masked = AveragePrecision(data.names, masks=True) if any(n in OF_MASKS for n in names) else None
     errors = np.zeros(len(data), np.int64)
     kept: dict[int, Detections] = {}
     for start in range(0, len(data), batch_size):
@@ -80,15 +94,20 @@ def compare_boxes(
         samples = [data[k] for k in rows]
         for k, sample, found in zip(rows, samples, detector([s["image"] for s in samples])):
             row = data.rows[k]
-            table = running.add(found, {**sample, "boxes": row.boxes}, row.areas, row.name)
+            known = {**sample, "boxes": row.boxes}
+            table = running.add(found, known, row.areas, row.name)
+            if masked is not None:
+                masked.add(found, {**known, "masks": data.masks(k)}, row.areas, row.name)
             errors[k] = table.sum() - np.trace(table)
             kept[k] = Detections(*(a[found.scores >= SHOWN] for a in (found.boxes, found.scores, found.labels)))
     result = running.result()
+    of_masks = {} if masked is None else masked.result().metrics
+    values = result.metrics | {f"mask_{name}": value for name, value in of_masks.items()}
     order = np.argsort(-errors, kind="stable")[:worst]
     misses = [_miss(data, int(k), kept[int(k)], int(errors[k])) for k in order if errors[k]]
     first = [(str(data.rows[k].name), draw_boxes(data[k], kept[k], data.names)) for k in range(min(shown, len(data)))]
     return Evaluated(
-        "boxes", {name: result.metrics[name] for name in names}, int(data.counts.sum()), "boxes", "boxes",
+        "boxes", {name: values[name] for name in names}, int(data.counts.sum()), "boxes", "boxes",
         result.confusion, result.classes, misses if worst else None, [*data.names, BACKGROUND], result.curves, first,
     )  # fmt: skip
 

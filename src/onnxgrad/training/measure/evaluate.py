@@ -38,7 +38,7 @@ from onnxgrad.training.measure.comparisons import (
     Sequences,
     companion,
 )
-from onnxgrad.training.measure.detections import compare_boxes, held_out_boxes
+from onnxgrad.training.measure.detections import box_metrics, compare_boxes, held_out_boxes
 from onnxgrad.training.measure.kinds import alike, are_sequences, choose_comparison, other_outputs
 from onnxgrad.training.measure.misses import Misses
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of
@@ -155,7 +155,7 @@ def evaluate_detector(
     """Compare the boxes that a detector finds in pictures with labels (see `evaluate`)."""
     detector = Detector(model, preparation, boxes.image_size, options)
     held_out = held_out_boxes(detector, data, boxes.names)
-    found = compare_boxes(detector, held_out, asked, min(batch_size, 16), worst)
+    found = compare_boxes(detector, held_out, box_metrics(detector, held_out, asked), min(batch_size, 16), worst)
     found.prediction = ", ".join(detector.head.values)
     return found
 

@@ -26,7 +26,7 @@ MOST = (1, 10, 100)
 SHOWN = 0.25
 #: The name of what is no object in the confusion matrix.
 BACKGROUND = "background"
-#: Metrics by name, with their definitions.
+#: Metrics of boxes by name, with their definitions.
 DEFINED = {
     "map50_95": "mean average precision over the IoU thresholds 0.5, 0.55, …, 0.95",
     "map50": "mean average precision at the IoU 0.5",
@@ -40,6 +40,15 @@ DEFINED = {
 }
 
 
+#: Metrics of masks in the place of boxes.
+OF_MASKS = {
+    f"mask_{name}": DEFINED[name].replace("boxes", "masks") + ("" if "boxes" in DEFINED[name] else ", of masks")
+    for name in ("map50_95", "map50", "map75", "map_small", "map_medium", "map_large", "mar_100")
+}
+#: The row and the column of the upper left pixel of a mask, and its pixels, bool [h, w].
+Window = tuple[int, int, np.ndarray]
+
+
 @dataclass(frozen=True)
 class Detections:
     """The boxes that a model finds in a picture.
@@ -48,11 +57,13 @@ class Detections:
         boxes: [k, 4] as x1, y1, x2, y2 in pixels of the picture.
         scores: [k].
         labels: class numbers [k].
+        masks: of each box, where the model has them.
     """
 
     boxes: np.ndarray
     scores: np.ndarray
     labels: np.ndarray
+    masks: Sequence[Window] | None = None
 
 
 @dataclass
@@ -82,6 +93,17 @@ def overlaps(boxes: np.ndarray, others: np.ndarray, crowd: np.ndarray | None = N
     if crowd is not None:
         union = np.where(crowd[None], own[:, None], union)
     return np.divide(inner, union, out=np.zeros_like(inner), where=inner > 0)
+
+
+def mask_overlaps(masks: Sequence[Window], objects: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The IoU of each of `masks` with each of `objects`, bool [m, H, W], as `overlaps`, and the pixels of `masks`."""
+    areas = np.array([pixels.sum() for *_, pixels in masks], np.float64)
+    inner = np.zeros((len(masks), len(objects)))
+    for k, (y, x, pixels) in enumerate(masks):
+        part = objects[:, y : y + pixels.shape[0], x : x + pixels.shape[1]]
+        inner[k] = (part & pixels).sum((1, 2))
+    union = np.where(crowd, areas[:, None], areas[:, None] + objects.sum((1, 2)) - inner)
+    return np.divide(inner, union, out=np.zeros_like(inner), where=inner > 0), areas
 
 
 def match(iou: np.ndarray, ignored: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -120,9 +142,11 @@ class AveragePrecision:
 
     Args:
         names: of the classes.
+        masks: masks are compared, not boxes.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], masks: bool = False) -> None:
+        self.masks = masks
         self.names: tuple[str, ...] = ()
         self.confusion = np.zeros((1, 1), np.int64)
         self.reserve(names)
@@ -141,7 +165,8 @@ class AveragePrecision:
 
         Args:
             found: the predictions.
-            sample: a mapping with ``boxes``, ``labels`` and ``crowd`` (see `training.data.annotations.samples`).
+            sample: a mapping with ``boxes``, ``labels`` and ``crowd`` (see `training.data.annotations.samples`); where
+                masks are compared, also with ``masks``, bool [n, H, W].
             areas: of the objects. Default: those of the boxes.
             name: of the picture, a number or a text, that orders pictures. Default: they stay in this order.
 
@@ -159,9 +184,13 @@ class AveragePrecision:
             ranges = np.array(list(AREAS.values()))
             low, high = ranges[:, :1], ranges[:, 1:]
             ignored = crowd[own] | (sizes[own] < low) | (sizes[own] > high)
-            area = np.prod(predicted[mine, 2:] - predicted[mine, :2], axis=1)
+            if self.masks:
+                assert found.masks is not None
+                similar, area = mask_overlaps([found.masks[k] for k in mine], sample["masks"][own], crowd[own])
+            else:
+                similar = overlaps(predicted[mine], boxes[own], crowd[own])
+                area = np.prod(predicted[mine, 2:] - predicted[mine, :2], axis=1)
             outside = (area < low) | (area > high)
-            similar = overlaps(predicted[mine], boxes[own], crowd[own])
             self.add_matches(int(c), similar, scores[mine], ignored, crowd[own], outside, name)
         table = confusion(found, boxes, labels, crowd, len(self.names))
         self.confusion += table
@@ -249,10 +278,11 @@ class OnePrecision:
     Args:
         name: of the metric.
         classes: the names of the classes.
+        masks: masks are compared, not boxes.
     """
 
-    def __init__(self, name: str, classes: Sequence[str] = ()) -> None:
-        self.name, self.all = name, AveragePrecision(classes)
+    def __init__(self, name: str, classes: Sequence[str] = (), masks: bool = False) -> None:
+        self.name, self.all = name, AveragePrecision(classes, masks)
 
     def result(self) -> float:
         """The metric of all batches so far."""

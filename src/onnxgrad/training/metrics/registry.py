@@ -12,6 +12,7 @@ Each metric compares scores with labels, whose form depends on the task:
 | ``maps`` | scores of pixels [rows, H, W], the larger the stranger | 0 and 1, likewise |
 | ``points`` | key points [rows, K, 2], or with their scores [rows, K, 3] | x, y and visibility [rows, K, 3] |
 | ``boxes`` | `Detections` of pictures | samples of `onnxgrad.training.data.annotations` |
+| ``masks`` | the same with masks | the same with masks |
 | ``texts`` | texts that a model wrote | reference texts |
 | ``gaussian`` | means and spreads, [rows, size, 2] | numbers [rows, size] |
 | ``intervals`` | lower and upper ends, [rows, size, 2] | numbers [rows, size] |
@@ -254,6 +255,8 @@ METRICS: dict[str, Metric] = {
     **{f"oks_{name}": Metric(f"{boxes.DEFINED[name].replace('IoU', 'OKS')} of key points, as COCO defines it", {
         "points": partial(dense.PointPrecision, name)}) for name in ("map50_95", "map50", "map75")},
     **{name: Metric(text, {"boxes": partial(boxes.MeanPrecision, name)}) for name, text in boxes.DEFINED.items()},
+    **{name: Metric(text, {"masks": partial(boxes.MeanPrecision, name.removeprefix("mask_"), masks=True)})
+       for name, text in boxes.OF_MASKS.items()},
     "exact": Metric("rows that are read without an error ÷ rows",
         _rows(lambda y, t: np.array([np.array_equal(a, b) for a, b in zip(y, t)]), "sequences")
         | _rows(same_texts, "texts")),

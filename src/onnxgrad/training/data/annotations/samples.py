@@ -19,6 +19,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.files import open_ordinary
+from onnxgrad.training.data.annotations.outlines import draw_outline
 from onnxgrad.training.data.images import FORMATS, MOST_PIXELS, load_pillow
 from onnxgrad.training.data.labels import listed
 
@@ -162,6 +163,15 @@ class DetectionData:
             "crowd": row.crowd,
         }
         return found if row.points is None else {**found, "points": row.points}
+
+    def masks(self, k: int) -> np.ndarray:
+        """The masks of the objects in a picture, bool [n, H, W]. Raises BadInput for an object without an outline."""
+        row = self.rows[k]
+        place = f"of the picture {row.name!r} of {self.source}"
+        found = np.zeros((len(row.labels), *row.size[::-1]), bool)
+        for i in range(len(found)):
+            found[i] = draw_outline(None if row.segments is None else row.segments[i], row.size, f"object {i} {place}")
+        return found
 
     def select(self, rows: Iterable[int]) -> DetectionData:
         """Only these pictures."""

@@ -149,6 +149,7 @@ def _row(picture: Path, file: Path, names: list[str], points: tuple[int, int] | 
         labels,
         lambda k: places[k],
         remarks,
+        areas=[_area(outline, box) for outline, box in zip(segments, boxes)],
         segments=tuple(segments) if any(segments) else None,
         points=np.stack(marks) if marks else None,
         name=picture.stem,
@@ -181,6 +182,14 @@ def _corners(shares: np.ndarray, points: tuple[int, int] | None, place: str) -> 
         outline = shares.reshape(-1, 2)
         return np.concatenate([outline.min(0), outline.max(0)]), outline
     return np.concatenate([box[:2] - box[2:] / 2, box[:2] + box[2:] / 2]), None
+
+
+def _area(outline: list[list[float]] | None, box: np.ndarray) -> float:
+    """The area of a polygon, or of a box without one."""
+    if outline is None:
+        return float(np.prod(box[2:] - box[:2]))
+    x, y = np.reshape(outline[0], (-1, 2)).T
+    return float(abs(np.sum(x * np.roll(y, -1) - np.roll(x, -1) * y)) / 2)
 
 
 def _points(shares: np.ndarray, shape: tuple[int, int], size: tuple[int, int], place: str) -> np.ndarray:
