@@ -18,6 +18,7 @@ from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column, Columns
 from onnxgrad.training.data.items import example_rows, is_stream
+from onnxgrad.training.data.wide import complete_rows
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import open_task
 from onnxgrad.training.graph.class_labels import class_names
@@ -134,6 +135,8 @@ def trainer_for(model: Any, data: AnyData, recipe: Recipe) -> Trainer:
 def _columns(data: AnyData, recipe: Recipe) -> Mapping[str, Column]:
     """The columns of `data`, at least the labels of data by position."""
     named = {recipe.loss.labels or "labels": data[-1]} if isinstance(data, tuple) else data
+    if recipe.data.missing == "drop":
+        return complete_rows(open_data(named), recipe.data.inputs, [recipe.loss.labels or "labels"])
     return open_data(named, inputs=None if recipe.data.tables is not None else recipe.data.inputs)
 
 
@@ -178,6 +181,4 @@ def _balance_loss(term: Any, model: ir.Model, columns: Mapping[str, Column], lab
     names = class_names(model, (prediction.name or "",) if prediction is not None else (), classes)
     numbers = labels_in(columns, term.labels or labels, names)
     weights = balanced_weights(numbers, classes, term.options.get("ignore_index"))
-    options = {**term.options, "weight": weights}
-    own = {"factor": term.factor, "output": term.output, "labels": term.labels, "teacher": term.teacher}
-    return Loss(term.loss, **own, **options)
+    return term.with_loss(term.loss, weight=weights)
