@@ -10,16 +10,16 @@ import onnx_ir as ir
 from onnxgrad.ir.downgrade import is_too_new, settle_opset
 from onnxgrad.ir.execution_order import run_as
 from onnxgrad.ir.graph import prune
-from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.ir.known_branches import known_branches, take_known_branches
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.batch_norm import BATCH_NORM
 from onnxgrad.runtime.constant_transposes import CONSTANT_TRANSPOSES
-from onnxgrad.runtime.double_erf import DOUBLE_ERF
+from onnxgrad.runtime.double_erf import DOUBLE_ERF, LEFT_ERF
 from onnxgrad.runtime.kernels import (
     ATTENTION,
     CONVOLUTIONS,
     ELEMENTWISE,
+    GATHERED_SUMS,
     KERNELS,
     PRODUCTS,
     RECURRENCE,
@@ -89,7 +89,6 @@ def _prepare(model: ir.Model, setting: Setting) -> int:
 
 def _order_rewritten(model: ir.Model, setting: Setting) -> int:
     compute_soon(setting.builder(model.graph, "soon"))
-    forget_values(model.graph)
     run_as(model.graph, setting.given)
     return 1
 
@@ -153,6 +152,7 @@ OPTIMIZATION: Sequence[Pass[SessionSetting]] = (
     CONVOLUTIONS,
     SUMMED_ROWS,
     *REWRITES,
+    GATHERED_SUMS,
     Pass(
         "rewritten_order",
         "rewrites",
@@ -165,6 +165,7 @@ OPTIMIZATION: Sequence[Pass[SessionSetting]] = (
     RECURRENCE,
     RUNNING_SUMS,
     ELEMENTWISE,
+    LEFT_ERF,
     PRODUCTS,
     CONSTANT_TRANSPOSES,
     Pass(

@@ -8,7 +8,7 @@ from onnx import helper, numpy_helper
 
 from onnxgrad.runtime import Options, Session
 from tests.runtime.kernels.twins import needs_kernels
-from tests.runtime.passes import with_summed_rows
+from tests.runtime.passes import passed, with_summed_rows
 
 pytestmark = needs_kernels
 
@@ -94,3 +94,53 @@ def test_an_index_out_of_range_is_refused():
     feeds["index"] = np.array([0, 6, 1])
     with pytest.raises(Exception, match="out of range"):
         Session(model, Options(target="native")).run(feeds)
+
+
+def messages(model):
+    """`model`, whose rows are those of a table x that an index `source` picks."""
+    graph, kind = model.graph, ir.DataType.INT64
+    (rows,) = [v for v in graph.inputs if v.name == "rows"]
+    count, *width = rows.shape
+    x = ir.Value(name="x", type=rows.type, shape=ir.Shape(["V", *width]))
+    source = ir.Value(name="source", type=ir.TensorType(kind), shape=ir.Shape([count]))
+    gather = ir.Node("", "Gather", [x, source], num_outputs=1)
+    graph.insert_before(graph[0], gather)
+    gather.outputs[0].type, gather.outputs[0].shape, gather.outputs[0].name = rows.type, rows.shape, "picked"
+    rows.replace_all_uses_with(gather.outputs[0])
+    graph.inputs[list(graph.inputs).index(rows)] = x
+    graph.inputs.append(source)
+    return model
+
+
+def gathers(model):
+    return [n.op_type for n in passed(("summed_rows", "gathered_sums"), model).graph].count("Gather")
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(
+    ("table", "count", "sources"),
+    [((7, 5), 9, 4), ((500, 4), 9000, 300), ((3, 4), 9000, 1), ((1000, 4, 16), 2000, 999), ((4, 3), 0, 2)],
+    ids=str,
+)
+def test_messages_are_read_where_the_nodes_are(table, count, sources, symbolic):
+    rng = np.random.default_rng(1)
+    index, source = rng.integers(-table[0], table[0], count), rng.integers(-sources, sources, count)
+    x = rng.integers(-9, 9, (sources, *table[1:])).astype(np.float32)  # sums are exact in any order
+    model, feeds = scattered(table, x[source], index, symbolic=symbolic, reduction="add")
+    assert gathers(messages(model)) == 0
+    feeds = {"x": x, "source": source, "index": index, "like": feeds["like"]}
+    expected = np.zeros(table, np.float32)
+    np.add.at(expected, index, x[source])
+    sessions = [Session(model, Options(threads=t, target="native")) for t in (1, 2)]
+    for session in sessions:
+        np.testing.assert_array_equal(session.run(feeds)["y"], expected)
+    for bad in (sources, -sources - 1) if count else ():
+        with pytest.raises(Exception, match="out of range"):
+            sessions[0].run(feeds | {"source": np.where(np.arange(count) == count - 1, bad, source)})
+
+
+def test_messages_that_something_else_reads_are_gathered():
+    model, _ = scattered((6, 4), normal(3, 4), INDEX, reduction="add")
+    messages(model)
+    model.graph.outputs.append(model.graph[0].outputs[0])
+    assert gathers(model) == 1

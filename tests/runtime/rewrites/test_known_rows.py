@@ -54,6 +54,17 @@ _CASES = {
     "columns that meet": {"ids": _FEW, "table": (8, 7), "rows": (8, 90), "axis": 1},
     "the axis in between": {"ids": _FEW, "table": ("N", 7, 8), "rows": ("N", 90, 8), "axis": 1},
     "a batch inside": {"ids": _FEW, "table": (7, "N", 8), "rows": (90, "N", 8)},
+    "the last of a place stays": {"ids": _FEW, "table": (20, 8), "rows": (90, 8), "reduction": "none"},
+    "in a table, the last stays": {
+        "ids": _FEW,
+        "table": (7, 2, 4),
+        "rows": (90, 2, 4),
+        "start": "table",
+        "reduction": "none",
+    },
+    "a table of any size": {"ids": _FEW % 7, "table": ("V", 8), "rows": (90, 8)},
+    "a table of any size where nothing meets": {"ids": _ONCE, "table": ("V", 8), "rows": (80, 8)},
+    "a table of any size, the last stays": {"ids": _FEW % 7, "table": ("V", 8), "rows": (90, 8), "reduction": "none"},
     "float64": {"ids": _FEW, "table": (7, 8), "rows": (90, 8), "dtype": "double"},
 }
 
@@ -65,7 +76,8 @@ def test_same_numbers(case, batch):
     assert not _scatters(model)
     rng = np.random.default_rng(2)
     dtype = np.float64 if case.get("dtype") == "double" else np.float32
-    sizes = {k: tuple(batch if d == "N" else d for d in case[k]) for k in ("table", "rows")}
+    free = {"N": batch, "V": max(case["ids"]) + 1 + batch}
+    sizes = {k: tuple(free.get(d, d) for d in case[k]) for k in ("table", "rows")}
     feeds = {k: rng.integers(-9, 9, size).astype(dtype) for k, size in sizes.items()}  # sums are exact in any order
     y = {
         how: Session(model, Options(layout=how, threads=1, target="portable")).run(feeds)["y"]
@@ -89,17 +101,25 @@ def test_infinities_and_nan_stay_where_they_are():
 _OTHERS = {
     "indices are computed": {"constant": False},
     "rows are multiplied": {"reduction": "mul"},
+    "the last of columns stays": {"reduction": "none", "axis": 1, "table": (8, 7), "rows": (8, 90)},
     "rows are narrower than the table": {"table": (7, 9)},
     "rows are too narrow": {"table": (7, 4), "rows": (90, 4)},
     "few rows": {"ids": [0, 1, 1], "rows": (3, 8)},
     "integers": {"dtype": "int64"},
-    "nobody knows the size of the table": {"table": ("V", 8)},
+    "places from the end of a table of any size": {"table": ("V", 8)},
 }
 
 
 @pytest.mark.parametrize("how", _OTHERS.values(), ids=_OTHERS)
 def test_others_are_left_alone(how):
     assert _scatters(_model(**{"ids": _FEW, "table": (7, 8), "rows": (90, 8), **how}))
+
+
+@pytest.mark.parametrize("reduction", ["add", "none"])
+def test_a_table_with_fewer_rows_than_places_is_still_an_error(reduction):
+    session = Session(_model(ids=_FEW % 7, table=("V", 8), rows=(90, 8), reduction=reduction), Options(threads=1))
+    with pytest.raises(BadInput):
+        session.run({"table": np.zeros((6, 8), np.float32), "rows": np.zeros((90, 8), np.float32)})
 
 
 def test_an_id_beyond_the_table_is_still_an_error():

@@ -55,6 +55,39 @@ def test_a_slice_of_everything_is_what_it_is_of():
     np.testing.assert_array_equal(Session(model, Options(threads=1)).run({"x": x})["y"], -x)
 
 
+def test_an_expand_to_its_own_shape_is_what_it_is_of():
+    model = _model("float[N, 3] x", "float[N, 3]", "a = Sqrt (x) s = Shape (x) e = Expand (a, s) y = Neg (e)")
+    next(n for n in model.graph if n.op_type == "Expand").outputs[0].shape = ir.Shape(["N", 3])
+    assert _ops(model) == ["Sqrt", "Neg"]
+
+
+def test_an_expand_of_a_row_stays():
+    model = _model(
+        "float[1, 3] x",
+        "float[4, 3]",
+        "a = Sqrt (x) s = Constant <value_ints = [4, 1]> () e = Expand (a, s) y = Neg (e)",
+    )
+    assert "Expand" in _ops(model)
+
+
+@pytest.mark.parametrize(("second", "gathers"), [([2, -1, 0], 1), ([2, 3, 0], 2)])
+def test_rows_picked_from_picked_rows(second, gathers):
+    numbers = ", ".join(map(str, second))
+    body = (
+        f"i = Constant <value_ints = [4, -2, 0]> () j = Constant <value_ints = [{numbers}]> () "
+        "a = Gather (x, i) y = Gather (a, j)"
+    )
+    model = _model("float[N, 3] x", "float[3, 3]", body)
+    assert _ops(model).count("Gather") == gathers
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+    session = Session(model, Options(threads=1))
+    if gathers == 1:
+        np.testing.assert_array_equal(session.run({"x": x})["y"], x[[4, -2, 0]][second])
+    else:
+        with pytest.raises(BadInput):
+            session.run({"x": x})
+
+
 _OTHERS = {
     "parts of rows": ("float[9, 3, 6] x, int64[30, 1, 1] ids", "float[30, 2, 6]", _ROWS),
     "few columns": ("float[5, 9] x, int64[3] ids", "float[5, 3]", _COLUMNS),

@@ -36,12 +36,13 @@ from onnxgrad.runtime.kernels.products import PRODUCTS
 from onnxgrad.runtime.kernels.recurrence import RECURRENCE
 from onnxgrad.runtime.kernels.running_sums import RUNNING_SUMS
 from onnxgrad.runtime.kernels.substitute import ATTENTION, CONVOLUTIONS, KERNELS, wants_kernels
-from onnxgrad.runtime.kernels.summed_rows import SUMMED_ROWS
+from onnxgrad.runtime.kernels.summed_rows import GATHERED_SUMS, SUMMED_ROWS
 
 __all__ = [
     "ATTENTION",
     "CONVOLUTIONS",
     "ELEMENTWISE",
+    "GATHERED_SUMS",
     "KERNELS",
     "PRODUCTS",
     "RECURRENCE",

@@ -1,7 +1,8 @@
 """Rows added up at places (messages along edges, sums of segments) to the call that adds up cotangents of lookups.
 
 ScatterElements looks up the index of each number. Where the index is the same along a row, and the table starts from
-zeros, a call of ``source/rows.c`` adds row by row, and reads each index once.
+zeros, a call of ``source/rows.c`` adds row by row, and reads each index once. Rows that are gathered for it alone
+(messages that are rows of nodes, and their cotangents) it reads in their table.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import onnx_ir as ir
 from onnxgrad.ir.graph import prune, scopes
 from onnxgrad.ir.match import is_op, producer
 from onnxgrad.ir.passes import Pass
+from onnxgrad.ir.shapes import same_dims
 from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.kernels.row_kernels import GATHER_GRAD
 from onnxgrad.runtime.kernels.substitute import DOMAIN
-from onnxgrad.runtime.rewrites.rewrite import is_zero, match_repeated, same_but
+from onnxgrad.runtime.rewrites.rewrite import is_zero, match_repeated, same_but, take_over
 from onnxgrad.runtime.setting import Setting
 
 
@@ -68,6 +70,40 @@ def _of_same_shape(table: ir.Value) -> ir.Value:
     return like if like is not None and like.dtype == ir.DataType.FLOAT else table
 
 
+def _gathered(call: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """The table and the index of the rows that `call` adds up, if they are gathered for it alone."""
+    if (call.domain, call.op_type) != (DOMAIN, "GatherGrad") or len(call.inputs) != 3:
+        return None
+    rows, index = call.inputs[:2]
+    gather = producer(rows, "Gather")
+    if rows is None or gather is None or len(rows.uses()) != 1 or rows.is_graph_output():
+        return None
+    table, places = gather.inputs
+    if table is None or places is None or index is None or table.shape is None or places.dtype != ir.DataType.INT64:
+        return None
+    if places.shape is None or index.shape is None or gather.attributes.get_int("axis", 0) % len(table.shape):
+        return None
+    each = [[d for d in v.shape.dims if d != 1] for v in (places, index)]
+    return (table, places) if same_dims(*each) else None
+
+
+def _read_tables(model: ir.Model, setting: Setting) -> int:
+    """Let calls read the rows that they add up where these are. Returns the count."""
+    count = 0
+    for graph in scopes(model.graph):
+        for call in list(graph):
+            if (gathered := _gathered(call)) is None:
+                continue
+            table, places = gathered
+            (old,) = call.outputs
+            new = ir.Node(DOMAIN, call.op_type, [table, *call.inputs[1:], places], num_outputs=1, name=call.name)
+            graph.insert_after(call, new)
+            take_over(new.outputs[0], old)
+            count += 1
+        prune(graph)
+    return count
+
+
 SUMMED_ROWS = Pass(
     "summed_rows",
     PHASE,
@@ -75,5 +111,15 @@ SUMMED_ROWS = Pass(
     "ScatterElements(add) along the first axis into zeros, the same index along a row, float32",
     lambda model, _: any(is_op(n, "ScatterElements") for g in scopes(model.graph) for n in g),
     _call_sums,
+    Setting.keeps_operators,
+)
+
+GATHERED_SUMS = Pass(
+    "gathered_sums",
+    PHASE,
+    "rows are read where they are, not copied",
+    "a call that adds up rows, of a Gather that nothing else reads, int64 indices",
+    lambda model, _: any(_gathered(n) is not None for g in scopes(model.graph) for n in g),
+    _read_tables,
     Setting.keeps_operators,
 )

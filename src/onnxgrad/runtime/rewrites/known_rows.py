@@ -4,7 +4,11 @@ ScatterElements looks up the index of each number. For constant indices (the edg
 interaction) that are equal along a row, the number of rows per place is known. Rows are gathered so that those of all
 places with equally many are adjacent, [count, places · width]: a row of ones times that is their sum. The sums, and a
 row of zeros for empty places, are then gathered in the order of the table. That takes an eighth of the time. Products
-are with ones only, so that infinities stay in their rows.
+are with ones only, so that infinities stay in their rows. Places beyond those that are named, of a table whose size
+is known only in a run, are empty as well.
+
+Without a reduction (PyTorch's older exporter writes ``index_add`` so) the last row of a place stays. It is known too:
+ScatterND copies it, and no other.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import constant, is_op, producer
-from onnxgrad.runtime.rewrites.rewrite import NodeRule, is_zero, match_repeated, rewrite_results, same_but
+from onnxgrad.ir.match import is_op
+from onnxgrad.runtime.rewrites.rewrite import NodeRule, constant_ids, is_zero, match_repeated, rewrite_results, same_but
 
 #: Fewer rows are added up soon enough.
 _FEWEST = 64
@@ -34,11 +38,13 @@ class _Known:
     ids: np.ndarray
     axis: int
     dims: list[int]  #: of the table; at most one is not known, which is -1
+    adds: bool
 
     @classmethod
     def ending_in(cls, node: ir.Node) -> _Known | None:
-        """ScatterElements(add) of numbers at constant ids, the same for a whole row; None for anything else."""
-        if not is_op(node, "ScatterElements") or node.attributes.get_string("reduction") != "add":
+        """ScatterElements of numbers at constant ids, the same for a whole row; None for anything else."""
+        reduction = node.attributes.get_string("reduction", "none") if is_op(node, "ScatterElements") else ""
+        if reduction not in ("add", "none"):
             return None
         table, indices, rows = node.inputs
         if table is None or rows is None or rows.shape is None or rows.dtype not in _DTYPES:
@@ -47,45 +53,47 @@ class _Known:
         if shape is None or len(shape) < 2 or len(rows.shape) != len(shape):
             return None
         axis = node.attributes.get_int("axis", 0) % len(shape)
-        ids = _constant_ids(indices, len(shape), axis)
+        ids = constant_ids(match_repeated(indices, len(shape), axis))
         size = shape[axis]
         others = same_but(axis, shape, rows.shape)
-        if ids is None or others is None or not isinstance(size, int) or not _FEWEST <= len(ids) == rows.shape[axis]:
+        if ids is None or others is None or not _FEWEST <= len(ids) == rows.shape[axis]:
             return None
-        if ids.min() < -size or ids.max() >= size or others.count(-1) > 1 or 0 <= np.prod(others) < _NARROWEST:
-            return None
-        ids = ids % size
+        if not isinstance(size, int):
+            size = -1
+        low, high = (0, ids.max() + 1) if size < 0 else (-size, size)
         dims = [*others[:axis], size, *others[axis:]]
-        return cls(table, rows, ids, axis, dims) if len(set(np.bincount(ids))) <= _MOST_COUNTS else None
-
-
-def _constant_ids(indices: ir.Value | None, rank: int, axis: int) -> np.ndarray | None:
-    column = match_repeated(indices, rank, axis)
-    reshaped = producer(column, "Reshape") or producer(column, "Unsqueeze")
-    ids = constant(column if reshaped is None else reshaped.inputs[0])
-    return None if ids is None or ids.dtype.kind != "i" else ids.reshape(-1).astype(np.int64)
+        if ids.min() < low or ids.max() >= high or dims.count(-1) > 1 or 0 <= np.prod(others) < _NARROWEST:
+            return None
+        found = cls(table, rows, ids % high, axis, dims, reduction == "add")
+        fits = len(set(np.bincount(found.ids))) <= _MOST_COUNTS if found.adds else axis == 0
+        return found if fits else None
 
 
 def _sums(b: Builder, found: _Known) -> Var:
-    """The terms that `found` adds to its table, with the table."""
+    """The table of `found` with its rows."""
+    if not found.adds:
+        ids, last = np.unique(found.ids[::-1], return_index=True)
+        return b.ScatterND(found.table, ids[:, None], b.Gather(found.rows, len(found.ids) - 1 - last, axis=0))
     perm = list(range(len(found.dims)))
     perm[0], perm[found.axis] = found.axis, 0
-    rows = b.Transpose(b.var(found.rows), perm=perm) if found.axis else found.rows
-    joined, place = _by_place(b, b.reshape(rows, [len(found.ids), -1]), found)
+    rows = b.Transpose(b.var(found.rows), perm=perm) if found.axis else b.var(found.rows)
+    joined, place = _by_place(b, rows if len(perm) == 2 else b.reshape(rows, [len(found.ids), -1]), found)
     y = b.reshape(b.Gather(joined, place, axis=0), [found.dims[a] for a in perm])
     y = b.Transpose(y, perm=perm) if found.axis else y
     return y if is_zero(found.table) else b.Add(found.table, y)
 
 
-def _by_place(b: Builder, rows: Var, found: _Known) -> tuple[Var, np.ndarray]:
+def _by_place(b: Builder, rows: Var, found: _Known) -> tuple[Var, Var]:
     """Sums of those of `rows`, [number, width], that have the same id; and for each id where its sum is among them."""
     size, dtype = found.dims[found.axis], found.rows.dtype
+    is_open = size < 0
+    size = int(found.ids.max()) + 1 if is_open else size
     counts = np.bincount(found.ids, minlength=size)
     by_id, first = np.argsort(found.ids, kind="stable"), np.cumsum(counts) - counts
     groups = [(int(c), np.flatnonzero(counts == c)) for c in np.unique(counts[counts > 0])]
     order = np.concatenate([by_id[first[same] + k] for c, same in groups for k in range(c)])
     if counts.max() == 1:  # nothing meets: the rows as they are
-        sums, place = rows, np.full(size, len(order))
+        sums, used, place = rows, len(order), np.full(size, len(order))
         place[groups[0][1]] = order
     else:
         used = int(np.count_nonzero(counts))
@@ -99,15 +107,18 @@ def _by_place(b: Builder, rows: Var, found: _Known) -> tuple[Var, np.ndarray]:
             if c > 1:
                 parts[i] = b.MatMul(b.const(np.ones((1, c)), dtype), parts[i])
         sums = b.reshape(parts[0] if len(parts) == 1 else b.Concat(*parts, axis=1), [used, -1])
-    if not counts.all():
+    if is_open or not counts.all():
         zeros = b.Expand(b.const(np.zeros((1, 1)), dtype), b.join([1], b.shape_of(rows, 1)))
         sums = b.Concat(sums, zeros, axis=0)
-    return sums, place
+    if not is_open:
+        return sums, b.const(place)
+    beyond = b.Sub(b.shape_of(b.var(found.table), found.axis, found.axis + 1), [size])
+    return sums, b.Concat(b.const(place), b.ConstantOfShape(beyond, value=ir.tensor([used])), axis=0)
 
 
 KNOWN_ROWS = rewrite_results(
     "known_rows",
-    "rows are gathered by place and added up as products with ones",
-    "ScatterElements(add) with constant indices, the same along a row",
+    "rows are gathered by place and added up as products with ones; those that are not the last are left out",
+    "ScatterElements, without reduction or add, with constant indices, the same along a row",
     NodeRule(_Known.ending_in, _sums),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
@@ -142,6 +143,14 @@ def match_repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value |
     dims = (1,) * (rank - len(column.shape)) + column.shape.dims
     alone = all(d == 1 for i, d in enumerate(dims) if i != axis)
     return column if alone and same_dim(indices.shape[axis], dims[axis]) else None
+
+
+def constant_ids(column: ir.Value | None) -> np.ndarray | None:
+    """The constant integers of `column` as a vector, in whatever shape they are."""
+    while (reshaped := producer(column, ("Reshape", "Unsqueeze"))) is not None:
+        column = reshaped.inputs[0]
+    ids = constant(column)
+    return None if ids is None or ids.dtype.kind != "i" else ids.reshape(-1).astype(np.int64)
 
 
 def same_but(axis: int, one: ir.Shape, other: ir.Shape) -> list[int] | None:

@@ -2,17 +2,19 @@
 
 GatherElements looks up the index of each number; with a vector of indices repeated along all other axes, it is a Gather
 of rows (a fifth of the time). Gather along the last axis copies number by number; between two Transposes it copies rows
-(a quarter of the time). A Slice of the whole tensor, as exporters write before a scatter, is removed.
+(a quarter of the time). A Slice of the whole tensor and an Expand to its own shape, as exporters write before a
+scatter, are removed. Rows picked at constant places from rows picked at constant places are picked once.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder
-from onnxgrad.ir.match import constant, is_op, sizes
+from onnxgrad.ir.match import constant, is_op, producer, rank, sizes
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.runtime.rewrites.rewrite import match_repeated, replace_value, rewrite, same_but
+from onnxgrad.runtime.rewrites.rewrite import constant_ids, match_repeated, replace_value, rewrite, same_but
 
 #: Fewer numbers of each row are picked soon enough.
 _FEWEST = 16
@@ -31,6 +33,23 @@ def _repeated_index(node: ir.Node) -> tuple[ir.Value, int] | None:
     return (column, axis) if column is not None and whole else None
 
 
+def _places(node: ir.Node | None) -> np.ndarray | None:
+    """The constant vector of the rows that a Gather picks; None for other nodes."""
+    if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) or rank(node.inputs[1]) != 1:
+        return None
+    return constant_ids(node.inputs[1])
+
+
+def _picked_twice(node: ir.Node) -> tuple[ir.Value, np.ndarray] | None:
+    """The table and the places of rows that one Gather picks from the result of another."""
+    places, inner = _places(node), producer(node.inputs[0], "Gather") if is_op(node, "Gather") else None
+    earlier = None if inner is None or places is None else _places(inner)
+    if inner is None or places is None or earlier is None or inner.inputs[0] is None or not places.size:
+        return None
+    within = places.min() >= -len(earlier) and places.max() < len(earlier)
+    return (inner.inputs[0], earlier[places]) if within else None
+
+
 def _is_of_columns(node: ir.Node) -> bool:
     """True if a Gather picks numbers of each row of floats."""
     if not is_op(node, "Gather") or node.inputs[0] is None or node.inputs[0].shape is None:
@@ -42,10 +61,13 @@ def _is_of_columns(node: ir.Node) -> bool:
 
 
 def _takes_all(node: ir.Node) -> bool:
-    """True if a Slice from 0 on returns all of its operand."""
-    if not is_op(node, "Slice") or node.outputs[0].is_graph_output():
+    """True if a Slice from 0 on, or an Expand, returns its operand."""
+    if not is_op(node, ("Slice", "Expand")) or node.outputs[0].is_graph_output():
         return False
     x, starts = node.inputs[:2]
+    if node.op_type == "Expand":
+        y = node.outputs[0].shape
+        return x is not None and x.shape is not None and y is not None and same_dims(x.shape.dims, y.dims)
     first, steps = constant(starts), constant(node.inputs[4]) if len(node.inputs) > 4 else None
     if x is None or x.shape is None or first is None or (steps is None and len(node.inputs) > 4 and node.inputs[4]):
         return False
@@ -60,8 +82,11 @@ def _write(b: Builder) -> int:
     for node in list(b.graph):
         b.before = node
         index = _repeated_index(node)
-        places += index is not None or _takes_all(node) or _is_of_columns(node)
-        if _takes_all(node):
+        twice = _picked_twice(node)
+        places += index is not None or _takes_all(node) or _is_of_columns(node) or twice is not None
+        if twice is not None:
+            replace_value(b.Gather(*twice, axis=0), node.outputs[0])
+        elif _takes_all(node):
             assert node.inputs[0] is not None
             node.outputs[0].replace_all_uses_with(node.inputs[0])
         elif index is not None:
@@ -81,7 +106,10 @@ def _write(b: Builder) -> int:
 WHOLE_ROWS = rewrite(
     "whole_rows",
     "rows are copied, not numbers",
-    "indices that are the same along a row, Gather along the last axis, a Slice of everything",
-    lambda graph: any(_takes_all(n) or _is_of_columns(n) or _repeated_index(n) is not None for n in graph),
+    "indices that are the same along a row, Gather along the last axis or of a Gather, a Slice or an Expand to itself",
+    lambda graph: any(
+        _takes_all(n) or _is_of_columns(n) or _repeated_index(n) is not None or _picked_twice(n) is not None
+        for n in graph
+    ),
     _write,
 )
