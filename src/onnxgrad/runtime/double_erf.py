@@ -7,11 +7,13 @@ Rational approximations of Cody (1969, "Rational Chebyshev approximations for th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import is_op
+from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.rewrites.rewrite import write_out
 from onnxgrad.runtime.setting import Setting
 
@@ -59,5 +61,7 @@ DOUBLE_ERF = write_out(
     "Erf of float64, which the CPU provider has no kernel for",
     _is_double_erf,
     _erf,
-    Setting.is_elsewhere,
+    lambda setting: setting.is_elsewhere() or ("kernels have it" if not setting.keeps_operators() else ""),
 )
+#: The same, of what kernels have left.
+LEFT_ERF = replace(DOUBLE_ERF, name="left_erf", phase=PHASE, unless=Setting.keeps_operators)

@@ -176,7 +176,8 @@ def _create_optimized(
             raise
         except Exception as error:
             if not refused:
-                load(passes_of(model, options, memory, upto=0).model)  # raises if the model itself is refused
+                portable = dataclasses.replace(options, target="portable")
+                load(passes_of(model, portable, memory, upto=0).model)  # raises if the model itself is refused
             for i, p in enumerate(OPTIMIZATION):
                 if p.looks or p.name not in passed.applied:
                     continue

@@ -27,7 +27,7 @@ typedef struct {
   char name[MOST];
   int is_float;
   float number;
-  int64_t count, numbers[2560];
+  int64_t count, numbers[20480];
 } Attribute;
 struct OrtKernelInfo {
   char name[MOST];

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels.elementwise_programs import OPERANDS, RESULTS
+from onnxgrad.runtime.kernels.elementwise_programs import KERNELS
 from onnxgrad.runtime.kernels.libraries import SOURCES
 from onnxgrad.runtime.kernels.programs import CODES, KINDS
 from onnxgrad.runtime.kernels.substitute import DOMAIN
@@ -34,7 +34,7 @@ def model_of(text, ends, opset=21):
 
 
 def groups(model):
-    return [n for g in fused(model).graphs() for n in g if n.domain == DOMAIN and n.op_type == "Elementwise"]
+    return [n for g in fused(model).graphs() for n in g if n.domain == DOMAIN and n.op_type.startswith("Elementwise")]
 
 
 def same(model, feeds, rtol=0.0, atol=0.0, threads=(1, 2), count=None):
@@ -48,7 +48,7 @@ def same(model, feeds, rtol=0.0, atol=0.0, threads=(1, 2), count=None):
             assert array.dtype == expected[name].dtype, name
             assert array.shape == expected[name].shape, name
             np.testing.assert_allclose(array, expected[name], rtol=rtol, atol=atol, err_msg=name)
-            if not rtol and array.dtype == np.float32:
+            if not rtol and array.dtype.kind == "f":
                 there = ~np.isnan(array)
                 np.testing.assert_array_equal(np.signbit(array[there]), np.signbit(expected[name][there]), err_msg=name)
 
@@ -61,7 +61,8 @@ def test_codes_are_those_of_the_kernel():
     kinds = re.search(r"enum \{ (REGISTER.*), KINDS", (SOURCES / "program.h").read_text())
     assert kinds is not None
     assert kinds[1].split(", ") == list(KINDS)
-    assert f'.inputs = "{OPERANDS}", .outputs = "{RESULTS}"' in source
+    for kernel, operands, results in KERNELS.values():
+        assert f'.name = "{kernel}", .inputs = "{operands}", .outputs = "{results}"' in source
 
 
 #: Operators that round once, or copy bits.
@@ -172,8 +173,8 @@ def test_results_and_operands_of_all_types():
 _SIZES = (1, 2, 3, 5, 8, 16, 17, 31, 64, 100)
 
 
-def random_graph(seed):
-    """Operators that are exact, over operands that broadcast in every way; (model, feeds)."""
+def random_graph(seed, real="float"):
+    """Operators that are exact, over operands of a type that broadcast in every way; (model, feeds)."""
     rng = np.random.default_rng(seed)
     rank = int(rng.integers(1, 5))
     shape = [int(d) for d in rng.choice(_SIZES, rank)]
@@ -190,10 +191,10 @@ def random_graph(seed):
         skip = 0 if k == 0 or rng.random() < 0.6 else int(rng.integers(0, len(shape) + 1))
         ones = [k > 0 and rng.random() < 0.3 for _ in shape[skip:]]
         own = [1 if one else d for one, d in zip(ones, shape[skip:])]
-        array = rng.standard_normal(own).astype(np.float32)
+        array = rng.standard_normal(own).astype(np.float32 if real == "float" else np.float64)
         array.reshape(-1)[: min(array.size, 48)] = SPECIAL[: array.size]
         feeds[f"x{k}"] = array
-        declared.append(f"float[{','.join('1' if one else d for one, d in zip(ones, dims[skip:]))}] x{k}")
+        declared.append(f"{real}[{','.join('1' if one else d for one, d in zip(ones, dims[skip:]))}] x{k}")
     values, nodes, ends = ["x0", *feeds], [], []
     for k in range(int(rng.integers(3, 30))):
         a, b, c = (values[-1 - min(int(rng.exponential(4)), len(values) - 1)] for _ in range(3))
@@ -212,7 +213,7 @@ def random_graph(seed):
         if rng.random() < 0.15:
             ends.append(f"v{k}")
     ends = [*dict.fromkeys([*ends[:6], values[-1]])]
-    text = f"({', '.join(declared)}) => ({', '.join(f'float[] {e}' for e in ends)}) <float half = {{0.5}}>"
+    text = f"({', '.join(declared)}) => ({', '.join(f'{real}[] {e}' for e in ends)}) <{real} half = {{0.5}}>"
     model = model_of(" ".join(nodes), text)
     for value in model.graph.outputs:
         value.shape = None
@@ -220,12 +221,12 @@ def random_graph(seed):
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("start", range(0, 200, 50))
-def test_random_graphs(start):
+@pytest.mark.parametrize(("start", "kind"), [(0, "float"), (50, "double"), (100, "float"), (150, "float")])
+def test_random_graphs(start, kind):
     """Bit for bit, on one and two threads."""
     with_groups = 0
     for seed in range(start, start + 50):
-        model, feeds = random_graph(seed)
+        model, feeds = random_graph(seed, kind)
         with_groups += bool(groups(model))
         with np.errstate(all="ignore"):
             expected = Session(model, OPERATORS).run(feeds)

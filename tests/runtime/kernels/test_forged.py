@@ -37,6 +37,7 @@ ATTRIBUTES = {
     "BatchNorm": ("epsilon",),
     "BatchNormGrad": ("epsilon",),
     "Elementwise": ("values", "steps"),
+    "ElementwiseDouble": ("values", "steps"),
     "Recurrence": ("values", "steps"),
     "LayerNormGrad": ("axis",),
     "GroupNorm": ("groups", "epsilon", "spread", "rank"),
@@ -86,7 +87,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 31
+    assert len(KERNELS) == 32
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -206,7 +207,7 @@ def grouped(groups, spread=1, rank=3):
 
 def value(kind, place=0, width=1, flag=0):
     """Four numbers of a program."""
-    return [KINDS.index(kind) if isinstance(kind, str) else kind, place, width, flag]
+    return [KINDS.index(kind) if isinstance(kind, str) else kind, width, place, flag]
 
 
 def step(code, *at, width=1, first=(0, 0, 0, 0)):
@@ -353,8 +354,8 @@ REFUSED = {
     "loss: of no classes": ("SoftmaxCrossEntropy", [array(2, 0), array(2, kind="l"), None, array()], LOSS),
     **{f"program: {what}": ("Elementwise", [array(5), array(5)], given) for what, given in {
         "cut off": {**SUM, "steps": SUM["steps"][:9]}, "values that are cut off": {**SUM, "values": SUM["values"][:-1]},
-        "too long": program([X, R], *[step("NEG", 1, 0)] * 257),
-        "too many values": program([X, OUT] + [X] * 255, step("NEG", 1, 0)),
+        "too long": program([X, R], *[step("NEG", 1, 0)] * 2049),
+        "too many values": program([X, OUT] + [X] * 511, step("NEG", 1, 0)),
         "stores nothing": program([X, R], step("NEG", 1, 0)), "is empty": {"values": X, "steps": step("NEG", 0, 0)},
         "an unknown operation": program([X, OUT], step(len(CODES), 1, 0)),
         "an operation below zero": program([X, OUT], step(-1, 1, 0)),
@@ -489,6 +490,11 @@ ODD = {
         [((3, 1), -3), ((3, 4000), 24000), *[((0,), 0)] * 14]),
     "program: nothing in one axis": ("Elementwise", [EMPTY[:, :1, :1], array(3)], SUM, [
         ((0, 1, 3), 0), *[((0,), 0)] * 15]),
+    "program: a constant of 64 bits, and tiles of one vector": (
+        "ElementwiseDouble", [array(70, 1, kind="d"), array(3, kind="d")], program(
+            [X, Y, OUT, SECOND, value("CONSTANT", 1 << 20, 1, 0x3FF00000), *(value("REGISTER", k) for k in range(490))],
+            *(step("ADD", 5 + k, 0, 1) for k in range(490)), step("ADD", 2, 494, 4), step("SUM", 3, 494, 3, 0)),
+        [((70, 3), 630 + 210 / (1 << 32)), ((), 420), *[((0,), 0)] * 14]),
     "program: bits as a bool and an integer": (
         "Elementwise", [array(5)], program([X, BOOL, value("RESULT", 8)], step("COPY", 1, 0), step("COPY", 2, 0)),
         [*[((0,), 0)] * 8, ((5,), 5 * 0x3F800000), *[((0,), 0)] * 5, ((5,), 0), ((0,), 0)],
@@ -530,7 +536,7 @@ def _random_program(rng, name):
     for k in range(len(results)):
         steps += step("COPY", len(own) + k, int(rng.choice(readable)))
     if name == "Recurrence":
-        steps += step("COPY", 0, 1, width=own[0][2])
+        steps += step("COPY", 0, 1, width=own[0][1])
     numbers = {"values": [n for v in (*own, *results) for n in v], "steps": steps}
     if rng.random() < 0.3:
         some = numbers[str(rng.choice(["values", "steps"]))]

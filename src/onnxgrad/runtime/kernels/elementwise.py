@@ -13,7 +13,7 @@ from onnxgrad.ir.infer.inference import forget_values, infer_model
 from onnxgrad.ir.invariants import fault_of, interface_of
 from onnxgrad.ir.passes import Declined, Pass
 from onnxgrad.runtime.kernels.elementwise_groups import GroupCall, plans
-from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, is_known
+from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, is_known, is_only_here
 from onnxgrad.runtime.kernels.open_norms import open_norms
 from onnxgrad.runtime.setting import Setting
 
@@ -22,10 +22,11 @@ PHASE = "kernels"
 
 
 def may_fuse(model: ir.Model) -> bool:
-    """True if an operator that programs have reads another one in `model`; types and shapes are not looked at."""
+    """True if an operator that programs have reads another one in `model`, or ONNX Runtime lacks it."""
     for graph in _graphs(model.graph):
         for node in filter(is_known, graph):
-            if any(v is not None and (maker := v.producer()) is not None and is_known(maker) for v in node.inputs):
+            makers = (v.producer() for v in node.inputs if v is not None)
+            if is_only_here(node) or any(maker is not None and is_known(maker) for maker in makers):
                 return True
     return False
 
@@ -91,7 +92,7 @@ def _write(graph: ir.Graph, calls: Sequence[GroupCall], serial: int) -> None:
         operands = [None if v is None else new.get(v, v) for v in plan.program.operands]
         attributes = [ir.AttrInt64s(key, list(numbers)) for key, numbers in plan.program.attributes.items()]
         results = plan.program.results
-        node = ir.Node(DOMAIN, "Elementwise", operands, attributes, num_outputs=len(results), name=name)
+        node = ir.Node(DOMAIN, plan.program.kernel, operands, attributes, num_outputs=len(results), name=name)
         place[node] = max(place[n] for n in plan.nodes) + 0.5
         graph.append(node)
         for i, (old, made) in enumerate(zip(results, node.outputs)):

@@ -20,17 +20,33 @@ import onnx_ir as ir
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.match import is_constant, is_op, is_standard, single_constant
 from onnxgrad.runtime.kernels.elementwise_programs import Reduction, TileProgram, compile_program
-from onnxgrad.runtime.kernels.elementwise_steps import Dims, Unfit, dims, is_written, operands_of
+from onnxgrad.runtime.kernels.elementwise_steps import (
+    Dims,
+    Real,
+    Unfit,
+    dims,
+    is_only_here,
+    is_written,
+    letter,
+    operands_of,
+    real_of,
+)
 from onnxgrad.runtime.kernels.reductions import VIEWS, reductions
 
-#: Most operators of a group, and most that are computed again for one; most operands of its full shape.
-_LONGEST, _AGAIN, _WIDEST = 40, 24, 12
+#: Most operators of a group, the same for small tensors, and most that are computed again for one; most operands of its
+#: full shape.
+_LONGEST, _LONGEST_SMALL, _AGAIN, _WIDEST = 40, 1600, 24, 12
 
 #: Operators that take about as long as it takes to read a tensor.
-_LONG = frozenset({"Erf", "Exp", "Gelu", "Log", "Mish", "Sigmoid", "Softplus", "Tanh"})
+_LONG = frozenset({"Cos", "Erf", "Exp", "Gelu", "Log", "Mish", "Pow", "Sigmoid", "Sin", "Softplus", "Tanh"})
 
 #: Groups on tensors of fewer elements spare calls, not memory: with fewer operators they are not worth one.
 _SMALL, _FEWEST = 2048, 3
+
+
+def _is_small(shape: Dims) -> bool:
+    known = [d for d in shape if isinstance(d, int)]
+    return len(known) == len(shape) and math.prod(known) < _SMALL
 
 
 @dataclass
@@ -40,6 +56,11 @@ class _Group:
     level: int
     shape: Dims
     nodes: list[ir.Node] = field(default_factory=list)
+
+    @property
+    def is_small(self) -> bool:
+        """True if its tensors are known to be small."""
+        return _is_small(self.shape)
 
     def order(self) -> tuple[int, int, int]:
         """The sort key among groups: a group reads from one of its level that has fewer axes, or fewer long ones."""
@@ -152,11 +173,13 @@ class _Grouping:
                 owner[node] = node = owner[owner[node]]
             return node
 
-        def key(node: ir.Node) -> tuple[int, Dims | None]:
-            return self.level[node.outputs[0]], dims(node.outputs[0])
-
-        keys = {node: key(node) for node in self.fitting}
         inside = [node for node in self.graph if node in self.fitting]
+        keys: dict[ir.Node, tuple[int, Dims | None, Real]] = {}
+        for node in inside:
+            makers = [m for v in node.inputs if (m := self.maker(v)) is not None]
+            only_bits = makers and all(letter(v) == "B" for v in (*node.inputs, *node.outputs))
+            real = keys[makers[0]][2] if only_bits else real_of([node])
+            keys[node] = self.level[node.outputs[0]], dims(node.outputs[0]), real
         for node in inside:
             for value in node.inputs:
                 maker = self.maker(value)
@@ -167,11 +190,12 @@ class _Grouping:
         found: list[_Group] = []
         for node in inside:
             top = root(node)
-            level, shape = keys[node]
+            level, shape, _ = keys[node]
             assert shape is not None
             group = open_groups.get(top)
             more = {v for v in operands_of(node) if v is not None and dims(v) == shape and self.maker(v) is None}
-            if group is None or len(group.nodes) >= _LONGEST or len(operands[top] | more) > _WIDEST:
+            longest = _LONGEST_SMALL if _is_small(shape) else _LONGEST
+            if group is None or len(group.nodes) >= longest or len(operands[top] | more) > _WIDEST:
                 group = open_groups[top] = _Group(level, shape)
                 operands[top] = set()
                 found.append(group)
@@ -250,10 +274,8 @@ class _Grouping:
             Unfit: it does not fit into a program.
         """
         nodes = sorted(inside | again, key=self.place.__getitem__)
-        known = [d for d in group.shape if isinstance(d, int)]
-        small = len(known) == len(group.shape) and math.prod(known) < _SMALL
-        free = self.called.isdisjoint(inside)
-        if free and len(nodes) + len(sums) < (_FEWEST if small else 2):
+        free = self.called.isdisjoint(inside) and not any(map(is_only_here, inside))
+        if free and len(nodes) + len(sums) < (_FEWEST if group.is_small else 2):
             return None
         is_silu = [n.op_type for n in nodes] == ["Sigmoid", "Mul"] and set(nodes[0].inputs) <= set(nodes[1].inputs)
         if free and is_silu and not sums:
@@ -261,7 +283,7 @@ class _Grouping:
         summed = [r.source for r in sums if r.source not in targets]
         for given, ends in (([*targets], sums), ([*targets, *dict.fromkeys(summed)], ())):
             with contextlib.suppress(Unfit):
-                return GroupCall(compile_program(nodes, given, ends), nodes)
+                return GroupCall(compile_program(nodes, given, ends, group.is_small), nodes)
         raise Unfit
 
     # --- recomputed operators -------------------------------------------------------------------------------------

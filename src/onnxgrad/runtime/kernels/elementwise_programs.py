@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.kernels.elementwise_steps import Steps, Unfit, letter, write_steps
+from onnxgrad.runtime.kernels.elementwise_steps import Steps, Unfit, letter, real_of, write_steps
 from onnxgrad.runtime.kernels.programs import Entry, KernelProgram
 
-#: Operands and results of the kernel, by letter.
-OPERANDS, RESULTS = "F" * 16 + "I" * 4 + "U" * 4 + "B" * 4, "F" * 8 + "I" * 2 + "U" * 4 + "B" * 2
+#: The kernel of each floating-point type, and the letters of its operands and results.
+KERNELS = {
+    np.float32: ("Elementwise", "F" * 16 + "I" * 4 + "U" * 4 + "B" * 4, "F" * 8 + "I" * 2 + "U" * 4 + "B" * 2),
+    np.float64: ("ElementwiseDouble", "D" * 20 + "L" * 4 + "B" * 4, "D" * 14 + "B" * 2),
+}
 _REGISTERS = 64
 
 
@@ -39,29 +43,36 @@ class TileProgram:
     """The arguments of a call of the kernel.
 
     Attributes:
+        kernel: its name.
         attributes: the program.
         operands: by place, None for one that is left out.
         results: the same.
     """
 
+    kernel: str
     attributes: Mapping[str, Sequence[int]]
     operands: tuple[ir.Value | None, ...]
     results: tuple[ir.Value | None, ...]
 
 
 def compile_program(
-    nodes: Iterable[ir.Node], targets: Sequence[ir.Value], sums: Sequence[Reduction] = ()
+    nodes: Sequence[ir.Node], targets: Sequence[ir.Value], sums: Sequence[Reduction] = (), small: bool = False
 ) -> TileProgram:
     """Compile a program for `targets`, the results of `nodes` (in topological order, of one shape), and `sums`.
+
+    Args:
+        nodes, targets, sums: the program.
+        small: allow more registers than tensors of more than some thousand elements should share the cache with.
 
     Raises:
         Unfit: it needs more steps, registers, operands or results than there are.
     """
-    b = Steps()
+    b = Steps(real=real_of(nodes))
+    kernel, given, made = KERNELS[b.real]
+    results = _by_letter([*targets, *(s.result for s in sums)], made)
     for node in nodes:
         write_steps(b, node)
-    operands = _by_letter(list(b.loads), OPERANDS)
-    results = _by_letter([*targets, *(s.result for s in sums)], RESULTS)
+    operands = _by_letter(list(b.loads), given)
     of = {s.result: s for s in sums}
     stores: dict[int, list[Entry]] = {}  # results that are a step's own, by the step
     totals: dict[int, list[tuple[Entry, Reduction]]] = {}  # and sums of it
@@ -89,7 +100,7 @@ def compile_program(
         if code == "LOAD":
             entries[i] = "FIXED", slots[loaded[i]], 1, 0
         elif code == "CONSTANT":
-            entries[i] = "CONSTANT", reads[0], 1, 0
+            entries[i] = "CONSTANT", reads[0] & 0xFFFFFFFF, 1, reads[0] >> 32 & 0xFFFFFFFF
         else:
             done = {entries[p] for p in reads if last[p] == i}
             free += sorted(place for kind, place, *_ in done if kind == "REGISTER")
@@ -105,9 +116,9 @@ def compile_program(
             program.add(total.code, 1, (entry, 0), (entries[i], 0), (total.axes, 0), (total.becomes, 0))
         if last[i] == i and entries[i][0] == "REGISTER":
             free.append(entries[i][1])
-    if count > _REGISTERS:
+    if count > _REGISTERS and not small:
         raise Unfit
-    return TileProgram(program.attributes(), operands, results)
+    return TileProgram(kernel, program.attributes(), operands, results)
 
 
 def _by_letter(values: Sequence[ir.Value], letters: str) -> tuple[ir.Value | None, ...]:

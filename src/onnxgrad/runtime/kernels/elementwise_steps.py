@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,8 @@ DOMAIN = "onnxgrad.native"
 
 #: Operations of elements, in the order of the kernel's own list.
 OPERATIONS = tuple(
-    """ADD SUB MUL DIV MIN MAX NEG ABS SQRT RELU SIGN FLOOR CEIL ROUND EXP LOG ERF TANH SIGMOID SOFTPLUS
+    """ADD SUB MUL DIV MIN MAX NEG ABS SQRT RELU SIGN FLOOR CEIL ROUND EXP LOG POW SIN COS TAN ASIN ACOS ATAN SINH COSH
+    ASINH ACOSH ATANH ERF TANH SIGMOID SOFTPLUS
     LESS LESS_EQUAL EQUAL TRUTH IS_NAN SELECT AND OR XOR NOT WHOLE_ADD WHOLE_SUB WHOLE_MUL SHIFT_LEFT SHIFT_RIGHT
     WHOLE_LESS WHOLE_LESS_EQUAL NATURAL_LESS NATURAL_LESS_EQUAL WHOLE_EQUAL WHOLE_TRUTH FLOAT_OF_WHOLE""".split()  # noqa: SIM905
 )
@@ -24,14 +25,20 @@ OPERATIONS = tuple(
 #: The most axes of operands and results of programs.
 AXES = 8
 
-_LETTERS = {ir.DataType.FLOAT: "F", ir.DataType.INT32: "I", ir.DataType.UINT32: "U", ir.DataType.BOOL: "B"}
+_LETTERS = {
+    ir.DataType.FLOAT: "F", ir.DataType.INT32: "I", ir.DataType.UINT32: "U", ir.DataType.BOOL: "B",
+    ir.DataType.DOUBLE: "D", ir.DataType.INT64: "L",
+}  # fmt: skip
+#: The letters that the operators of one program may have, by the type of its numbers.
+_TOGETHER = {np.float32: frozenset("FIUB"), np.float64: frozenset("DLB")}
+Real = type[np.float32 | np.float64]
 
 #: A dimension: a number, or the name of one.
 Dims = tuple[int | str, ...]
 
 
 def letter(value: ir.Value | None) -> str:
-    """F, I, U or B for float32, int32, uint32 and bool; empty for a type without registers."""
+    """F, I, U, B, D or L for float32, int32, uint32, bool, float64 and int64; empty for a type without registers."""
     return "" if value is None or value.dtype is None else _LETTERS.get(value.dtype, "")
 
 
@@ -56,11 +63,13 @@ class Steps:
         made: (code, places that it reads) or, of loads and constants, (code, what).
         known: places of values.
         loads: operands, in order of first use.
+        real: the type of floating-point numbers.
     """
 
     made: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     known: dict[ir.Value, int] = field(default_factory=dict)
     loads: dict[ir.Value, int] = field(default_factory=dict)
+    real: Real = np.float32
     _place: dict[tuple[str, tuple[Any, ...], int], int] = field(default_factory=dict)
 
     def __call__(self, code: str, *places: int) -> int:
@@ -76,12 +85,12 @@ class Steps:
         return self._place[key]
 
     def bits(self, bits: int) -> int:
-        """A constant of 32 bits."""
+        """A constant of as many bits as a number has."""
         return self("CONSTANT", bits)
 
     def float(self, number: float) -> int:
-        """A constant of float32."""
-        return self.bits(int(np.float32(number).view(np.int32)))
+        """A constant of the floating-point type."""
+        return self.bits(_bits(self.real(number)))
 
     def read(self, value: ir.Value | None, beside: Collection[ir.Value | None] = ()) -> int:
         """The index of a value: of a step, of a constant that broadcasts `beside` others, or of an operand."""
@@ -97,10 +106,14 @@ class Steps:
         )
         if number is not None and number.ndim <= rank:
             flat = number.reshape(())
-            return self.bits(-int(flat) if kind == "B" else int(flat.view(np.int32)))
+            return self.bits(-int(flat) if kind == "B" else _bits(flat))
         if value not in self.loads:
             self.loads[value] = self("LOAD", len(self.loads))
         return self.loads[value]
+
+
+def _bits(number: Any) -> int:
+    return int(number.view(f"i{number.itemsize}"))
 
 
 Writes = Callable[[Steps, ir.Node, Sequence[int], str], int]
@@ -116,15 +129,20 @@ def _operator(*names: str) -> Callable[[Writes], Writes]:
 
 
 def _one_of(codes: Mapping[str, str], kind: str) -> str:
-    if kind not in codes:
+    """The operation for a kind of operands; that of float32 is the same for float64."""
+    code = codes.get(kind, codes.get("F") if kind == "D" else None)
+    if code is None:
         raise Unfit
-    return codes[kind]
+    return code
 
 
 _UNARY = {
     **{name: {"F": name.upper()} for name in (
         "Neg", "Abs", "Sqrt", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Softplus", "Relu", "Sign", "Floor", "Ceil",
         "Round",
+    )},
+    **{name: {"D": name.upper()} for name in (  # vectors of float32 are quicker in ONNX Runtime
+        "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh",
     )},
     "IsNaN": {"F": "IS_NAN"}, "Not": {"B": "NOT"}, "BitwiseNot": {"I": "NOT", "U": "NOT"},
 }  # fmt: skip
@@ -182,7 +200,7 @@ def _identity(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 
 @_operator("Cast")
 def _cast(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    match kind + letter(node.outputs[0]):
+    match (kind + letter(node.outputs[0])).replace("D", "F"):
         case "FF" | "II" | "UU" | "BB" | "IU" | "UI":
             return x[0]
         case "BF":
@@ -193,7 +211,7 @@ def _cast(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
             return b("TRUTH", x[0])
         case "IB" | "UB":
             return b("WHOLE_TRUTH", x[0])
-        case "IF":
+        case "IF" | "LF":
             return b("FLOAT_OF_WHOLE", x[0])
     raise Unfit
 
@@ -207,24 +225,22 @@ def _reciprocal(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 def _pow(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     """A power; ONNX Runtime multiplies for the exponents 2 and 3, and calls the C library for others."""
     exponent = single_constant(node.inputs[1])
-    rank = len(node.inputs[0].shape or ()) if node.inputs[0] is not None else 0
-    if exponent is not None and exponent.ndim > rank:
-        raise Unfit
-    if kind != "F" or letter(node.inputs[1]) != "F" or exponent is None or float(exponent.reshape(())) not in (2, 3):
-        raise Unfit
-    square = b("MUL", x[0], x[0])
-    return square if float(exponent.reshape(())) == 2 else b("MUL", square, x[0])
+    number = None if exponent is None or exponent.ndim > len(dims(node.outputs[0]) or ()) else exponent.item()
+    if number not in (2, 3):
+        return b(_one_of({"D": "POW"}, kind), *x)
+    square = b(_one_of({"F": "MUL"}, kind), x[0], x[0])
+    return square if number == 2 else b("MUL", square, x[0])
 
 
 @_operator("Clip")
 def _clip(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     """A clip with constant numbers as bounds; a missing bound is the end of the range."""
-    if kind != "F" or node.attributes:
+    if kind not in ("F", "D") or node.attributes:
         raise Unfit
     found = x[0]
-    for k, (code, end) in enumerate((("MAX", np.finfo(np.float32).min), ("MIN", np.finfo(np.float32).max)), 1):
+    for k, (code, end) in enumerate((("MAX", np.finfo(b.real).min), ("MIN", np.finfo(b.real).max)), 1):
         given = node.inputs[k] if k < len(node.inputs) else None
-        bound = np.float32(end) if given is None else single_constant(given)
+        bound = b.real(end) if given is None else single_constant(given)
         if bound is None or np.isnan(bound).any():
             raise Unfit
         found = b(code, found, b.float(float(bound.reshape(()))))
@@ -273,7 +289,7 @@ def _gelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("MUL", half, b("ADD", inner, b.float(1)))
 
 
-#: Operators that are written for float32 alone, whose operands all are.
+#: Operators that are written for floating-point numbers alone.
 _REAL_ONLY = frozenset({"LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish", "Gelu"})
 
 
@@ -306,11 +322,33 @@ def write_steps(b: Steps, node: ir.Node) -> None:
         raise Unfit
     given = operands_of(node)
     kinds = [letter(v) for v in given]
-    alike = kinds[1:] if node.op_type == "Where" else kinds[:1] if node.op_type in ("Pow", "Clip") else kinds
-    if not alike or len(set(alike)) != 1 or (node.op_type in _REAL_ONLY and alike[0] != "F"):
+    alike = kinds[1:] if node.op_type == "Where" else kinds[:1] if node.op_type == "Clip" else kinds
+    there = {letter(v) for v in (*given, *node.outputs) if v is not None}
+    if not alike or len(set(alike)) != 1 or not there <= _TOGETHER[b.real]:
         raise Unfit
-    read = given[:1] if node.op_type in ("Pow", "Clip") else given
-    b.known[node.outputs[0]] = writes(b, node, [b.read(v, given) for v in read], alike[0])
+    kind = alike[0]
+    if (node.op_type in _REAL_ONLY and kind not in ("F", "D")) or (node.op_type != "Cast" and kind == "L"):
+        raise Unfit
+    read = given[:1] if node.op_type == "Clip" else given
+    b.known[node.outputs[0]] = writes(b, node, [b.read(v, given) for v in read], kind)
+
+
+#: Operators of float64 that the CPU provider of ONNX Runtime has no kernel for.
+_DOUBLE_ONLY_HERE = frozenset(
+    """Acos Acosh Asin Asinh Atan Atanh Cosh Erf Gelu HardSigmoid LeakyRelu Mish PRelu Sinh Softplus Softsign
+    Tan""".split()  # noqa: SIM905
+)
+
+
+def is_only_here(node: ir.Node) -> bool:
+    """True if kernels have the operator, for its types, and ONNX Runtime has not."""
+    return is_op(node, _DOUBLE_ONLY_HERE) and letter(node.outputs[0]) == "D"
+
+
+def real_of(nodes: Iterable[ir.Node]) -> Real:
+    """The floating-point type of the program that has `nodes`."""
+    wide = any(letter(v) in ("D", "L") for node in nodes for v in (*node.inputs, *node.outputs))
+    return np.float64 if wide else np.float32
 
 
 def is_known(node: ir.Node) -> bool:
@@ -321,7 +359,7 @@ def is_known(node: ir.Node) -> bool:
 def is_written(node: ir.Node) -> bool:
     """True if programs have the operator, for its types."""
     try:
-        write_steps(Steps(), node)
+        write_steps(Steps(real=real_of([node])), node)
     except Unfit:
         return False
     return True

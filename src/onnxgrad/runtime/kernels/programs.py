@@ -10,7 +10,8 @@ from onnxgrad.runtime.kernels.elementwise_steps import OPERATIONS, Unfit
 KINDS = ("REGISTER", "CONSTANT", "FIXED", "RESULT", "STATE", "SCANNED", "SHARED", "MATRIX")
 CODES = (*OPERATIONS, "COPY", "SUM", "MEAN", "PRODUCT")
 _CODE = {name: i for i, name in enumerate(CODES)}
-_MOST_STEPS, _MOST_VALUES = 256, 256
+_KIND = {name: i for i, name in enumerate(KINDS)}
+_MOST_STEPS, _MOST_VALUES = 2048, 512
 
 #: The kind, place, width and flag of a value of a program; a value and its first column.
 Entry = tuple[str, int, int, int]
@@ -46,5 +47,5 @@ class KernelProgram:
         """
         if len(self._steps) > 10 * _MOST_STEPS or len(self.entries) > _MOST_VALUES:
             raise Unfit
-        values = [n for kind, place, width, flag in self.entries for n in (KINDS.index(kind), place, width, flag)]
+        values = [n for kind, place, width, flag in self.entries for n in (_KIND[kind], width, place, flag)]
         return {"values": values, "steps": self._steps}

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.match import constant_tensor, is_op, is_standard
 from onnxgrad.runtime.kernels.elementwise_programs import Reduction
-from onnxgrad.runtime.kernels.elementwise_steps import AXES, Dims, dims
+from onnxgrad.runtime.kernels.elementwise_steps import AXES, Dims, dims, letter
 
 #: Treatment of reduced axes, in the order of the kernel's own list.
 _GO, _STAY, _FLAT = range(3)
@@ -50,7 +50,7 @@ def reductions(source: ir.Value) -> Iterator[Reduction]:
 def _reduction(source: ir.Value, seen: ir.Value, node: ir.Node, place: int) -> Reduction | None:
     """`node` as a sum of `source`, whose view `seen` it reads."""
     shape, view = dims(source), dims(seen)
-    if shape is None or view is None or source.dtype != ir.DataType.FLOAT or 0 in shape or len(shape) > AXES:
+    if shape is None or view is None or letter(source) not in ("F", "D") or 0 in shape or len(shape) > AXES:
         return None
     if node.op_type in _CODES and place == 0:
         axes = _axes_of(node, len(view))

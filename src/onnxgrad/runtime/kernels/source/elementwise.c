@@ -7,24 +7,24 @@
  *
  * Shapes are those of the run: the shape of a result is what its operands broadcast to, or that without the axes over
  * which it is a sum. Where results are of different shapes, the program runs once for each, with the steps that lead to
- * it.
+ * it. `elementwise_double.c` is this file for doubles.
  */
-#include "program.h"
+#include "operations.h"
 #include "reductions.h"
+#include "shapes.h"
+#include "spread.h"
 
-/* Floats of all registers, and of a register; the shortest rows that tiles are cut from; operands and results. */
-enum { ROOM = 6144, TILE = 1024, ROW = 256, GIVEN = 28, MADE = 16 };
+/* Numbers of all registers, and of a register; the shortest rows that tiles are cut from; operands and results. */
+enum { ROOM = 32768 / sizeof(real), TILE = 4096 / sizeof(real), ROW = TILE / 4, GIVEN = 28, MADE = 16, APART = 8192 };
+_Static_assert(ROOM >= VALUES * LANES, "each value has room for a vector");
 
 extern const Kernel elementwise_kernels[];
 static int is_bool(const char *letters, int index) { return (letters[index] | 32) == 'b'; }
 
-/* What becomes of axes that are summed over. */
-enum { GO, STAY, FLAT, WHAT_BECOMES };
-
 typedef struct {
-  Program program;
   uint32_t needs[MADE]; /* operands that lead to a result, as bits, and bit 31; 0 for one that is not there */
   int sums[MADE];       /* the steps of those that are sums, or -1 */
+  Program program;
 } Settings;
 
 static void read(Attributes *from, void *settings) {
@@ -53,7 +53,7 @@ static void read(Attributes *from, void *settings) {
     }
     if (is_sum(step)) {
       if (!within(step->at[2], 1 << AXES) || !within(step->at[3], WHAT_BECOMES)) wrong = "a program sums over unknown axes";
-      if (to->kind != RESULT || elementwise_kernels->outputs[to->place] != 'F') wrong = "a program has sums that are no floats";
+      if (to->kind != RESULT || elementwise_kernels->outputs[to->place] != *elementwise_kernels->outputs) wrong = "a program has sums that are no floats";
       if (!wrong) s->sums[to->place] = i;
     }
     needs[step->at[0]] = of;
@@ -62,13 +62,6 @@ static void read(Attributes *from, void *settings) {
   if (!all && !wrong) wrong = "a program stores nothing";
   if (wrong) attributes_fail(from, wrong);
 }
-
-typedef struct {
-  const char *data;
-  int64_t strides[AXES]; /* in elements, over the axes of the job; 0 along one that is broadcast */
-  int direct, periodic;  /* read where it lies; the same for each tile */
-  int bytes;             /* of an element: 4, or 1 for bool */
-} Source;
 
 typedef struct {
   const Settings *settings;
@@ -84,54 +77,14 @@ typedef struct {
   Pieces pieces;
 } Job;
 
-/* Rows of `width` numbers that lie `stride` apart, or of one number each. */
-static void spread_short_rows(natural *to, const natural *from, int64_t stride, int single, int64_t rows, int64_t width) {
-  if (single) {
-    for (int64_t r = 0; r < rows; r++)
-      for (int64_t i = 0; i < width; i++) to[r * width + i] = from[r * stride];
-  } else if (stride) {
-    for (int64_t r = 0; r < rows; r++)
-      for (int64_t i = 0; i < width; i++) to[r * width + i] = from[r * stride + i];
-  } else { /* the same row: what is there already, once more */
-    memcpy(to, from, (size_t)width * 4);
-    for (int64_t there = 1; there < rows; there *= 2)
-      memcpy(to + there * width, to, (size_t)(least(there, rows - there) * width) * 4);
-  }
-}
-
-/* `count` elements of a broadcast operand from the place `at` on, 4 bytes each. */
-static void spread(const Job *job, const Source *source, natural *to, const int64_t *at, int64_t count) {
-  const size_t last = job->axes.count - 1;
-  Place place = place_in(&job->axes, source->strides, at);
-  while (count > 0) {
-    const char *from = source->data + place.offset * source->bytes;
-    const int64_t rows = source->bytes == 1 ? 0 : short_rows(&place, &job->axes, count), width = job->axes.dims[last];
-    if (rows) {
-      spread_short_rows(to, (const natural *)from, source->strides[last - 1], !source->strides[last], rows, width);
-      to += rows * width, count -= rows * width;
-      next_rows(&place, &job->axes, source->strides, rows);
-      continue;
-    }
-    const int64_t run = least(count, width - place.at[last]);
-    if (source->bytes == 1)
-      for (int64_t i = 0; i < run; i++) to[i] = from[source->strides[last] ? i : 0] ? UINT32_MAX : 0;
-    else if (source->strides[last])
-      memcpy(to, from, (size_t)run * 4);
-    else
-      for (int64_t i = 0; i < run; i++) to[i] = *(const natural *)from;
-    to += run, count -= run;
-    next_row(&place, &job->axes, source->strides);
-  }
-}
-
 /* Puts a result where it belongs, if it is not there already. */
 static void store(int letter_is_bool, char *result, const natural *value, int single, int64_t start, int64_t count) {
   if (letter_is_bool)
     for (int64_t k = 0; k < count; k++) result[start + k] = (char)(value[single ? 0 : k] & 1);
   else if (single)
     for (int64_t k = 0; k < count; k++) ((natural *)result)[start + k] = *value;
-  else if (result + start * 4 != (const char *)value)
-    memmove(result + start * 4, value, (size_t)count * 4);
+  else if ((natural *)result + start != value)
+    memmove((natural *)result + start, value, (size_t)count * sizeof *value);
 }
 
 /* Where the result lies that a step writes in place, or NULL. */
@@ -141,7 +94,7 @@ static char *place_of(const Job *job, const Value *to) {
 
 static void tiles_of(const Job *job, int piece, int64_t from, int64_t end) {
   const Program *program = job->program;
-  _Alignas(64) float room[ROOM];
+  _Alignas(64) real room[ROOM];
   natural ones[VALUES];
   const void *values[VALUES];
   int64_t at[AXES], count;
@@ -157,11 +110,11 @@ static void tiles_of(const Job *job, int piece, int64_t from, int64_t end) {
       void *own = job->one[i] ? (void *)(ones + i) : room + job->places[i] * job->tile;
       values[i] = own;
       if (source->direct)
-        values[i] = source->data + 4 * place_in(&job->axes, source->strides, at).offset;
+        values[i] = (const natural *)source->data + place_in(&job->axes, source->strides, at).offset;
       else if (job->one[i])
-        spread(job, source, own, at, 1);
+        spread(&job->axes, source, own, at, 1);
       else if (!source->periodic || start == from)
-        spread(job, source, own, at, source->periodic ? least(job->tile, job->count) : count);
+        spread(&job->axes, source, own, at, source->periodic ? least(job->tile, job->count) : count);
     }
     for (int i = 0; i < program->steps; i++) {
       const Step *step = &program->step[i];
@@ -177,7 +130,7 @@ static void tiles_of(const Job *job, int piece, int64_t from, int64_t end) {
       if (step->code == COPY) {
         values[to] = x;
       } else {
-        void *own = one ? (void *)(ones + to) : result ? (void *)(result + start * 4) : room + job->places[to] * job->tile;
+        void *own = one ? (void *)(ones + to) : result ? (void *)((natural *)result + start) : room + job->places[to] * job->tile;
         elementwise_operations[step->code].loop(one ? 0 : job->single[i], own, x,
                                                 operands > 1 ? values[step->at[2]] : NULL,
                                                 operands > 2 ? values[step->at[3]] : NULL, one ? 1 : count);
@@ -203,25 +156,6 @@ static void piece_of(void *data, size_t index) {
     tiles_of(job, piece, slice * all->size + all->from[piece], slice * all->size + all->from[piece + 1]);
 }
 
-/* `shape` as what it and `other` broadcast to; false where they do not. */
-static int broadcast(Shape *shape, const Shape *other) {
-  if (other->rank > shape->rank) {
-    const size_t more = other->rank - shape->rank;
-    memmove(shape->dims + more, shape->dims, shape->rank * sizeof *shape->dims);
-    for (size_t k = 0; k < more; k++) shape->dims[k] = 1;
-    shape->rank = other->rank;
-  }
-  const size_t more = shape->rank - other->rank;
-  for (size_t k = 0; k < other->rank; k++) {
-    int64_t *dim = &shape->dims[more + k];
-    if (*dim == 1)
-      *dim = other->dims[k];
-    else if (other->dims[k] != 1 && other->dims[k] != *dim)
-      return 0;
-  }
-  return 1;
-}
-
 /* What the operands of the bits `needs` broadcast to. */
 static Shape shape_of_result(Call *call, const Shape *shapes, uint32_t needs) {
   Shape shape = {.rank = 0, .count = 1};
@@ -231,19 +165,6 @@ static Shape shape_of_result(Call *call, const Shape *shapes, uint32_t needs) {
     if (__builtin_mul_overflow(shape.count, shape.dims[k], &shape.count) || shape.count > MOST_NUMBERS)
       fail(call, "Elementwise: a result is too large");
   return shape;
-}
-
-/* `shape` without the axes of a sum. */
-static Shape shape_of_sum(Call *call, const Shape *shape, const Step *sum) {
-  Shape found = {.rank = 0, .count = 1};
-  if (sum->at[2] >> shape->rank) fail(call, "Elementwise: a sum is over more axes than there are");
-  for (size_t k = 0; k < shape->rank; k++) {
-    const int gone = sum->at[2] >> (shape->rank - 1 - k) & 1;
-    if (!gone || sum->at[3] == STAY) found.dims[found.rank++] = gone ? 1 : shape->dims[k];
-    if (!gone) found.count *= shape->dims[k];
-  }
-  if (sum->at[3] == FLAT) found = (Shape){.rank = 1, .dims = {found.count}, .count = found.count};
-  return found;
 }
 
 /* The steps that lead to results which are there; the operands that they read, as bits. */
@@ -268,34 +189,29 @@ static uint32_t live_steps(Job *job) {
 static void fold(Job *job, const Shape *shape, const Shape *shapes, uint32_t loaded) {
   Axes *axes = &job->axes;
   int64_t *strides[GIVEN + MADE]; /* of operands, and of sums */
-  const Shape *of[GIVEN];
-  size_t operands = 0, many;
+  const Shape *of[GIVEN + MADE];
+  Shape kept[MADE]; /* the shapes of sums, with 1 where an axis is gone */
+  size_t many = 0;
   for (int i = 0; i < GIVEN; i++)
-    if (loaded >> i & 1) strides[operands] = job->sources[i].strides, of[operands++] = &shapes[i];
-  many = operands;
-  for (int r = 0; r < MADE; r++)
-    if (job->sums[r].out) strides[many++] = job->sums[r].strides;
+    if (loaded >> i & 1) strides[many] = job->sources[i].strides, of[many++] = &shapes[i];
+  for (int r = 0; r < MADE; r++) {
+    if (!job->sums[r].out) continue;
+    kept[r] = without_axes(shape, job->program->step[job->settings->sums[r]].at[2], STAY);
+    strides[many] = job->sums[r].strides, of[many++] = &kept[r];
+  }
   axes->count = 0;
   for (size_t axis = 0; axis < shape->rank; axis++) {
     if (shape->dims[axis] == 1) continue;
     const size_t k = axes->count++;
     axes->dims[k] = shape->dims[axis];
-    for (size_t i = 0; i < operands; i++) {
+    int one = k > 0;
+    for (size_t i = 0; i < many; i++) {
       int64_t stride = 1;
       const size_t missing = shape->rank - of[i]->rank;
       for (size_t q = axis + 1; q < shape->rank; q++) stride *= q < missing ? 1 : of[i]->dims[q - missing];
       strides[i][k] = axis < missing || of[i]->dims[axis - missing] == 1 ? 0 : stride;
+      one = one && strides[i][k - 1] == strides[i][k] * axes->dims[k];
     }
-    for (int r = 0; r < MADE; r++) {
-      if (!job->sums[r].out) continue;
-      const int32_t gone = job->program->step[job->settings->sums[r]].at[2];
-      int64_t stride = 1;
-      for (size_t q = axis + 1; q < shape->rank; q++)
-        if (!(gone >> (shape->rank - 1 - q) & 1)) stride *= shape->dims[q];
-      job->sums[r].strides[k] = gone >> (shape->rank - 1 - axis) & 1 ? 0 : stride;
-    }
-    int one = k > 0;
-    for (size_t i = 0; i < many && one; i++) one = strides[i][k - 1] == strides[i][k] * axes->dims[k];
     if (!one) continue;
     axes->count--;
     axes->dims[k - 1] *= axes->dims[k];
@@ -345,16 +261,16 @@ static int64_t cut(Job *job, uint32_t loaded) {
     for (size_t k = axes->count; k-- > 0; expected *= axes->dims[k])
       source->direct &= source->strides[k] == expected || axes->dims[k] == 1;
     if (job->row) source->direct = 1; /* in a row, or one number */
-    source->direct &= source->bytes == 4;
+    source->direct &= source->bytes > 1;
   }
   const int places = place_values(job);
-  const int64_t most = least(ROOM / (places > 4 ? places : 4), TILE) / LANES * LANES;
+  const int64_t longest = most(least(ROOM * 3 / 4 / (places > 4 ? places : 4), TILE) / LANES, 1) * LANES;
   int64_t runs = 1;
   size_t first = axes->count; /* the axes from here on are gone through within a tile */
-  while (!job->row && first > 0 && runs * axes->dims[first - 1] <= most) runs *= axes->dims[--first];
-  job->tile = first ? most / runs * runs : most;
+  while (!job->row && first > 0 && runs * axes->dims[first - 1] <= longest) runs *= axes->dims[--first];
+  job->tile = first ? longest / runs * runs : longest;
   if (job->row) {
-    const int64_t parts = (job->row + most - 1) / most;
+    const int64_t parts = (job->row + longest - 1) / longest;
     job->tile = ((job->row + parts - 1) / parts + LANES - 1) / LANES * LANES;
   }
   for (int i = 0; i < GIVEN; i++) {
@@ -376,13 +292,13 @@ static void run(Call *call, Job *job, const Shape *shape, const Shape *shapes) {
   job->count = shape->count;
   if (!job->count) { /* sums of nothing */
     for (size_t s = 0; s < many; s++)
-      for (int64_t i = 0; i < sums[s]->count; i++) sums[s]->out[i] = (float)(0 / sums[s]->divisor);
+      for (int64_t i = 0; i < sums[s]->count; i++) sums[s]->out[i] = (real)(0 / sums[s]->divisor);
     return;
   }
   fold(job, shape, shapes, loaded);
   const int64_t runs = cut(job, loaded);
   if (!many) {
-    const int64_t unit = (8192 + job->tile - 1) / job->tile * job->tile;
+    const int64_t unit = (APART + job->tile - 1) / job->tile * job->tile;
     parallel_ranges(call, job->count, unit, tiles, job);
     return;
   }
@@ -405,7 +321,7 @@ static void compute(Call *call, const void *settings) {
   for (int i = 0; i < GIVEN; i++) {
     if (!(all >> i & 1)) continue;
     job.sources[i].data = input(call, (size_t)i);
-    job.sources[i].bytes = is_bool(elementwise_kernels->inputs, i) ? 1 : 4;
+    job.sources[i].bytes = is_bool(elementwise_kernels->inputs, i) ? 1 : sizeof(real);
     shapes[i] = shape_of(call, (size_t)i);
     if (!call->failed && !job.sources[i].data && (shapes[i].count || !shapes[i].rank))
       fail(call, "Elementwise: an operand of the program is missing");
@@ -425,10 +341,11 @@ static void compute(Call *call, const void *settings) {
       continue;
     }
     const Step *step = &s->program.step[s->sums[r]];
-    const Shape shape = shape_of_sum(call, &of[r], step);
+    if (step->at[2] >> of[r].rank) fail(call, "Elementwise: a sum is over more axes than there are");
+    const Shape shape = without_axes(&of[r], step->at[2], step->at[3]);
     results[r] = output(call, r, &shape);
     if (call->failed || !shape.count) results[r] = NULL;
-    sums[r].out = (float *)results[r];
+    sums[r].out = (real *)results[r];
     sums[r].count = shape.count;
     sums[r].divisor = step->code == MEAN ? (double)of[r].count / (double)shape.count : 1;
   }
@@ -445,7 +362,11 @@ static void compute(Call *call, const void *settings) {
 }
 
 const Kernel elementwise_kernels[] = {
+#ifdef DOUBLE
+    {.name = "ElementwiseDouble", .inputs = "DDDDDDDDDDDDDDDDDDDDLLLLBBBB", .outputs = "DDDDDDDDDDDDDDBB",
+#else
     {.name = "Elementwise", .inputs = "FFFFFFFFFFFFFFFFIIIIUUUUBBBB", .outputs = "FFFFFFFFIIUUUUBB",
+#endif
      .settings = sizeof(Settings), .read = read, .compute = compute},
     {0},
 };

@@ -1,4 +1,8 @@
-/* The exponential of a vector, and vectors of which not all numbers are there. */
+/* Functions of vectors of floats that take more than an instruction.
+ *
+ * exp, log, erf, tanh and sigmoid are within two units in the last place, and right at infinities, NaN and denormals.
+ * Polynomials: minimax fits of the relative error, made for these intervals.
+ */
 #ifndef ONNXGRAD_EXPONENTIAL_H
 #define ONNXGRAD_EXPONENTIAL_H
 #include <math.h>
@@ -11,7 +15,7 @@
 
 #include "lanes.h"
 
-typedef unsigned lanes_bits __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#define OF_REAL(function) function##f
 
 /* the smaller, and the larger one; NaN where x is */
 #if defined(__AVX512F__)
@@ -48,47 +52,35 @@ INLINE lanes exp_lanes(lanes x) {
 /* The same, but 0 below e^-87.3: a denormal number takes as long as a hundred others. */
 INLINE lanes lanes_exp(lanes x) { return lanes_where(x < -87.3f, lanes_of(0), exp_lanes(at_least(x, -87.3f))); }
 
-/* The first `count` numbers at `from`, all of a vector at most, and `rest` in the place of others. */
-INLINE lanes lanes_read(const float *from, int64_t count, float rest) {
-  if (count >= LANES) return *(const lanes *)from;
-  lanes v = lanes_of(rest);
-  memcpy(&v, from, (size_t)count * sizeof(float));
-  return v;
+/* of numbers from 0 on that are neither infinite nor NaN; -103.3 or so for 0 */
+INLINE lanes log_of_finite(lanes x) {
+  const lanes_mask small = x < 1.17549435e-38f;
+  x = lanes_where(small, x * 8388608.0f, x);
+  const lanes_mask bits = (lanes_mask)((lanes_bits)x - 0x3f3504f3u); /* from 0.7071 on, so that the rest is up to 1.4142 */
+  const lanes_mask n = (bits >> 23) - (small & 23);
+  const lanes f = (lanes)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f, e = __builtin_convertvector(n, lanes);
+  const lanes square = f * f, p = POLYNOMIAL(f, -0.0763449775f, 0.127615775f, -0.131601822f, 0.142017579f,
+                                             -0.166233574f, 0.200012269f, -0.25000821f, 0.333333317f);
+  return (((p * f) * square + e * -2.12194440e-4f) - square * 0.5f + f) + e * 0.693359375f;
 }
 
-INLINE void lanes_write(float *to, int64_t count, lanes v) {
-  if (count >= LANES)
-    *(lanes *)to = v;
-  else
-    memcpy(to, &v, (size_t)count * sizeof(float));
+INLINE lanes erf_lanes(lanes x) {
+  const lanes s = x * x, t = at_most(magnitude(x), 4.0f);
+  const lanes p = POLYNOMIAL(s, 8.18510673e-05f, -0.000809770738f, 0.00519695254f, -0.0268577053f, 0.11283664f,
+                             -0.376126316f, 0.128379166f);
+  const lanes q = POLYNOMIAL(t, 0.000214594945f, -0.00321997491f, 0.0229060294f, -0.105286852f, -0.63569937f,
+                             -0.128519952f); /* log(erfc(t)) = q * t - t */
+  return signed_as(lanes_where(t < 0.92f, p * t + t, 1.0f - exp_lanes(q * t - t)), x);
 }
 
-INLINE lanes lanes_most(lanes a, lanes b) { return lanes_where(a > b, a, b); }
-
-#define LARGER(mask, a, b) (__typeof__(a))((((a) > (b)) & (mask)(a)) | (~((a) > (b)) & (mask)(b)))
-typedef int lanes_mask_4 __attribute__((vector_size(16)));
-typedef int lanes_mask_8 __attribute__((vector_size(32)));
-
-INLINE float lanes_largest_4(lanes_4 v) {
-  const lanes_4 half = SHUFFLE(lanes_4, v, v, 2, 3, 0, 1), pair = LARGER(lanes_mask_4, v, half);
-  const float a = pair[0], b = pair[1];
-  return a > b ? a : b;
+INLINE lanes tanh_lanes(lanes x) {
+  const lanes s = x * x, t = magnitude(x);
+  const lanes p = POLYNOMIAL(s, -0.00551516417f, 0.0204694202f, -0.0536880232f, 0.133308303f, -0.333332598f);
+  return signed_as(lanes_where(t < 0.625f, (p * s) * t + t, 1.0f - 2.0f / (exp_lanes(t + t) + 1.0f)), x);
 }
 
-INLINE float lanes_largest(lanes v) {
-#if LANES == 16
-  const lanes_8 low = SHUFFLE(lanes_8, v, v, 0, 1, 2, 3, 4, 5, 6, 7);
-  const lanes_8 high = SHUFFLE(lanes_8, v, v, 8, 9, 10, 11, 12, 13, 14, 15), eight = LARGER(lanes_mask_8, low, high);
-#elif LANES == 8
-  const lanes_8 eight = v;
-#endif
-#if LANES >= 8
-  const lanes_4 first = SHUFFLE(lanes_4, eight, eight, 0, 1, 2, 3);
-  const lanes_4 second = SHUFFLE(lanes_4, eight, eight, 4, 5, 6, 7), four = LARGER(lanes_mask_4, first, second);
-#else
-  const lanes_4 four = v;
-#endif
-  return lanes_largest_4(four);
-}
+/* The sine of x for quarter 0, the cosine for 1. */
+#define TURN REAL
+INLINE real turned(real x, const int quarter) { return quarter ? cosf(x) : sinf(x); }
 
 #endif

@@ -18,7 +18,7 @@
  *        .settings = sizeof(Settings), .read = read, .compute = compute},
  *       {0}};
  *
- * `inputs` and `outputs` hold a letter for each operand: f float, i int32, u uint32, l int64, b bool; upper
+ * `inputs` and `outputs` hold a letter for each operand: f float, d double, i int32, u uint32, l int64, b bool; upper
  * case where it may be left out: `input` and `output` are NULL then. A * at the end of `inputs` stands for any number of
  * anything, which is only waited for. The table is named in `library.c`.
  *
@@ -62,6 +62,7 @@ typedef struct {
   const OrtApi *table;
   const OrtKernelInfo *info;
   OrtStatus *failed;
+  const void *end; /* of what is used of the settings; NULL: all of them */
 } Attributes;
 
 typedef struct Kernel {

@@ -13,7 +13,7 @@ enum { INTERFACE_VERSION = 18 };
 
 #define TABLES(X)                                                                                       \
   X(optimizer) X(convolution) X(normalization) X(row) X(pooling) X(row_norm) X(softmax)                 \
-  X(attention) X(elementwise) X(recurrence) X(product) X(sum) X(winograd)
+  X(attention) X(elementwise) X(elementwise_double) X(recurrence) X(product) X(sum) X(winograd)
 #define DECLARED(name) extern const Kernel name##_kernels[];
 #define LISTED(name) name##_kernels,
 TABLES(DECLARED)
@@ -221,7 +221,7 @@ static ONNXTensorElementDataType element(char letter) {
   static const ONNXTensorElementDataType types[128] = {
       ['f'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,  ['i'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
       ['u'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32, ['l'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
-      ['b'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL}; /* of *: undefined */
+      ['d'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE, ['b'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL}; /* of *: undefined */
   return types[letter | 32];
 }
 static OrtCustomOpInputOutputCharacteristic characteristic(char letter) {
@@ -263,7 +263,7 @@ static void destroy(void *kernel) {
 static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info, void **out) {
   (void)given;
   const Kernel *kernel = kernel_of(op);
-  Attributes attributes = {the_table, info, NULL};
+  Attributes attributes = {the_table, info, NULL, NULL};
   Instance *instance = calloc(1, sizeof *instance);
   if (instance) instance->settings = calloc(1, kernel->settings + 1);
   if (!instance || !instance->settings) {
@@ -273,6 +273,8 @@ static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKe
   instance->kernel = kernel;
   ASK(&attributes, KernelInfoGetAllocator, info, OrtMemTypeDefault, &instance->allocator);
   if (kernel->read && !attributes.failed) kernel->read(&attributes, instance->settings);
+  void *shorter = attributes.end ? realloc(instance->settings, (size_t)((char *)attributes.end - (char *)instance->settings)) : NULL;
+  if (shorter) instance->settings = shorter;
   if (attributes.failed)
     destroy(instance);
   else

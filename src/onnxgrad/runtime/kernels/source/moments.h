@@ -9,7 +9,7 @@
 enum { TOGETHER = 4096 };
 
 /* The sum of x, or, where asked, that of (x - around)^2, over `runs` of `count` numbers that begin `stride` apart. */
-INLINE double power_sums(const int squared, const float *x, int64_t runs, int64_t stride, int64_t count, float around) {
+INLINE double power_sums(const int squared, const real *x, int64_t runs, int64_t stride, int64_t count, real around) {
   const lanes arounds = lanes_of(around);
   lanes total[4] = {{0}};
   double sum = 0;
@@ -18,20 +18,16 @@ INLINE double power_sums(const int squared, const float *x, int64_t runs, int64_
       const int64_t end = least(start + TOGETHER, count);
       for (; k + 4 * LANES <= end; k += 4 * LANES)
         for (int i = 0; i < 4; i++) {
-          const lanes d = *(const lanes *)(x + k + i * LANES) - arounds;
-          if (squared)
-            total[i] += d * d;
-          else
-            total[i] += d;
+          lanes d = *(const lanes *)(x + k + i * LANES) - arounds;
+          if (squared) d *= d;
+          total[i] += d;
         }
       for (; k + LANES <= end; k += LANES) {
-        const lanes d = *(const lanes *)(x + k) - arounds;
-        if (squared)
-          total[0] += d * d;
-        else
-          total[0] += d;
+        lanes d = *(const lanes *)(x + k) - arounds;
+        if (squared) d *= d;
+        total[0] += d;
       }
-      float rest = 0;
+      real rest = 0;
       for (; k < end; k++) rest += squared ? (x[k] - around) * (x[k] - around) : x[k] - around;
       sum += rest;
       if ((numbers += end - start) < TOGETHER) continue;
@@ -42,7 +38,7 @@ INLINE double power_sums(const int squared, const float *x, int64_t runs, int64_
   return sum + lanes_sum((total[0] + total[1]) + (total[2] + total[3]));
 }
 
-INLINE double power_sum(const int squared, const float *x, int64_t count, float around) {
+INLINE double power_sum(const int squared, const real *x, int64_t count, real around) {
   return power_sums(squared, x, 1, 0, count, around);
 }
 

@@ -1,73 +1,5 @@
-/* The operations of programs, as loops, and programs as they are read from a file. */
+/* Programs as they are read from a file. */
 #include "program.h"
-
-#ifdef __clang__
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
-/* --- operations --------------------------------------------------------------------------------------------------- */
-
-#define ONE_BY_ONE(name, operands, source, result, value)                                          \
-  INLINE void each_##name(const int single, void *to, const void *from_x, const void *from_y, const void *from_z, \
-                          int64_t count) {                                                         \
-    const source *xs = from_x, *ys = operands > 1 ? from_y : from_x, *zs = operands > 2 ? from_z : from_x; \
-    const source only_x = *xs, only_y = *ys, only_z = *zs;                                         \
-    result *out = to;                                                                              \
-    INDEPENDENT                                                                                    \
-    for (int64_t i = 0; i < count; i++) {                                                          \
-      const source x = single & 1 ? only_x : xs[i], y = single & 2 ? only_y : ys[i];               \
-      const source z = single & 4 ? only_z : zs[i];                                                \
-      (void)x, (void)y, (void)z;                                                                   \
-      out[i] = (result)(value);                                                                    \
-    }                                                                                              \
-  }                                                                                                \
-  static void run_##name(int single, void *to, const void *x, const void *y, const void *z, int64_t count) { \
-    switch (single & (operands > 1 ? (1 << operands) - 1 : 0)) {                                   \
-      case 1: each_##name(1, to, x, y, z, count); break;                                           \
-      case 2: each_##name(2, to, x, y, z, count); break;                                           \
-      case 3: each_##name(3, to, x, y, z, count); break;                                           \
-      case 4: each_##name(4, to, x, y, z, count); break;                                           \
-      case 5: each_##name(5, to, x, y, z, count); break;                                           \
-      case 6: each_##name(6, to, x, y, z, count); break;                                           \
-      default: each_##name(0, to, x, y, z, count);                                                 \
-    }                                                                                              \
-  }
-typedef float real __attribute__((may_alias));
-typedef int32_t whole __attribute__((may_alias));
-#define REAL(name, operands, value) ONE_BY_ONE(name, operands, real, real, value)
-#define WHOLE(name, operands, value) ONE_BY_ONE(name, operands, whole, whole, value)
-#define NATURAL(name, operands, value) ONE_BY_ONE(name, operands, natural, natural, value)
-#define REAL_MASK(name, operands, value) ONE_BY_ONE(name, operands, real, whole, -(value))
-#define WHOLE_MASK(name, operands, value) ONE_BY_ONE(name, operands, whole, whole, -(value))
-#define NATURAL_MASK(name, operands, value) ONE_BY_ONE(name, operands, natural, whole, -(value))
-#define FROM_WHOLE(name, operands, value) ONE_BY_ONE(name, operands, whole, real, value)
-#define VECTOR(name, operands, value)                                                                        \
-  static void run_##name(int single, void *to, const void *from_x, const void *from_y, const void *from_z, \
-                         int64_t count) {                                                          \
-    const float *xs = from_x;                                                                      \
-    float *out = to;                                                                               \
-    int64_t i = 0;                                                                                 \
-    (void)single, (void)from_y, (void)from_z;                                                                    \
-    for (; i + LANES <= count; i += LANES) {                                                       \
-      const lanes x = *(const lanes *)(xs + i);                                                    \
-      *(lanes *)(out + i) = value;                                                                 \
-    }                                                                                              \
-    if (i == count) return;                                                                        \
-    const lanes x = part_of(xs + i, count - i), last = value;                                      \
-    memcpy(out + i, &last, (size_t)(count - i) * sizeof *out);                                     \
-  }
-#define DEFINED(name, operands, kind, value) kind(name, operands, value)
-OPERATIONS(DEFINED)
-
-const Operation elementwise_operations[] = {
-#define LISTED(name, operands, kind, value) {run_##name, operands},
-    OPERATIONS(LISTED)
-#undef LISTED
-};
-
-/* --- programs ----------------------------------------------------------------------------------------------------- */
 
 /* Whether `count` columns from `first` on are of the value `at`, which is one with rows. */
 static int reaches(const Program *p, int32_t at, int32_t first, int64_t count) {
@@ -138,4 +70,5 @@ void read_program(Attributes *from, Program *p, const Kernel *kernel) {
     if ((p->value[i].kind == RESULT || p->value[i].kind == STATE) && written[i] != p->value[i].width)
       wrong = "a result is not written, or twice";
   if (wrong) attributes_fail(from, wrong);
+  from->end = p->step + p->steps;
 }

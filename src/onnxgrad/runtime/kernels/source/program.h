@@ -1,6 +1,6 @@
 /* Programs: what groups of elementwise operators, sums of them, and recurrences are, in one format.
  *
- * A program has values and steps. A value has rows of `width` numbers, and is four integers: kind, place, width, flag. A
+ * A program has values and steps. A value has rows of `width` numbers, and is four integers: kind, width, place, flag. A
  * step is ten: what is done, on how many columns, and four times a value, then four times the column of it that is the
  * first one: where it goes, and what it comes from. Elementwise programs know rows of one number, for each element.
  */
@@ -11,15 +11,12 @@
 #include "kernel.h"
 
 /* Most values, steps, operands and results, and columns of anything. */
-enum { VALUES = 256, STEPS = 256, OPERANDS = 40, RESULTS = 32, WIDEST = 1 << 16 };
+enum { VALUES = 512, STEPS = 2048, OPERANDS = 40, RESULTS = 32, WIDEST = 1 << 16 };
 
-/* The bits of a number. */
-typedef uint32_t natural __attribute__((may_alias));
-
-/* What a value is, and what its place is: of the registers, the first column; one number, its bits; rows of an operand;
- * rows of a result. In recurrences also: a state, the result that is its last and the operand that is its first one; rows
- * of an operand that are others at each time; one row of an operand for all; an operand that is a matrix of as many
- * columns as `width`. `flag`: whether times go backwards, or the matrix is turned. */
+/* What a value is, and what its place is: of the registers, the first column; one number, its bits (those beyond 32 in
+ * `flag`); rows of an operand; rows of a result. In recurrences also: a state, the result that is its last and the operand
+ * that is its first one; rows of an operand that are others at each time; one row of an operand for all; an operand that
+ * is a matrix of as many columns as `width`. `flag`: whether times go backwards, or the matrix is turned. */
 enum { REGISTER, CONSTANT, FIXED, RESULT, STATE, SCANNED, SHARED, MATRIX, KINDS };
 
 enum {
@@ -37,7 +34,9 @@ enum {
 };
 
 typedef struct {
-  int32_t kind, place, width, flag;
+  int32_t kind, width;
+  _Alignas(8) int32_t place; /* with `flag` behind it, a constant of 64 bits */
+  int32_t flag;
 } Value;
 
 typedef struct {
@@ -50,7 +49,7 @@ typedef struct {
   Step step[STEPS];
 } Program;
 
-/* Reads the attributes "values" and "steps" of a call of `kernel`. Afterwards no number leads beyond a table, a value or
+/* Reads the attributes "values" and "steps" of a call of `kernel`, whose settings end with the program. Afterwards no number leads beyond a table, a value or
  * the operands that the kernel has, and each result is written as often as it has columns. */
 void read_program(Attributes *from, Program *, const Kernel *kernel);
 

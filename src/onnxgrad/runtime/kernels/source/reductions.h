@@ -73,7 +73,7 @@ static inline void next_rows(Place *place, const Axes *axes, const int64_t *stri
 }
 
 typedef struct {
-  float *out;
+  real *out;
   int64_t count;         /* of results */
   int64_t strides[AXES]; /* of results; 0 along an axis that is summed over, which follow each other else */
   double divisor;        /* of a mean: how many numbers it is of */
@@ -134,19 +134,17 @@ static int64_t cut_pieces(Pieces *pieces, const Axes *axes, int64_t unit, Sum *c
   }
 }
 
-typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-
-static inline float short_sum(const float *x, int64_t count) {
-  four total = {0};
+static inline real short_sum(const real *x, int64_t count) {
+  lanes_4 total = {0};
   int64_t k = 0;
-  for (; k + 4 <= count; k += 4) total += *(const four *)(x + k);
-  float sum = (total[0] + total[2]) + (total[1] + total[3]);
+  for (; k + 4 <= count; k += 4) total += *(const lanes_4 *)(x + k);
+  real sum = (total[0] + total[2]) + (total[1] + total[3]);
   for (; k < count; k++) sum += x[k];
   return sum;
 }
 
 /* Adds rows of `width` numbers to sums: each to its own ones, `stride` further on, or all to the same. */
-static void add_short_rows(double *sums, int64_t stride, int each, const float *x, int64_t rows, int64_t width) {
+static void add_short_rows(double *sums, int64_t stride, int each, const real *x, int64_t rows, int64_t width) {
   if (!each) {
     for (int64_t r = 0; r < rows; r++) sums[r * stride] += short_sum(x + r * width, width);
   } else if (stride) {
@@ -167,7 +165,7 @@ static void add_short_rows(double *sums, int64_t stride, int each, const float *
 
 /* Adds `count` numbers from the place `at` on to the sums of a piece. They are all the first one where there is a
  * `single` one, of one row. */
-static void add_up(const Axes *axes, const Sum *sum, int piece, int single, const float *x, const int64_t *at,
+static void add_up(const Axes *axes, const Sum *sum, int piece, int single, const real *x, const int64_t *at,
                    int64_t count) {
   const int64_t begin = sum->start[piece] - sum->first[piece];
   const size_t last = axes->count - 1;
@@ -209,7 +207,7 @@ static void add_pieces(void *data, int64_t from, int64_t to) {
       for (int64_t k = sum->first[i] > start ? sum->first[i] : start; k < end; k++)
         all[k - start] += sum->sums[begin + k];
     }
-    for (int64_t k = start; k < stop; k++) sum->out[k] = (float)(all[k - start] / sum->divisor);
+    for (int64_t k = start; k < stop; k++) sum->out[k] = (real)(all[k - start] / sum->divisor);
   }
 }
 
