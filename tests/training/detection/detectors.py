@@ -27,7 +27,7 @@ KINDS = (
 )
 #: YOLOv8 with masks beside boxes, a graph that takes its picture out of the batch, as torchvision's transform, and
 #: queries of the last of several layers, alone and with the choice of the best (RT-DETR).
-OTHERS = ("yolov8_seg", "yolov8_pose", "ssd_unpacked", "detr_stack", "detr_post")
+OTHERS = ("yolov8_seg", "yolov8_pose", "ssd_unpacked", "detr_stack", "detr_post", "detr_chosen")
 #: Anchors of YOLOv5 as widths and heights.
 ANCHORS = np.float32([[[8, 10], [14, 12], [12, 24]], [[24, 20], [30, 44], [48, 32]]])
 
@@ -224,9 +224,18 @@ class _Writer:
         return self.anchored(maps, self.k, softmax=False)
 
     def detr(self, maps: list[Var], ending: str) -> dict[str, Var]:
-        """Queries: the places of the last map. ``stack`` picks the last of two layers, ``post`` the best of it."""
+        """Queries: the places of the last map. ``stack`` picks the last of two layers, ``post`` the best of it.
+
+        ``chosen`` begins with the best places.
+        """
         b = self.b
         rows = b.Transpose(b.Reshape(maps[-1], [1, 16, -1]), perm=[0, 2, 1])
+        if ending == "chosen":  # where the encoder scores most (RT-DETR)
+            scored, _ = self.queries(rows, self.k)
+            _, best = b.TopK(b.ReduceMax(scored, [2], keepdims=0), np.array([8]), axis=1, outputs=2)
+            rows = b.GatherElements(rows, b.Expand(b.Unsqueeze(best, [2]), np.array([1, 8, 16])), axis=1)
+            logits, boxes = self.queries(rows, self.k)
+            return {"scores": b.Sigmoid(logits), "pred_boxes": boxes}
         if not ending:
             logits, boxes = self.queries(rows, self.k + 1)
             return {"logits": logits, "pred_boxes": boxes}

@@ -81,12 +81,20 @@ def test_moved_points_of_reference_have_sigmoid_scores():
     assert (head.kind, head.background, head.classes) == ("detr", None, len(NAMES) + 1)
 
 
+@pytest.mark.parametrize("kind", ["detr_post", "detr_chosen"])
+def test_queries_of_places_have_the_loss_of_rt_detr(kind):
+    head = find_head(open_model(detector(kind, NAMES)).model)
+    assert head.varifocal == (kind == "detr_chosen")
+    assert ("RT-DETR" in head.text) == head.varifocal
+
+
 @pytest.mark.parametrize("kind", ["yolov8_seg", "yolov8_pose"])
 def test_masks_and_key_points_are_left_out(kind):
     plain, head = (find_head(open_model(detector(k, NAMES)).model) for k in ("yolov8", kind))
     assert (head.kind, head.classes, len(head.levels)) == (plain.kind, 5, 2)
     assert [level.boxes.size for level in head.levels] == [64, 64]
     assert len(head.others) == (3 if kind == "yolov8_seg" else 2)
+    assert [head.maps, *head.mask_values[1:]] == (["protos", *head.others[:2]] if kind == "yolov8_seg" else [""])
     assert "masks or key points are not trained" in head.text
     assert "masks" not in plain.text
 
@@ -120,7 +128,7 @@ def test_batch_that_stays():
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("kind", [*KINDS, "detr_stack", "detr_post"])
+@pytest.mark.parametrize("kind", [*KINDS, "detr_stack", "detr_post", "detr_chosen"])
 @pytest.mark.parametrize("names", [["cat", "fox"], ["cat", *"abcdefgh"]], ids=["fewer", "more"])
 def test_other_classes(kind, names):
     model = open_model(detector(kind, NAMES)).model

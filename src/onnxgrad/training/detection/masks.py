@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.graph import ancestors
 from onnxgrad.training.detection.head import Head, MapPart
 from onnxgrad.training.detection.letterbox import Placement
 from onnxgrad.training.metrics.boxes import Window
@@ -27,7 +28,8 @@ def with_masks(graph: ir.Graph, head: Head, others: Sequence[tuple[ir.Value, tup
     """
     for maps in graph.outputs:
         count = None if maps.shape is None or len(maps.shape) != 4 else maps.shape[1]
-        weights = {shape[1:]: value for value, shape in others if shape[0] == count}
+        before = set(ancestors(graph, [maps]))
+        weights = {shape[1:]: value for value, shape in others if shape[0] == count and value.producer() not in before}
         levels = [
             replace(level, masks=MapPart(weights[level.shape].name or "", 0, count))
             for level in head.levels
