@@ -45,7 +45,8 @@ class _Writer:
         graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name=kind)
         self.model = ir.Model(graph, ir_version=10)
         self.model.metadata_props[CLASSES] = json.dumps(names)
-        image = ir.Value(name="images", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 3, SIDE, SIDE]))
+        name = "data" if kind == "nanodet_plus" else "images"  # as NanoDet's own exporter calls it
+        image = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 3, SIDE, SIDE]))
         graph.inputs.append(image)
         self.b, self.k = Builder(graph), len(names)
         x = self.unpacked(self.b.var(image)) if kind.endswith("_unpacked") else self.b.var(image)

@@ -65,8 +65,8 @@ def centre_offset(model: ir.Model, head: Head) -> float | None:
 def usual_offset(model: ir.Model, head: Head) -> float:
     """The centre of a place, in places, of a file that does not decode its distances.
 
-    NanoDet (three maps) and PicoDet (Paddle) have it at (i + 0.5) · stride; NanoDet-Plus joins four maps in one output,
-    with priors at i · stride (get_single_level_center_priors of its head).
+    NanoDet (three maps) and PicoDet (Paddle) have it at (i + 0.5) · stride; NanoDet-Plus, with four maps, has priors at
+    i · stride (get_single_level_center_priors of its head). Its exporter calls the ends of a model data, output.
 
     Raises:
         UnknownHead: the file does not show which of them it is.
@@ -75,7 +75,7 @@ def usual_offset(model: ir.Model, head: Head) -> float:
         return 0.5
     if "character" in model.metadata_props:  # which PaddleDetection's exports have
         return 0.5
-    if len(model.graph.outputs) > 1:
+    if [v.name for v in model.graph.outputs] != ["output"] or head.image != "data":
         raise UnknownHead(
             "its distances are from corners of places (NanoDet-Plus, place_offset 0) or from their middle (PicoDet, "
             "place_offset 0.5), which the file does not show; --place-offset says which"
