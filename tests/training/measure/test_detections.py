@@ -133,7 +133,8 @@ def test_pixels_of_masks():
     boxes = np.array([[0, 0, 40, 20], [3.5, 2.2, 17, 20], [30, 0, 40, 20]])
     masks = InstanceMasks(weights, maps, boxes, placement, (32, 32))
     whole = np.zeros((3, 20, 40), bool)
-    for mask, (y, x, pixels) in zip(whole, masks):
+    for k, mask in enumerate(whole):
+        y, x, pixels = masks(k)
         mask[y : y + pixels.shape[0], x : x + pixels.shape[1]] = pixels
     expected = np.zeros((3, 20, 40), bool)
     expected[0, :, 20:] = True  # the middle of the canvas is that of the picture

@@ -76,7 +76,7 @@ def with_masks(seed):  # type: ignore[no-untyped-def]
         n = len(windows)
         sample = {"boxes": np.zeros((len(objects), 4)), "labels": labels, "crowd": crowd, "masks": objects}
         sample["areas"] = objects.sum((1, 2)).astype(float)
-        yield sample, Detections(np.zeros((n, 4)), rng.integers(1, 6, n) / 5, np.array(classes), windows)
+        yield sample, Detections(np.zeros((n, 4)), rng.integers(1, 6, n) / 5, np.array(classes), windows.__getitem__)
 
 
 def by_pycocotools(pictures, kind="bbox"):  # type: ignore[no-untyped-def]
@@ -98,7 +98,7 @@ def by_pycocotools(pictures, kind="bbox"):  # type: ignore[no-untyped-def]
             if kind == "segm":
                 del results[-1]["bbox"]
                 whole = np.zeros(sample["masks"].shape[1:], bool)
-                y, x, pixels = found.masks[i]
+                y, x, pixels = found.masks(i)
                 whole[y : y + pixels.shape[0], x : x + pixels.shape[1]] = pixels
                 results[-1]["segmentation"] = _encoded(whole)
         if kind == "segm":

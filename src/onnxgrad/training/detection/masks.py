@@ -41,7 +41,7 @@ def with_masks(graph: ir.Graph, head: Head, others: Sequence[tuple[ir.Value, tup
 
 
 @dataclass(frozen=True)
-class InstanceMasks(Sequence[Window]):
+class InstanceMasks:
     """The masks of boxes in a picture, drawn when they are asked for.
 
     Attributes:
@@ -58,10 +58,7 @@ class InstanceMasks(Sequence[Window]):
     placement: Placement
     canvas: tuple[int, int]
 
-    def __len__(self) -> int:
-        return len(self.weights)
-
-    def __getitem__(self, k):  # type: ignore[no-untyped-def]
+    def __call__(self, k: int) -> Window:
         """The mask of the k-th box."""
         x1, y1, x2, y2 = np.ceil(self.boxes[k]).astype(int).tolist()
         rows, columns = (self._shares(1, y1, y2), self._shares(0, x1, x2))

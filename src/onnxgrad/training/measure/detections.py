@@ -99,7 +99,8 @@ def compare_boxes(
             if masked is not None:
                 masked.add(found, {**known, "masks": data.masks(k)}, row.areas, row.name)
             errors[k] = table.sum() - np.trace(table)
-            kept[k] = Detections(*(a[found.scores >= SHOWN] for a in (found.boxes, found.scores, found.labels)))
+            sure = found.scores >= SHOWN
+            kept[k] = Detections(found.boxes[sure], found.scores[sure], found.labels[sure])
     result = running.result()
     of_masks = {} if masked is None else masked.result().metrics
     values = result.metrics | {f"mask_{name}": value for name, value in of_masks.items()}

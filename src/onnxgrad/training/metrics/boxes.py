@@ -10,7 +10,7 @@ scores, those of the picture with the lower id come first, in the order of the m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,13 +57,13 @@ class Detections:
         boxes: [k, 4] as x1, y1, x2, y2 in pixels of the picture.
         scores: [k].
         labels: class numbers [k].
-        masks: of each box, where the model has them.
+        masks: draws that of the k-th box, where the model has them.
     """
 
     boxes: np.ndarray
     scores: np.ndarray
     labels: np.ndarray
-    masks: Sequence[Window] | None = None
+    masks: Callable[[int], Window] | None = None
 
 
 @dataclass
@@ -186,7 +186,7 @@ class AveragePrecision:
             ignored = crowd[own] | (sizes[own] < low) | (sizes[own] > high)
             if self.masks:
                 assert found.masks is not None
-                similar, area = mask_overlaps([found.masks[k] for k in mine], sample["masks"][own], crowd[own])
+                similar, area = mask_overlaps([found.masks(int(k)) for k in mine], sample["masks"][own], crowd[own])
             else:
                 similar = overlaps(predicted[mine], boxes[own], crowd[own])
                 area = np.prod(predicted[mine, 2:] - predicted[mine, :2], axis=1)
