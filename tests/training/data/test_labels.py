@@ -103,6 +103,10 @@ def refused(proto, data, loss, words):
         (changed(GOOD, 4, -1), r"label -1 in row 4; .*\n  hint: .*ignore_index=-1,"),
         (changed(GOOD, 2, 255), r"label 255 in row 2; .*\n  hint: .*ignore_index=255"),
         (GOOD + 1, r"label 3 in row 2; .*\n  hint: labels start at 0: subtract 1"),
+        (
+            GOOD * 7 + 3,
+            r"label 3 in row 0; .*\n  hint: if the numbers are names of classes, say so: --classes 3,10,17 ",
+        ),
     ],
 )
 def test_class_numbers_that_no_score_has(way, labels, words, tmp_path):

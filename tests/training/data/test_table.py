@@ -359,6 +359,37 @@ def test_labels_are_not_prepared(way, stream, tmp_path):
             onnxgrad.train(linear(6), tmp_path / "rows.csv", inputs={**INPUTS, "labels": "price"}, **settings)
 
 
+def test_many_columns_of_numbers_are_prepared_by_a_few_nodes():
+    """Of columns that stand side by side, also with gaps, between text: the numbers are those of pandas' way."""
+    arrays = {f"f{i}": RNG.standard_normal(30) for i in range(300)}
+    for i in range(0, 300, 7):
+        arrays[f"f{i}"][RNG.integers(0, 30, 3)] = np.nan
+    arrays["kind"] = RNG.choice(["a", "b"], 30)
+    names = ",".join([*(f"f{i}" for i in range(150)), "kind", *(f"f{i}" for i in range(150, 300))])
+    rows = {**arrays, "target": np.zeros(30)}
+    settings = {"loss": "mse", "labels": "target", "missing": "indicator", "standardize": True, "learning_rate": 1e-9}
+    trainer = onnxgrad.train(linear(302 + 43), rows, inputs={"x": names}, **settings)
+    model = trainer.inference_model()
+    assert len(model.graph.node) < 40
+    filled = np.stack([np.where(np.isnan(a), np.nanmean(a), a) for n, a in arrays.items() if n != "kind"], axis=1)
+    scaled = (filled - filled.mean(0)) / filled.std(0)
+    kinds = np.stack([arrays["kind"] == k for k in "ab"], axis=1)
+    gone = np.stack([np.isnan(arrays[f"f{i}"]) for i in range(0, 300, 7)], axis=1)
+    x = np.concatenate([scaled[:, :150], kinds, scaled[:, 150:], gone], axis=1)
+    np.testing.assert_allclose(trainer.data(rows).arrays["x"], x, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(predict(model, rows)["y"], x @ trainer.state()["w"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("values", [["1,234.5", "2,000", "3.5"], ["1.234,5", "3,5", "2.000"], ["1'000", "20"]])
+def test_separators_of_thousands_make_no_categories(values):
+    rows = {"a": np.array(values, object), "labels": np.zeros((len(values), 1), np.float32)}
+    with pytest.raises(BadInput, match="separators of thousands"):
+        onnxgrad.train(linear(3), rows, loss="mse", inputs={"x": "a"}, categories="onehot")
+    rows["a"][0] = "192.168.001.b"
+    model = linear(len(values))
+    onnxgrad.train(model, rows, loss="mse", inputs={"x": "a"}, categories="onehot")
+
+
 LACKING = {"number": [None, 5.0, None], "class": [None, "b", "c"], "whole": [2, None, 1]}
 
 

@@ -93,6 +93,7 @@ def test_objects_of_many_lists_and_of_text_with_brackets(tmp_path):
         ("", "cannot read .* as a table"),
         ("a,b\n1,\n2,3\n", "array 'b' of .*missing values"),
         ("a,b\n", "no rows|0 rows|empty"),
+        ("a,b,a\n1,2,3\n", "d.csv' has 2 columns called 'a'"),
     ],
 )
 def test_a_damaged_table_is_refused(tmp_path, text, words):

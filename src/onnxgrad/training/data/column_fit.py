@@ -6,13 +6,18 @@ is that of so many, drawn at random.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.raw_columns import RawColumn
+from onnxgrad.wording import is_number
 
+#: Numbers with separators of thousands, and with a decimal comma.
+_GROUPED, _COMMA = re.compile(r"[+-]?\d{1,3}([.,'\xa0\u202f]\d{3})+([.,]\d+)?"), re.compile(r"[+-]?\d*,\d+")
 #: Rows of a stream of which a median is taken, and the most texts of a stream that are categories.
 SAMPLE, MOST_CATEGORIES = 1 << 16, 100_000
 
@@ -148,6 +153,7 @@ class ColumnFit:
         indicator = way == "indicator" and self.known < self.rows
         if self.kind == "text":
             texts = sorted(self._texts)
+            _check_no_numbers(self.name, texts)
             fill = None if way in (None, "drop", "indicator") else max(texts, key=self._texts.__getitem__)
             return TableColumn(self.name, self.kind, fill, categories=tuple(texts), indicator=indicator)
         number: float | None = None
@@ -165,3 +171,13 @@ class ColumnFit:
         mean = self._mean + change * filled / total
         scale = float(np.sqrt((self._squares + change**2 * self.known * filled / total) / total))
         return mean, scale if scale > 1e-14 * abs(mean) else 1.0  # that of equal numbers is rounding
+
+
+def _check_no_numbers(name: str, texts: Sequence[str]) -> None:
+    """Raise BadInput for texts that are numbers, some of them with separators of thousands: they are no categories."""
+    grouped = [t for t in texts if _GROUPED.fullmatch(t) and not is_number(t)]
+    if grouped and all(is_number(t) or _GROUPED.fullmatch(t) or _COMMA.fullmatch(t) for t in texts):
+        raise BadInput(
+            f"column {name!r} holds numbers with separators of thousands, as {grouped[0]!r}, which are not read\n"
+            "  hint: write 1234.5"
+        )

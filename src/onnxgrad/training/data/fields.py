@@ -220,6 +220,9 @@ def _label_hint(labels: np.ndarray, bad: np.ndarray, field: Field) -> str:
         )
     if labels.min() >= 1 and labels.max() == field.classes:
         return "\n  hint: labels start at 0: subtract 1 from them"
+    if len(names := np.unique(labels).tolist()) == field.classes:
+        listed = ",".join(map(str, names))
+        return f"\n  hint: if the numbers are names of classes, say so: --classes {listed} (in Python classes=)"
     return ""
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -106,6 +107,15 @@ def _in_memory(source: Any) -> dict[str, Column]:
         table = pyarrow.table(source)
     except Exception as error:  # the library raises its own types and a dozen of Python's
         raise BadInput(f"cannot read the {type(source).__name__} as a table: {' '.join(str(error).split())}") from error
+    return _columns_of(table, f"the {type(source).__name__}")
+
+
+def _columns_of(table: Any, where: str) -> dict[str, Column]:
+    """The columns of a table of Arrow. Raises BadInput for two of one name."""
+    counts = Counter(table.column_names)
+    twice = next((n for n, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise BadInput(f"{where} has {counts[twice]} columns called {twice!r}\n  hint: give them different names")
     return {name: _column_of(table.column(name), name) for name in table.column_names}
 
 
@@ -197,8 +207,7 @@ def _table(path: Path) -> dict[str, Column]:
                 _check_unpacked_size(unpacked_size(file), path)
             table = pyarrow.feather.read_table(path)
         table.validate(full=True)  # else offsets may point anywhere
-        found = {name: _column_of(table.column(name), name) for name in table.column_names}
-        return Columns(found, repr(str(path)), notes=notes)
+        return Columns(_columns_of(table, repr(str(path))), repr(str(path)), notes=notes)
     except BadInput:
         raise
     except Exception as error:  # the library raises its own types and a dozen of Python's
@@ -239,8 +248,8 @@ def _of_arrow(chunks: Any) -> Any:
         row = int(np.argmax(chunks.is_null().to_numpy()))
         raise BadInput(
             f"missing values: {chunks.null_count}, the first in row {row}\n"
-            "  hint: fill the cells in, or leave the rows out; with --inputs, --missing mean fills in the columns that "
-            "it joins, and --missing drop leaves out rows without a label, too"
+            "  hint: fill the cells in, or leave the rows out; in training with --inputs, --missing mean fills in the "
+            "columns that it joins, and --missing drop leaves out rows without a label, too"
         )
     if pa.types.is_fixed_size_list(kind):
         flat = chunks.combine_chunks()

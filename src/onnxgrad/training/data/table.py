@@ -10,6 +10,7 @@ A raw column is float64 [N] (numbers, booleans as 0 and 1, dates as days since 1
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -158,8 +159,10 @@ class Table:
             nodes.append(helper.make_node(op, list(inputs), [out], domain=domain, **attributes))
             return out
 
-        column = constant("column", np.array([-1, 1], np.int64))
-        for k, c in enumerate(self.columns):
+        column = constant("column", np.array([-1, 1])) if any(c.kind == "text" for c in self.columns) else ""
+        runs = itertools.groupby(enumerate(self.columns), lambda kc: kc[0] if kc[1].kind == "text" else -1)
+        for run in [list(group) for _, group in runs]:  # a text, or several columns of numbers
+            (k, c), columns = run[0], [c for _, c in run]
             raw = f"raw_{k}"
             if c.kind == "text":
                 first = 1 if self.as_index else 0
@@ -179,18 +182,24 @@ class Table:
                                 default_float=0.0)  # fmt: skip
                     marks.append(emit("Reshape", mark, column, out=f"marks_{k}"))
                 continue
-            found = raw
-            if c.fill is not None or c.indicator:
-                gone = emit("IsNaN", raw, out=f"gone_{k}")
-                found = emit("Where", gone, constant(f"fill_{k}", np.float64(c.fill or 0)), raw, out=f"filled_{k}")
-                if c.indicator:
+            found = emit("Concat", *(f"raw_{i}" for i, _ in run), out=f"joined_{k}", axis=0)
+            by_column = constant(f"shape_{k}", np.array([len(run), -1]))
+            found = emit(
+                "Transpose", emit("Reshape", found, by_column, out=f"columns_{k}"), out=f"rows_{k}", perm=[1, 0]
+            )
+            marked = [i for i, c in enumerate(columns) if c.indicator]
+            if marked or any(c.fill is not None for c in columns):
+                gone = emit("IsNaN", found, out=f"gone_{k}")
+                fills = constant(f"fill_{k}", [float(c.fill or 0) if self.missing else np.nan for c in columns])
+                found = emit("Where", gone, fills, found, out=f"filled_{k}")
+                if marked:
                     mark = emit("Cast", gone, out=f"mark_{k}", to=TensorProto.FLOAT)
-                    marks.append(emit("Reshape", mark, column, out=f"marks_{k}"))
-            if c.mean or c.scale != 1:
-                found = emit("Sub", found, constant(f"mean_{k}", np.float64(c.mean)), out=f"centred_{k}")
-                found = emit("Div", found, constant(f"scale_{k}", np.float64(c.scale)), out=f"scaled_{k}")
-            found = emit("Cast", found, out=f"float_{k}", to=TensorProto.FLOAT)
-            parts.append(emit("Reshape", found, column, out=f"column_{k}"))
+                    places = constant(f"marked_{k}", np.array(marked))
+                    marks.append(emit("Gather", mark, places, out=f"marks_{k}", axis=1))
+            if any(c.mean or c.scale != 1 for c in columns):
+                found = emit("Sub", found, constant(f"mean_{k}", [c.mean for c in columns]), out=f"centred_{k}")
+                found = emit("Div", found, constant(f"scale_{k}", [c.scale for c in columns]), out=f"scaled_{k}")
+            parts.append(emit("Cast", found, out=f"float_{k}", to=TensorProto.FLOAT))
         emit("Concat", *parts, *marks, out="numbers", axis=1)
         inputs = [
             helper.make_tensor_value_info(
