@@ -50,7 +50,7 @@ def test_work_grows_with_the_nodes(monkeypatch):
         assert small["look_up"] > 100
         for what, count in large.items():
             assert count <= 4.2 * max(small[what], 1), f"{what}: {small[what]} for 100 nodes, {count} for 400"
-        assert large["of"] == 1
+        assert large["of"] == 0  # the inference of the opened model goes on
 
 
 def _calls(derive, source, wrt) -> int:

@@ -19,7 +19,7 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir.composites import Part
 from onnxgrad.ir.constants import is_repeatable, known_value
 from onnxgrad.ir.infer.context import Calls
-from onnxgrad.ir.infer.inference import Inference
+from onnxgrad.ir.infer.inference import Inference, Kind
 from onnxgrad.ir.literals import Attributes, Literals
 from onnxgrad.ir.match import FLOATS, Dim, permutation, producer
 from onnxgrad.ir.names import Names, unknown_rank
@@ -151,8 +151,7 @@ class Builder:
         self.graph = graph
         #: the node of the graph that new nodes are inserted before; None: they are appended
         self.before = before
-        #: the beginning of the names of new nodes
-        self.prefix = prefix
+        self.prefix = prefix  #: of the names of new nodes
         #: whether `named` leaves notes: they are lost where a message is made of the graph
         self.noting = noting
         self.names = names or Names.of_graph(graph)
@@ -221,9 +220,11 @@ class Builder:
             results = self._emitted.get(key)
             if results is not None and self._has(results):
                 return results
-        known = None if domain or outputs != 1 or hashable is None else self.infer.look_up(op_type, values, hashable)
+        kind = known = None
+        if hashable is not None and not domain and outputs == 1:
+            kind, known = self.infer.look_up(op_type, values, hashable)
         if known is None:
-            results = self.append(ir.Node(domain, op_type, values, attrs, num_outputs=outputs))
+            results = self.append(ir.Node(domain, op_type, values, attrs, num_outputs=outputs), kind)
             results = results[0] if outputs == 1 else results
         else:
             name = self.names.fresh(f"{self.prefix}_{op_type}")
@@ -277,13 +278,13 @@ class Builder:
         node = (results[0] if isinstance(results, tuple) else results).value.producer()
         return node is not None and node.graph is self.graph
 
-    def append(self, node: ir.Node) -> tuple[Var, ...]:
-        """Append `node` unchanged; name it and its outputs where they have no names, and infer their types."""
+    def append(self, node: ir.Node, kind: Kind | None = None) -> tuple[Var, ...]:
+        """Append `node`; name it and its outputs where they have no names, and infer their types, by its `kind`."""
         for value in node.outputs:
             value.name = value.name or self.names.fresh(f"{self.prefix}_{node.op_type}")
         node.name = node.name or node.outputs[0].name
         self._add(node)
-        self.infer(node)
+        self.infer(node, kind)
         return tuple([Var(self, v) for v in node.outputs])
 
     def copy(self, x: Var | ir.Value) -> Var:

@@ -15,15 +15,15 @@ these pads are made explicit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.fold import fold_constants
-from onnxgrad.ir.graph import prune, scopes
-from onnxgrad.ir.infer.inference import Inference, forget_values
+from onnxgrad.ir.graph import prune, walk
+from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.match import constant, is_standard, rank
 from onnxgrad.ir.names import Names
 
@@ -36,20 +36,17 @@ def end_derivation(b: Builder, keep: Iterable[ir.Value] = ()) -> None:
 
 def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None = None) -> None:
     """Clean up a derived `graph`, in place; values of `keep` stay even if no output needs them."""
-    graphs = scopes(graph)
-    write_otherwise(graph, names, graphs)
-    forget_values(graph, graphs)
+    write_otherwise(graph, names)
     prune(graph, keep)
 
 
-def write_otherwise(graph: ir.Graph, names: Names | None = None, graphs: Sequence[ir.Graph] = ()) -> None:
-    """Rewrite, in place, the nodes of `graph`, whose scopes are `graphs`, that ONNX Runtime misreads."""
+def write_otherwise(graph: ir.Graph, names: Names | None = None) -> None:
+    """Rewrite, in place, the nodes of `graph` that ONNX Runtime misreads."""
     windows = ("AveragePool", "Conv", "LpPool", "MaxPool")
     nodes_of: dict[str, list[ir.Node]] = {name: [] for name in ("Pad", "MatMul", "Transpose", *windows)}
-    for g in graphs or scopes(graph):
-        for node in g:
-            if (op_type := node.op_type) in nodes_of:
-                nodes_of[op_type].append(node)
+    for node in walk(graph):
+        if (op_type := node.op_type) in nodes_of:
+            nodes_of[op_type].append(node)
     pads = [n for n in nodes_of["Pad"] if is_standard(n) and len(n.inputs) > 3 and n.inputs[3] is not None]
     products = [n for n in nodes_of["MatMul"] if _has_vector(n) and rank(n.inputs[1])] if nodes_of["Transpose"] else []
     if pads or products:
@@ -90,12 +87,12 @@ def _write_same_pads(node: ir.Node) -> None:
 
 def has_transpose(graph: ir.Graph) -> bool:
     """True if a node anywhere in `graph` exchanges axes."""
-    return any(node.op_type == "Transpose" for g in scopes(graph) for node in g)
+    return any(node.op_type == "Transpose" for node in walk(graph))
 
 
 def vector_products(graph: ir.Graph) -> list[ir.Node]:
     """Each MatMul anywhere in `graph` whose right operand is a vector, or is not known not to be one."""
-    return [node for g in scopes(graph) for node in g if node.op_type == "MatMul" and _has_vector(node)]
+    return [node for node in walk(graph) if node.op_type == "MatMul" and _has_vector(node)]
 
 
 def _has_vector(product: ir.Node) -> bool:

@@ -23,7 +23,7 @@ from onnxgrad.ir.constants import MOST_ELEMENTS, evaluate
 from onnxgrad.ir.exact import exact
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.context import Calls
-from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.infer.inference import Inference, infer_model
 from onnxgrad.ir.match import WHOLE, constant, is_op
 
 
@@ -54,8 +54,8 @@ def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
     return _fold(graph, constant_result, hold)
 
 
-def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> None:
-    """Type and shape every value of `model`, with its integer arithmetic folded; in place.
+def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> Inference:
+    """Type and shape every value of `model`, with its integer arithmetic folded; in place. Returns the inference.
 
     Raises:
         BadInput: shapes or inputs that no node of their kind can have.
@@ -68,11 +68,12 @@ def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> None:
         if (array := _whole_value(node, opset)) is not None:
             _replace(model.graph, node, array)
 
-    infer_model(model, calls, fold)
+    inference = infer_model(model, calls, fold)
     if sum(_fold(g, lambda node: _whole_value(node, opset)) for g in inner):  # shapes in a body are known at its end
         for value, shape in declared.items():  # symbols of the first inference are dropped
             value.shape = shape
-        infer_model(model, calls, fold)
+        inference = infer_model(model, calls, fold)
+    return inference
 
 
 def _fold(

@@ -6,7 +6,7 @@ A *slice* is the set of nodes that depend on some values (`dependents`) or that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Reversible
+from collections.abc import Callable, Collection, Iterable, Iterator, Reversible
 
 import onnx_ir as ir
 
@@ -37,6 +37,26 @@ def scopes(graph: ir.Graph) -> list[ir.Graph]:
             for inner in subgraphs(node):
                 graphs += scopes(inner)
     return graphs
+
+
+def walk(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """Yield every node of `graph`, and after a node those of the graphs inside it."""
+    for node in graph:
+        yield node
+        if node.attributes.data:
+            for inner in subgraphs(node):
+                yield from walk(inner)
+
+
+def values_in(graph: ir.Graph | ir.Function) -> list[ir.Value]:
+    """The inputs of `graph` and the results of its nodes, and those of the graphs inside it."""
+    values = list(graph.inputs)
+    for node in graph:
+        values += node.outputs
+        if node.attributes.data:
+            for inner in subgraphs(node):
+                values += values_in(inner)
+    return values
 
 
 def captured(node: ir.Node) -> list[ir.Value]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxgrad.ir.constants import known_value
-from onnxgrad.ir.graph import discard, scopes
+from onnxgrad.ir.graph import discard, walk
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.names import Names
 
@@ -20,13 +20,12 @@ from onnxgrad.ir.names import Names
 def known_branches(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Graph]]:
     """The If nodes of `graph` and of graphs inside of it whose branch is known, outermost first, and that branch."""
     opset = graph.opset_imports.get("", 1)
-    for scope in scopes(graph):
-        for node in scope:
-            if is_op(node, "If") and node.inputs[0] is not None:
-                condition = known_value(node.inputs[0], opset)
-                if condition is not None and condition.size == 1:
-                    taken = "then_branch" if condition.reshape(-1)[0] else "else_branch"
-                    yield node, node.attributes[taken].as_graph()
+    for node in walk(graph):
+        if node.op_type == "If" and is_op(node, "If") and node.inputs[0] is not None:
+            condition = known_value(node.inputs[0], opset)
+            if condition is not None and condition.size == 1:
+                taken = "then_branch" if condition.reshape(-1)[0] else "else_branch"
+                yield node, node.attributes[taken].as_graph()
 
 
 def take_known_branches(graph: ir.Graph) -> int:

@@ -15,6 +15,7 @@ from onnxgrad.ir import Builder
 from onnxgrad.ir.cleanup import end_derivation
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.ir.fold import infer_and_fold
+from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.match import is_standard
 from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.checks.nodes import check_nodes
@@ -65,6 +66,7 @@ class Opened:
         model: private; nothing in it that can change is shared with the caller's.
         kind: `onnx.ModelProto` or `onnx_ir.Model`, what `close` gives.
         functions: the local functions that stay functions; None if there are none.
+        inference: has inferred the model, and will infer new nodes.
         from_path: whether it was read from a file (external data is then gathered on the way out).
         opset_in: the opset that the caller's model had.
         training: names of values that the model's training information refers to.
@@ -74,6 +76,7 @@ class Opened:
     model: ir.Model
     kind: type
     functions: Functions | None = None
+    inference: Inference | None = None
     from_path: bool = False
     opset_in: int = LOWEST_RULES
     training: frozenset[str] = field(default_factory=frozenset)
@@ -174,12 +177,13 @@ def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, kee
         rename_overloads(private, own)
         fill_defaults(private)
         opened.functions = Functions(private)
-    infer_and_fold(private, opened.functions)
+    opened.inference = infer_and_fold(private, opened.functions)
     check_nodes(private)
     for cut in targets.cuts:
         cut_out(private, cut, required=KEY not in private.metadata_props)
-    if private.functions:
-        opened.functions = opened.functions or Functions(private)
+    if private.functions and opened.functions is None:
+        opened.functions = Functions(private)
+        opened.inference.context.calls = opened.functions
     return opened
 
 

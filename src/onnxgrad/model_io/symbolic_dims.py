@@ -8,11 +8,11 @@ of -1, for every dimension that they do not know; those become unknown. Other na
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import scopes
+from onnxgrad.ir.graph import values_in
+from onnxgrad.ir.infer.limits import distinct_shapes, symbols_in
 from onnxgrad.ir.infer.sizes import product
 from onnxgrad.ir.match import Dim
 from onnxgrad.ir.names import identifier
@@ -23,19 +23,20 @@ UNKNOWN = frozenset({"", "?", "none", "unknown", "unk", "dynamic", "*"})
 
 def settle_dims(model: ir.Model) -> None:
     """Make every dimension of every declared shape of `model` a size, a usable name or unknown, in place."""
-    values = [v for v in _values(model) if v.shape is not None]
-    names = named_dims(model)
+    values = _values(model)
+    names = set(symbols_in(distinct_shapes(values)))
     renamed: dict[str, str] = {}
     for value in values:
-        dims = list(value.shape or ())
-        settled = [_rename_dim(dim, renamed, names) for dim in dims]
-        if settled != dims:
-            value.shape = ir.Shape(settled)
+        if value.shape is not None:
+            dims = value.shape.dims
+            settled = tuple([_rename_dim(dim, renamed, names) for dim in dims])
+            if settled != dims:
+                value.shape = ir.Shape(settled)
 
 
 def named_dims(model: ir.Model) -> set[str]:
     """The names of dimensions in the shapes of `model`."""
-    return {d.value for v in _values(model) for d in v.shape or () if not isinstance(d, int) and d.value}
+    return set(symbols_in(distinct_shapes(_values(model))))
 
 
 def keep_dims(model: ir.Model, names: set[str]) -> None:
@@ -47,11 +48,8 @@ def keep_dims(model: ir.Model, names: set[str]) -> None:
             value.shape = ir.Shape(kept)
 
 
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    graphs: list[ir.Graph | ir.Function] = [*scopes(model.graph), *model.functions.values()]
-    for graph in graphs:
-        yield from graph.inputs
-        yield from (v for node in graph for v in node.outputs)
+def _values(model: ir.Model) -> list[ir.Value]:
+    return [v for graph in (model.graph, *model.functions.values()) for v in values_in(graph)]
 
 
 def _rename_dim(dim: Dim, renamed: dict[str, str], names: set[str]) -> Dim | str | None:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import captured, prune, reads, subgraphs
-from onnxgrad.ir.infer.inference import Inference, forget_values
+from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import Names
 from onnxgrad.remat.choose import Again, statistics
 from onnxgrad.remat.schedule import is_view, settle
@@ -69,7 +69,6 @@ class Rewriter:
         self._lay_out()
         self.graph.remove(original)
         self.graph.extend(self.nodes)
-        forget_values(self.graph)
         prune(self.graph)
         return settle(self.graph, self.size)
 

@@ -16,7 +16,6 @@ from onnxgrad.engine.activity import prepare
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.graph import ancestors, named_values
-from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.model_io import AnyModel, Opened, Signature
 from onnxgrad.model_io.local_functions import worth_keeping
 from onnxgrad.model_io.open import Keep, keep_no_function
@@ -75,12 +74,11 @@ class Derivation:
     ) -> None:
         """Open `model` and find the values that `wrt` and `of` name."""
         self.opened: Opened = open_lowered(model, first, keep=keep)
-        functions = self.opened.functions
         self.graph = self.opened.model.graph
         values = named_values(self.graph)
         self.wrt = float_values(wrt, values, "wrt", containers)
         noting = self.opened.kind is ir.Model
-        self.builder = Builder(self.graph, infer=Inference.of(self.graph, functions), noting=noting)
+        self.builder = Builder(self.graph, infer=self.opened.inference, noting=noting)
         self.of = default_of(self.graph, containers) if of is None else of_values(of, values, self.builder, containers)
         self.builder.names.reserve(self.opened.training)
         self.nodes = list(self.graph)

@@ -22,7 +22,6 @@ from onnxgrad.ir.graph import ancestors, named_values, prune, reads, scopes, sub
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
 from onnxgrad.model_io import AnyModel, Opened, open_model
-from onnxgrad.model_io.local_functions import Functions
 from onnxgrad.model_io.open import Keep, keep_no_function
 from onnxgrad.transforms.gradient_node import DOMAIN, Bound, bind, is_gradient, strings
 from onnxgrad.wording import type_text
@@ -58,7 +57,7 @@ def open_lowered(
     opened = open_model(model, bound, keep=lambda private: keep_no_function(private) if found else keep(private))
     if found:
         before = set(opened.model.graph.initializers)
-        WithoutGradients(opened.model, opened.functions).keep_names()
+        WithoutGradients(opened.model, opened.inference).keep_names()
         opened.constants = frozenset(set(opened.model.graph.initializers) - before)
         opened.model.opset_imports.pop(DOMAIN, None)
     return opened
@@ -67,10 +66,10 @@ def open_lowered(
 class WithoutGradients:
     """A graph without Gradient nodes, and a map of the values that it had."""
 
-    def __init__(self, model: ir.Model, functions: Functions | None = None) -> None:
+    def __init__(self, model: ir.Model, inference: Inference | None = None) -> None:
         self.model = model
         self.graph = model.graph
-        self.builder = Builder(self.graph, infer=Inference.of(self.graph, functions))
+        self.builder = Builder(self.graph, infer=inference)
         self.values = named_values(self.graph)
         self._outputs = [v.name or "" for v in self.graph.outputs]
         nodes = list(self.graph)

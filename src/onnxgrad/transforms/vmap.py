@@ -16,7 +16,6 @@ from onnxgrad.batching.operator_rules import SIZES, batching_rule
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents, named_values, reads, required_inputs, subgraphs
-from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.shapes import move_axis
@@ -61,7 +60,7 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
     """
     opened = open_lowered(model)
     graph = opened.model.graph
-    b = Builder(graph, infer=Inference.of(graph, opened.functions))
+    b = Builder(graph, infer=opened.inference)
     b.names.reserve(opened.training)
     size = _size(axis_size, graph)
     axes = _input_axes(graph, in_axes)

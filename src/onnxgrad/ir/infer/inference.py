@@ -13,21 +13,21 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.errors import BadInput, RuleError, close_to
-from onnxgrad.ir.graph import scopes, subgraphs
+from onnxgrad.ir.graph import subgraphs, values_in, walk
 from onnxgrad.ir.infer import corrections, loops
 from onnxgrad.ir.infer.context import Calls, InferenceContext
 from onnxgrad.ir.infer.corrections import alike
-from onnxgrad.ir.infer.limits import check_shapes
+from onnxgrad.ir.infer.limits import check_shapes, distinct_shapes, symbols_in
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
 from onnxgrad.ir.infer.registry import registry
 from onnxgrad.ir.known_branches import known_branches
 from onnxgrad.ir.match import FLOATS
 from onnxgrad.ir.names import described
-from onnxgrad.ir.notes import properties
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.schemas import schema_of
 
 Typed = tuple[ir.TypeProtocol, ir.Shape]
+Kind = tuple[object, ...]
 _HASHED = frozenset(
     {ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.FLOAT, ir.AttributeType.FLOATS}
     | {ir.AttributeType.STRING, ir.AttributeType.STRINGS}
@@ -45,17 +45,12 @@ def is_unversioned(op_type: str) -> bool:
     return unknown and registry.get("", op_type, 1) is not None
 
 
-def forget_values(graph: ir.Graph, graphs: Sequence[ir.Graph] = ()) -> None:
-    """Remove the notes about values of shapes that inference leaves in `graph`, whose scopes are `graphs`."""
-    for g in graphs or scopes(graph):
-        for node in g:
-            for value in node.outputs:
-                if noted := properties(value):
-                    noted.pop(osi.SYM_DATA_KEY, None)
-
-
-def infer_model(model: ir.Model, calls: Calls | None = None, after: Callable[[ir.Node], None] | None = None) -> None:
+def infer_model(
+    model: ir.Model, calls: Calls | None = None, after: Callable[[ir.Node], None] | None = None
+) -> Inference:
     """Infer the type and shape of every value of `model`, in place, as far as they can be known.
+
+    Returns the inference, for nodes that will be added.
 
     Calls of local functions are inferred by `calls`. `after` gets each node of the graph itself once it is inferred,
     and may replace it.
@@ -64,12 +59,12 @@ def infer_model(model: ir.Model, calls: Calls | None = None, after: Callable[[ir
         BadInput: shapes or inputs that no node of their kind can have.
     """
     graph = model.graph
-    check_shapes(graph)
+    shapes = check_shapes(graph)
     loops.remember_declared(graph)
     for node, taken in known_branches(graph):
-        for inner in (n for g in subgraphs(node) if g is not taken for s in scopes(g) for n in s):
+        for inner in (n for g in subgraphs(node) if g is not taken for n in walk(g)):
             inner.meta[corrections.DEAD] = True
-    inference = Inference(dict(graph.opset_imports), _symbols(_values(scopes(graph))), calls)
+    inference = Inference(dict(graph.opset_imports), symbols_in(shapes), calls)
     try:
         inference.infer_graph(graph, after)
     except (osi.ShapeInferenceError, osi.OpUsageError) as error:
@@ -77,19 +72,7 @@ def infer_model(model: ir.Model, calls: Calls | None = None, after: Callable[[ir
             raise error.__cause__ from None
         raise BadInput(f"the model does not fit together: {error}") from error
     check_shapes(graph)
-
-
-def _values(graphs: Iterable[ir.Graph]) -> Iterator[ir.Value]:
-    for graph in graphs:
-        yield from graph.inputs
-        for node in graph:
-            yield from node.outputs
-
-
-def _symbols(values: Iterable[ir.Value]) -> list[str]:
-    """The names of dimensions in the shapes of `values`, sorted."""
-    shapes = {id(v.shape): v.shape for v in values if v.shape is not None}  # many share one
-    return sorted({d.value for shape in shapes.values() for d in shape if not isinstance(d, int) and d.value})
+    return inference
 
 
 class Inference:
@@ -111,17 +94,14 @@ class Inference:
 
         `calls` are the local functions that stay functions. Without `elements`, those of computed shapes are not known.
         """
-        graphs = scopes(graph)
-        inference = cls(dict(graph.opset_imports), _symbols(_values(graphs)), calls)
+        values = values_in(graph)
+        inference = cls(dict(graph.opset_imports), symbols_in(distinct_shapes(values)), calls)
         if not elements:
             return inference
-        shapes: list[ir.Node] = []  # so that the values of shapes computed in the graph are known here too
-        for node in (node for g in graphs for node in g):
-            for value in node.outputs:
-                if value.dtype == ir.DataType.INT64 and value.shape is not None and len(value.shape) < 2:
-                    shapes.append(node)
-        for node in dict.fromkeys(shapes):
-            inference(node)
+        vectors = [v for v in values if v.dtype == ir.DataType.INT64 and v.shape is not None and len(v.shape) < 2]
+        for node in dict.fromkeys(v.producer() for v in vectors):  # so that elements of shapes are known here too
+            if node is not None:
+                inference(node)
         return inference
 
     @classmethod
@@ -137,18 +117,20 @@ class Inference:
         """The local functions that stay functions, or None."""
         return self.context.calls
 
-    def look_up(self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> Typed | None:
-        """Type and shape of the one output of a standard operator, if a node of this kind was inferred before.
+    def look_up(
+        self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]
+    ) -> tuple[Kind | None, Typed | None]:
+        """The kind of a standard operator with one output, and its type and shape, if one of its kind was inferred.
 
         Args:
             op_type: the operator.
             operands: what it reads.
             held: its attributes, as `held_by` tells them.
         """
-        result = alike(op_type, operands)
-        if result is None and (kind := _kind(op_type, operands, held)) is not None:
-            result = self._known.get((*kind, None, None))
-        return result
+        if (result := alike(op_type, operands)) is not None:
+            return None, result
+        kind = _kind(op_type, operands, held)
+        return kind, None if kind is None else self._known.get((*kind, None, None))
 
     def infer_graph(self, graph: ir.Graph, after: Callable[[ir.Node], None] | None = None) -> None:
         """Infer every value of `graph` and of the graphs in it, in order; see `infer_model` for `after`.
@@ -172,14 +154,14 @@ class Inference:
             if after is not None:
                 after(node)
 
-    def __call__(self, node: ir.Node) -> None:
-        """Set type and shape of the outputs of a node; unknown ones stay ``None``.
+    def __call__(self, node: ir.Node, kind: Kind | None = None) -> None:
+        """Set type and shape of the outputs of a node, of a `kind` that may be known; unknown ones stay ``None``.
 
         Raises:
             RuleError: there is no such operator, or it does not take these operands and attributes.
         """
         try:
-            self.infer_node(node)
+            self.infer_node(node, kind)
         except (osi.ShapeInferenceError, osi.OpUsageError) as error:
             reason = error.__cause__ or error.message
             if not isinstance(reason, BadInput):  # a bound of `limits`: the operands are too large, the rule is right
@@ -202,7 +184,7 @@ class Inference:
         where = f"the domain {node.domain!r}" if node.domain else f"opset {version}"
         raise RuleError(f"{where} has no operator {node.op_type!r}{hint}")
 
-    def infer_node(self, node: ir.Node) -> None:
+    def infer_node(self, node: ir.Node, kind: Kind | None = None) -> None:
         """Set type and shape of `node`'s outputs, and remember them for nodes of this kind.
 
         Raises:
@@ -210,7 +192,7 @@ class Inference:
         """
         context = self.context
         made = context.made
-        kind = kind_of(node)
+        kind = kind or kind_of(node)
         if kind is not None:
             out = node.outputs[0]
             kind = *kind, out.dtype, None if out.shape is None else out.shape.dims
@@ -239,11 +221,13 @@ class Inference:
 class WithoutTypes(Inference):
     """Leaves the types of nodes open, which are inferred with the whole model."""
 
-    def look_up(self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> Typed | None:
-        """None: no type is known."""
-        return None
+    def look_up(
+        self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]
+    ) -> tuple[Kind | None, Typed | None]:
+        """Nothing is known."""
+        return None, None
 
-    def __call__(self, node: ir.Node) -> None:
+    def __call__(self, node: ir.Node, kind: Kind | None = None) -> None:
         """Do nothing."""
 
 
@@ -255,7 +239,7 @@ def operators(domain: str, version: int) -> Iterator[str]:
             yield schema.name
 
 
-def kind_of(node: ir.Node) -> tuple[object, ...] | None:
+def kind_of(node: ir.Node) -> Kind | None:
     """A hashable key, equal for nodes whose outputs have equal types and shapes; None for no such key.
 
     Nodes with one output of a standard operator, equal attributes, and operands of equal types and shapes share a key.
@@ -281,7 +265,7 @@ def _is_array(value: ir.Value) -> bool:
     return isinstance(value.type, ir.TensorType) and value.dtype in FLOATS and value.shape is not None
 
 
-def _kind(op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> tuple[object, ...] | None:
+def _kind(op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> Kind | None:
     """The key of a standard operator with one output (see `kind_of`).
 
     Float tensors enter by type and shape. Other operands enter as themselves: their elements may decide the shape.

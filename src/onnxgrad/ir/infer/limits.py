@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import onnx_ir as ir
@@ -10,7 +11,7 @@ import onnx_shape_inference as osi
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.constants import MOST_ELEMENTS
-from onnxgrad.ir.graph import scopes
+from onnxgrad.ir.graph import values_in
 from onnxgrad.ir.match import Dim
 from onnxgrad.ir.names import described
 
@@ -38,14 +39,22 @@ def _where(value: ir.Value) -> str:
     return f"the value {value.name!r}" + (f" of {described(node)}" if node is not None else "")
 
 
-def check_shapes(graph: ir.Graph) -> None:
-    """`check_shape` of every value in `graph` and the graphs in it."""
-    good: set[int] = set()  # values share shapes
-    for g in scopes(graph):
-        for value in (*g.inputs, *(v for node in g for v in node.outputs)):
-            if value.shape is not None and id(value.shape) not in good:
-                check_shape(value, value.shape)
-                good.add(id(value.shape))
+def distinct_shapes(values: Iterable[ir.Value]) -> list[ir.Shape]:
+    """The shapes of `values`, of which many share one."""
+    return list({id(v.shape): v.shape for v in values if v.shape is not None}.values())
+
+
+def symbols_in(shapes: Iterable[ir.Shape]) -> list[str]:
+    """The names of dimensions in `shapes`, sorted."""
+    return sorted({d.value for shape in shapes for d in shape.dims if not isinstance(d, int) and d.value})
+
+
+def check_shapes(graph: ir.Graph) -> list[ir.Shape]:
+    """Check the shapes of all values in `graph` and the graphs in it (see `check_shape`), and return them."""
+    values = {id(v.shape): v for v in values_in(graph) if v.shape is not None}
+    for value in values.values():
+        check_shape(value, value.shape)
+    return distinct_shapes(values.values())
 
 
 def check_asked(node: ir.Node) -> None:

@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
-import onnx_shape_inference as osi
 
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.context import InferenceContext
@@ -315,7 +314,6 @@ def infer_graph(ctx: InferenceContext, graph: ir.Graph) -> None:
 
 def forget(ctx: InferenceContext, value: ir.Value) -> None:
     """Drop the library's notes on the elements of `value`: they were valid for other shapes."""
-    value.metadata_props.pop(osi.SYM_DATA_KEY, None)
     value.const_value = None
     ctx._symbolic_values.pop(value, None)  # the library has no public way
 

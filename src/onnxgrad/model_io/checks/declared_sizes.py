@@ -33,6 +33,9 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
     while stack:
         message = stack.pop()
         kind = type(message)
+        if kind is onnx.NodeProto and _is_plain(message):
+            stack += message.attribute[::-1]
+            continue
         if kind is onnx.TensorShapeProto:
             if len(message.dim) > MOST_AXES:
                 raise BadInput(
@@ -73,6 +76,15 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
             if bytes in map(type, values):
                 name = field.full_name.split(".", 1)[1]
                 raise BadInput(f"{what} is not a valid ONNX model: its {name} is no text")
+
+
+def _is_plain(node: onnx.NodeProto) -> bool:
+    """True if the names in `node` are text, and it has neither notes nor documentation: most nodes."""
+    try:
+        "".join((node.name, node.op_type, node.domain, node.overload, *node.input, *node.output))
+    except TypeError:
+        return False
+    return not (node.doc_string or node.metadata_props or node.device_configurations)
 
 
 def check_size_of_notes(notes: int, what: str) -> None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxgrad.errors import OnnxGradError
 from onnxgrad.ir.execution_order import ordered_by
 from onnxgrad.ir.graph import prune, subgraphs
-from onnxgrad.ir.infer.inference import forget_values, infer_model
+from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.invariants import fault_of, interface_of
 from onnxgrad.ir.passes import Declined, Pass
 from onnxgrad.runtime.kernels.elementwise_groups import GroupCall, plans
@@ -59,7 +59,6 @@ def see_shapes(model: ir.Model) -> None:
             infer_model(model)
         except OnnxGradError as error:
             raise Declined(f"shapes contradict each other: {error}") from error
-        forget_values(model.graph)
         if fault := fault_of(model.graph, declared):
             raise Declined(f"shapes contradict each other: {fault}")
 

@@ -24,7 +24,6 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import add_initializer, ancestors, prune, reads
-from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.model_io import AnyModel, load_model, open_model, training_info
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.model_io.save import gathered
@@ -339,7 +338,6 @@ class _Attachment:
         named = {v.name: v for node in graph for v in node.outputs}
         ends = [named[name] for name in dict.fromkeys([loss, *measures, *self.bindings.values()])]
         prune(graph, [*(v for n in self.nodes for v in n.outputs), *self._lasting_initializers(), *ends])
-        forget_values(graph)
         spell_notes(graph)
         nodes = list(graph)[len(self.nodes) :]
         inputs = [v for v in graph.inputs if v not in self.inputs]

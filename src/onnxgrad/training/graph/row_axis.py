@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from onnxgrad.errors import OnnxGradError
 from onnxgrad.ir.graph import ancestors, required_inputs
-from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.ir.match import is_op, permutation
 from onnxgrad.model_io.local_functions import infer_types
 
@@ -75,7 +74,6 @@ def _inferred_dims(model: ir.Model, y: ir.Value) -> Sequence[int | str | None]:
             value.shape = ir.Shape([_ROWS, *list(value.shape)[1:]])
     for value in copy.graph.outputs:
         value.shape = None
-    forget_values(copy.graph)
     for node in copy.graph:
         for value in node.outputs:
             value.shape = None
