@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,8 @@ import types
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.memory import resident
 
 ROWS, TIME, WORDS, STEPS, TURNS = 8, 64, 8000, 10, 2
 FORMS = ("all", "LoRA", "DoRA", "VeRA 8", "VeRA 256")
@@ -98,7 +99,7 @@ def measure(path: Path, form: str) -> dict[str, float]:
         "trained": sum(t.initial.size for t in state if t.kind == "parameter"),
         "state MB": sum(t.initial.nbytes for t in state) / 1e6,
         "step s": statistics.median(seconds[2:]),
-        "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "peak MB": resident() / 1e6,
     }
 
 

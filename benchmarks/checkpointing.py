@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import textwrap
@@ -21,6 +20,7 @@ import onnx
 import onnxruntime
 
 import onnxgrad
+from benchmarks.memory import resident
 
 BATCH, WIDTH = 64, 128
 HEAD = f'<ir_version: 10, opset_import: ["": 21]> agraph (float[{BATCH},{WIDTH}] s0, float[{WIDTH},{WIDTH}] W,'
@@ -42,14 +42,6 @@ STEPS = (100, 1000, 10_000)
 POLICIES = {"None": "by default", "1": "`1`", "100": "`100`", "sqrt": '`"sqrt"`'}
 
 
-def peak() -> float:
-    """Peak resident memory of this process in MiB (ru_maxrss would include the one that started it)."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
-
-
 def measure(kind: str, steps: int, every: str) -> dict[str, float]:
     """One run in this process: growth of the peak in MiB, seconds, and a number to compare."""
     with onnxgrad.checkpointing(None if every == "None" else int(every) if every.isdecimal() else every):
@@ -64,11 +56,11 @@ def measure(kind: str, steps: int, every: str) -> dict[str, float]:
         "n": np.array(steps),
     }
     session.run(None, feeds | {"n": np.array(3)})
-    before = peak()
+    before = resident()
     start = time.thread_time()
     gradient = session.run(None, feeds)[0]
     seconds = time.thread_time() - start
-    return {"mib": peak() - before, "seconds": seconds, "norm": float(np.linalg.norm(gradient))}
+    return {"mib": (resident() - before) / 2**20, "seconds": seconds, "norm": float(np.linalg.norm(gradient))}
 
 
 def table(kind: str) -> str:

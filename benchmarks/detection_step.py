@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 
 from benchmarks.detection import SHAPES, draw_shapes
+from benchmarks.memory import resident
 
 RUNNERS = ("onnxgrad", "PyTorch")
 #: Steps before those that are measured.
@@ -105,19 +106,14 @@ def serve(runner: str, folder: Path) -> None:
         import ultralytics.nn.tasks  # noqa: F401
     else:
         import onnxgrad.training.detection.task  # noqa: F401
-    before = _memory("VmRSS")
+    before = resident("VmRSS")
     step = (onnxgrad_step if runner == "onnxgrad" else pytorch_step)(folder)
     losses = [step() for _ in range(WARMUP)]
     print(f"ready {losses[0]:.4f}", flush=True)
     for _ in sys.stdin:
         begun = time.perf_counter()
         loss = step()
-        print(json.dumps([loss, 1000 * (time.perf_counter() - begun), _memory("VmHWM") - before]), flush=True)
-
-
-def _memory(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+        print(json.dumps([loss, 1000 * (time.perf_counter() - begun), (resident() - before) / 2**20]), flush=True)
 
 
 def main() -> None:

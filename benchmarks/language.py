@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.memory import resident
 from benchmarks.training.__main__ import processor
 
 VOCABULARY, LENGTH, ROWS, RATE = 4096, 128, 8, 1e-4
@@ -128,8 +129,7 @@ def export(name: str, place: Path) -> None:
 
 def peak() -> float:
     """The largest memory of this process so far, in MB."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1e3
+    return resident() / 1e6
 
 
 def report(losses: list[float], marks: list[float], before: float) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.memory import resident
 
 KINDS = {"plain": 0, "blocks": None}
 
@@ -50,7 +51,7 @@ def model(words: int, width: int) -> onnx.ModelProto:
 
 def peak() -> float:
     """The largest memory of this process so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return resident() / 1e6
 
 
 def measure(kind: str, words: int, width: int, tokens: int, steps: int, target: str) -> dict[str, float]:

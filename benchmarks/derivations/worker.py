@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import sys
 import time
 import warnings
@@ -19,6 +18,7 @@ from collections.abc import Callable
 import onnx
 
 from benchmarks.derivations.graphs import PROBLEMS, Problem, perceptron
+from benchmarks.memory import resident
 
 #: Derivations in a turn that takes at least this long: short ones are repeated.
 SECONDS = 0.3
@@ -37,7 +37,7 @@ def contender(name: str) -> Callable[[Problem], onnx.ModelProto]:
 
 def peak() -> float:
     """Megabytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return resident() / 2**20
 
 
 def main() -> None:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.memory import resident
 
 
 def sizes() -> dict[str, str]:
@@ -107,14 +108,14 @@ def derive_large(folder: str) -> None:
 
     source, target = Path(folder, "model.onnx"), Path(folder, "gradient.onnx")
     begin = time.perf_counter()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    before = resident()
     sys.argv = ["onnxgrad", "grad", str(source), "--wrt", "v0", "--wrt", "w0", "-o", str(target)]
     try:
         main()
     except SystemExit as end:
         if end.code:
             raise
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = resident()
     weights = source.with_suffix(".data").stat().st_size
     print(json.dumps({"seconds": time.perf_counter() - begin, "peak": peak, "weights": weights, "before": before}))
 

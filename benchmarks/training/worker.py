@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import resource
 import sys
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ def main() -> None:
         print(json.dumps(values), file=answers, flush=True)
 
     begin = time.perf_counter()
+    from benchmarks.memory import resident
     from benchmarks.training.competitors import Unable, Workload
 
     try:
@@ -47,7 +47,7 @@ def main() -> None:
                 else:
                     prepared.forward()
                 times.append(time.perf_counter() - first)
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            peak = resident() / 2**20
             about = {"start_up": start_up, "parts": prepared.parts, "notes": prepared.notes}
             answer(times=times, losses=losses, peak_mb=peak, **about)
     except Unable as error:
