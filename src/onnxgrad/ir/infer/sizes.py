@@ -7,6 +7,8 @@ infers nodes of an operator, and returns False for those that it leaves to the l
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
@@ -21,39 +23,45 @@ from onnxgrad.ir.match import FLOATS, Dim, constant, producer
 _COMPARING = frozenset({"And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 #: Operators whose operands broadcast, by their number of operands, if it is not 2; 0: any.
 _OPERANDS = {"Where": 3, "Max": 0, "Mean": 0, "Min": 0, "Sum": 0}
+#: A rounded quotient, and the factors of a formula.
+_QUOTIENT = re.compile(r"floor\([\w*]+/\d+\)")
+_FACTOR = re.compile(rf"(?:{_QUOTIENT.pattern}|[^*])+")
 
 
 def product(dims: Iterable[Dim], by: Iterable[Dim] = ()) -> Dim | None:
-    """The product of `dims`, divided by the sizes `by`; None if it is no number times different symbols."""
+    """The product of `dims`, divided by the sizes `by` and rounded down; None if it is a formula of another form."""
     above, below = factors(dims), factors(by)
-    if above is None or below is None or not below[0] or above[0] % below[0]:
+    if above is None or below is None or not below[0]:
         return None
     (number, names), (divisor, cancelled) = above, below
     for name in cancelled:
         if name not in names:
             return None
         names.remove(name)
-    number //= divisor
+    common = math.gcd(number, divisor)
+    number, divisor = number // common, divisor // common
     if not names:
-        return number
-    if not number or len(set(names)) < len(names):
+        return number if divisor == 1 else None
+    if not number or len(set(names)) < len(names) or (divisor > 1 and not all(map(str.isidentifier, names))):
         return None
-    return ir.SymbolicDim("*".join([*([str(number)] if number > 1 else []), *sorted(names)]))
+    ordered = sorted(names, key=lambda name: (not name.isidentifier(), name))
+    text = "*".join([*([str(number)] if number > 1 else []), *ordered])
+    return ir.SymbolicDim(text if divisor == 1 else f"floor({text}/{divisor})")
 
 
 def factors(dims: Iterable[Dim]) -> tuple[int, list[str]] | None:
-    """The number and the symbols whose product the sizes are; None for other formulas."""
+    """The number, and the symbols and rounded quotients, whose product the sizes are; None for other formulas."""
     number, names = 1, []
     for d in dims:
         if isinstance(d, int):
             number *= d
             continue
-        first, *others = (d.value or "").split("*")
+        first, *others = _FACTOR.findall(d.value or "?")
         if first.isdigit():
             number *= int(first)
         else:
             others.append(first)
-        if not all(name.isidentifier() for name in others):
+        if not all(name.isidentifier() or _QUOTIENT.fullmatch(name) for name in others):
             return None
         names += others
     return (number, names) if number >= 0 else None
@@ -171,6 +179,27 @@ def infer_reshape(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     return True
 
 
+def infer_slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
+    """Infer a Slice of data from the beginning of each axis to its end, or to a number."""
+    x, starts, stops, axes, steps = (*node.inputs, None, None)[:5]
+    begin, step, along, ends = constant(starts), constant(steps), constant(axes), None
+    if x is not None and x.dtype in FLOATS and x.shape is not None and stops is not None:
+        ends = ctx.get_symbolic_value(stops)
+    if ends is None or begin is None or begin.any() or (steps is not None and (step is None or (step != 1).any())):
+        return False
+    dims = list(x.shape.dims)  # type: ignore[union-attr]
+    if (axes is not None and along is None) or len(ends) > len(dims):
+        return False
+    for axis, end in zip(range(len(ends)) if along is None else along.tolist(), ends):
+        dim = dims[axis]
+        if isinstance(dim, int) and isinstance(end, int):
+            dims[axis] = len(range(dim)[:end])
+        elif end != dim:
+            return False
+    ctx.set_shape_and_dtype(node.outputs[0], ir.Shape(dims), x.dtype)  # type: ignore[union-attr]
+    return True
+
+
 def infer_pad(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     """Infer a Pad whose margins are known, and 0 where the size is a symbol."""
     x, margins, _, axes = (*node.inputs, None, None, None, None)[:4]
@@ -220,6 +249,7 @@ OPERATORS: dict[str, Callable[[osi.ShapeInferenceContext, ir.Node], bool]] = {
     "Flatten": infer_flatten,
     "Size": infer_size,
     "Reshape": infer_reshape,
+    "Slice": infer_slice,
     "Pad": infer_pad,
     "Resize": infer_resize,
 }
