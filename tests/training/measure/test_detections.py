@@ -21,6 +21,7 @@ from onnxgrad.training.detection.letterbox import Letterbox
 from onnxgrad.training.detection.masks import InstanceMasks
 from onnxgrad.training.detection.predict import Detector, choose_best, suppress
 from onnxgrad.training.measure.detections import compare_boxes
+from onnxgrad.training.metadata import DETECTOR
 from onnxgrad.training.metrics.boxes import Detections
 from onnxgrad.training.metrics.registry import METRICS
 from tests.training.detection.detectors import KINDS, detector
@@ -140,6 +141,42 @@ def test_pixels_of_masks():
     expected[0, :, 20:] = True  # the middle of the canvas is that of the picture
     expected[1, 10:, 4:17] = True
     np.testing.assert_array_equal(whole, expected)
+
+
+def test_boxes_of_picture_files(tmp_path):
+    """A detector with a note of its training gives a row for each box; pictures are turned by their EXIF."""
+    write_coco(tmp_path)
+    file = tmp_path / "images" / "0.png"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(file).save(tmp_path / "images" / "turned.jpg", exif=exif)
+    model = detector("yolov8", ["cat", "dog"])
+    model.metadata_props[DETECTOR] = json.dumps({"letterbox": Letterbox(64, 64).to_json()})
+    found = onnxgrad.predict(model, tmp_path / "images")
+    assert list(found) == ["file", "class", "score", "x1", "y1", "x2", "y2"]
+    assert {Path(f).name for f in found["file"]} == {"0.png", "1.png", "2.png", "turned.jpg"}
+    width, height = Image.open(file).size
+    mine = found["file"] == str(tmp_path / "images" / "turned.jpg")
+    assert found["x2"][mine].max() <= height < width
+    (expected,) = Detector(model)([np.asarray(Image.open(file))])
+    mine, sure = found["file"] == str(file), expected.scores >= 0.25
+    assert sure.any()
+    np.testing.assert_array_equal(found["score"][mine], expected.scores[sure])
+    np.testing.assert_array_equal(np.stack([found[n][mine] for n in ("x1", "y1", "x2", "y2")], 1), expected.boxes[sure])
+    assert [["cat", "dog"].index(n) for n in found["class"][mine]] == expected.labels[sure].tolist()
+
+
+def test_pictures_without_objects(tmp_path):
+    """Of a folder whose files of labels are empty, what is found is wrong; nothing can be learned."""
+    draw_picture(tmp_path / "images" / "a.png", (70, 50), 1)
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "a.txt").write_text("")
+    model = detector("yolov8", ["cat", "dog"])
+    found = onnxgrad.evaluate(model, tmp_path, task="detection")
+    assert np.isnan(found.metrics["map50"])
+    assert found.confusion[:2].sum() == 0 < found.confusion[2, :2].sum()
+    with pytest.raises(BadInput, match=r"has no boxes to learn$"):
+        onnxgrad.train(model, tmp_path, task="detection")
 
 
 NUDENET = find_spec("nudenet")

@@ -107,13 +107,17 @@ def _left_out(data: DetectionData, letterbox: Letterbox) -> list[str]:
     for row in data.rows:
         boxes = letterbox.place(row.size).to_canvas(row.boxes)
         kept += len(learned(boxes, row.labels, row.crowd, letterbox))
+    empty = [n for n, count in zip(data.names, data.counts) if not count]
     if not kept:
         small = f"; {own} are smaller than a pixel of {letterbox.width}x{letterbox.height}" if own else ""
-        raise BadInput(f"{data.source} has no boxes to learn, of {listed(data.names)}{small}")
+        of = f", of {listed(data.names)}" if data.names else ""
+        raise BadInput(f"{data.source} has no boxes to learn{of}{small}")
+    notes = [f"no boxes of {listed(empty)}"] if empty else []
     if own == kept:
-        return []
+        return notes
     return [
-        f"{own - kept} of {own} boxes are smaller than a pixel of {letterbox.width}x{letterbox.height}, not learned"
+        *notes,
+        f"{own - kept} of {own} boxes are smaller than a pixel of {letterbox.width}x{letterbox.height}, not learned",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.annotations.reading import read_detection
-from onnxgrad.training.data.annotations.samples import DetectionData
+from onnxgrad.training.data.annotations.samples import DetectionData, picture_size, read_pixels
+from onnxgrad.training.data.images import SUFFIXES
 from onnxgrad.training.data.labels import listed
 from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.pictures import draw_boxes
@@ -20,6 +22,9 @@ from onnxgrad.training.measure.misses import Miss
 from onnxgrad.training.measure.result import Evaluated
 from onnxgrad.training.metrics.boxes import BACKGROUND, DEFINED, OF_MASKS, SHOWN, AveragePrecision, Detections
 from onnxgrad.training.metrics.registry import DEFAULTS
+
+#: Columns of the boxes that a detector predicts.
+BOX_COLUMNS = ("file", "class", "score", "x1", "y1", "x2", "y2")
 
 
 def held_out_boxes(detector: Detector, data: Any, classes: Sequence[str] = ()) -> DetectionData:
@@ -36,7 +41,7 @@ def held_out_boxes(detector: Detector, data: Any, classes: Sequence[str] = ()) -
     if detector.names is not None and classes and list(classes) != list(detector.names):
         raise BadInput(f"the model names its classes, {listed(detector.names)}; drop classes")
     opened = read_detection(data, classes or None, "val")
-    if detector.names is not None and set(detector.names) & set(opened.names):
+    if detector.names is not None and (not opened.names or set(detector.names) & set(opened.names)):
         return opened.with_classes(detector.names, declared=False)
     count = detector.head.classes
     if len(opened.names) != count:
@@ -111,6 +116,33 @@ def compare_boxes(
         "boxes", {name: values[name] for name in names}, int(data.counts.sum()), "boxes", "boxes",
         result.confusion, result.classes, misses if worst else None, [*data.names, BACKGROUND], result.curves, first,
     )  # fmt: skip
+
+
+def pictures_at(path: Path) -> list[Path]:
+    """The picture file at `path`, or those below a folder."""
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [p for p in found if p.suffix.lower() in SUFFIXES and p.is_file()]
+
+
+def predict_boxes(detector: Detector, files: Sequence[Path], batch_size: int = 16) -> dict[str, np.ndarray]:
+    """The boxes in picture files, a row for each: file, class, score, and x1, y1, x2, y2 in pixels.
+
+    Args:
+        detector: names its classes, or numbers them.
+        files: of pictures, which are turned as they are looked at.
+        batch_size: pictures at once.
+    """
+    names = detector.names or [str(k) for k in range(detector.head.classes)]
+    rows: list[tuple[Any, ...]] = []
+    for start in range(0, len(files), batch_size):
+        part = files[start : start + batch_size]
+        pictures = [read_pixels(f, picture_size(f, "the data")) for f in part]
+        for file, found in zip(part, detector(pictures)):
+            best = zip(found.boxes, found.scores, found.labels)
+            rows += [(str(file), names[c], score, *box) for box, score, c in best if score >= SHOWN]
+    columns = list(zip(*rows)) or [()] * 7
+    kinds = (object, object, *[np.float64] * 5)
+    return {n: np.array(c, kind) for n, c, kind in zip(BOX_COLUMNS, columns, kinds)}
 
 
 def _miss(data: DetectionData, k: int, found: Detections, errors: int) -> Miss:

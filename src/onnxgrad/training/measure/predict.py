@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -21,10 +22,13 @@ from onnxgrad.training.data import Data, Field
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
+from onnxgrad.training.detection.predict import Detector
 from onnxgrad.training.graph.row_axis import row_axis
 from onnxgrad.training.language.limits import scores_of
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.language.task import IGNORED, Language, prepared
+from onnxgrad.training.measure.detections import pictures_at, predict_boxes
+from onnxgrad.training.metadata import DETECTOR
 from onnxgrad.training.metrics.registry import surprise
 from onnxgrad.wording import tensor_text
 
@@ -149,17 +153,21 @@ def predict(
 
     Returns:
         Arrays [rows, …] by the names of the outputs, in the order of the data. Of picture files, ``file`` has their
-        paths, unless an output has this name. For a task of language models, not the scores of all tokens, but
-        ``tokens``, ``log_loss``, ``perplexity`` and ``accuracy`` of each document.
+        paths, unless an output has this name; a detector that was trained here has a row for each box: ``file``,
+        ``class``, ``score``, ``x1``, ``y1``, ``x2``, ``y2``. For a task of language models, not the scores of all
+        tokens, but ``tokens``, ``log_loss``, ``perplexity`` and ``accuracy`` of each document.
 
     Raises:
         BadInput: data that do not fit, or an output without an entry per row.
         UnknownName: there is no such output.
     """
     opened = as_given(model)
+    preparation, task = read_recipes("predict", (PreparationRecipe, TaskRecipe), settings)
+    detects = DETECTOR in opened.metadata_props and outputs is None and not task.name
+    if detects and isinstance(data, (str, os.PathLike)) and (pictures := pictures_at(Path(data))):
+        return predict_boxes(Detector(opened, preparation, options=options), pictures, min(batch_size, 16))
     wanted = chosen_outputs(opened, outputs)
     trained = Preprocessing.of(opened)
-    preparation, task = read_recipes("predict", (PreparationRecipe, TaskRecipe), settings)
     source = source_name(data)
     data, arguments = prepared(data, replace(task, pack=False), preparation, trained, opened)
     if isinstance(language := arguments["text"], Language):

@@ -20,7 +20,7 @@ import numpy as np
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.annotations.outlines import draw_outline
-from onnxgrad.training.data.images import FORMATS, MOST_PIXELS, load_pillow
+from onnxgrad.training.data.images import FORMATS, MOST_PIXELS, deep_pixels, load_pillow
 from onnxgrad.training.data.labels import listed
 
 #: The EXIF tag of the orientation; from 5 on, width and height are swapped.
@@ -189,6 +189,8 @@ class DetectionData:
         """
         if len(set(classes)) < len(classes) or not classes:
             raise BadInput(f"classes are different names, not {', '.join(map(repr, classes)) or 'none'}")
+        if not self.names:  # of pictures without objects
+            return DetectionData(self.rows, classes, self.source, self.notes)
         unknown = [c for c in classes if c not in self.names]
         if unknown and (declared or len(unknown) == len(classes)):
             raise UnknownName(unknown[0], self.names, f"class in {self.source}")
@@ -243,6 +245,7 @@ def read_pixels(file: Path, size: tuple[int, int]) -> np.ndarray:
             shown = turned if turned.size == size or own != size else picture
             if shown.size != size:
                 raise BadInput(f"it has {own[0]} by {own[1]} pixels, and its annotation says {size[0]} by {size[1]}")
+            shown = deep_pixels(shown).convert("L") if shown.mode[0] in "IF" else shown
             return np.asarray(shown.convert("RGB"), np.uint8)
     except Exception as error:  # each format fails in its own ways on a damaged file
         reason = str(error) or type(error).__name__
