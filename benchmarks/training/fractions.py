@@ -37,13 +37,13 @@ KINDS = {
     "recurrences": "Recurrence LSTM GRU RNN",
     "normalization": "BatchNorm BatchNormGrad GroupNorm GroupNormGrad LayerNormalization LayerNormGrad"
     " SimplifiedLayerNormalization BatchNormalization InstanceNormalization",
-    "softmax": "Softmax LogSoftmax SoftmaxCrossEntropy SoftmaxCrossEntropyInt32",
+    "softmax": "Softmax LogSoftmax SoftmaxCrossEntropy",
     "elementwise": "Elementwise Add Sub Mul Div Neg Abs Sqrt Exp Log Erf Tanh Sigmoid Softplus Relu Pow Where"
     " Greater GreaterOrEqual Less LessOrEqual Equal And Or Not Cast Max Min Sum Reciprocal Sign Sin Cos Gelu BiasGelu",
     "sums, pooling": "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL2 ReduceSumSquare RunningSum RunningSumAdd CumSum"
     " MaxPool MaxPoolGrad AveragePool GlobalAveragePool",
     "optimizer": "Sgd Momentum Adam NAdam Adagrad",
-    "moves": "Transpose Concat Split Slice Gather GatherGrad GatherGradInt32 GatherElements GatherND ScatterElements"
+    "moves": "Transpose Concat Split Slice Gather GatherGrad GatherElements GatherND ScatterElements"
     " ScatterND ReorderInput ReorderOutput Expand Tile Pad Resize ConstantOfShape"
     " Reshape Flatten Squeeze Unsqueeze Identity Shape",
 }

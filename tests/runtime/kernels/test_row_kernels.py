@@ -129,8 +129,7 @@ def test_gather(rows, picked, kind):
     node = helper.make_node("Gather", ["x", "i"], ["y"], axis=0)
     operators = Pulled([node], {"x": normal(*rows), "i": index}, ["x"])
     seed = normal(*picked, *rows[1:], seed=3)
-    name = {np.int64: "GatherGrad", np.int32: "GatherGradInt32"}[kind]
-    (dx,) = operators.compare(seed, [name], **CLOSE)
+    (dx,) = operators.compare(seed, ["GatherGrad"], **CLOSE)
     expected = np.zeros(rows)
     np.add.at(expected, index, seed.astype(np.float64))
     np.testing.assert_allclose(dx, expected, **CLOSE)

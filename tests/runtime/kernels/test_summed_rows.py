@@ -60,7 +60,7 @@ def test_sums(table, count, kind, symbolic):
     index = np.random.default_rng(1).integers(-table[0], table[0], count).astype(kind)
     rows = normal(count, *table[1:])
     model, feeds = scattered(table, rows, index, symbolic=symbolic, spread=len(table) > 1, reduction="add")
-    assert calls(model) == [{np.int64: "GatherGrad", np.int32: "GatherGradInt32"}[kind]]
+    assert calls(model) == ["GatherGrad"]
     expected = np.zeros(table)
     np.add.at(expected, index, rows.astype(np.float64))
     found = [Session(model, Options(threads=t, target="native")).run(feeds)["y"] for t in (1, 2)]

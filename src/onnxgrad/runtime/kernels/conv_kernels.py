@@ -13,7 +13,7 @@ from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel
 #: weights (a step of a ResNet with 256×256×3×3 on 16 pictures of 4×4 takes 1.02 times as long with the kernel).
 FEWEST_PIXELS = 64
 
-#: No attribute is as large, no window reaches as far, and none has more taps (``source/windows.h``).
+#: No attribute is as large, no window reaches as far, and none has more taps (``source/convolution.c``).
 _FAR, _MOST_TAPS = 1 << 24, 1 << 20
 
 

@@ -1,5 +1,5 @@
-"""Kernels of ``source/normalization.c`` (BatchNormalization with the statistics of the batch, GroupNormalization,
-InstanceNormalization) and ``source/row_norms.c`` (LayerNormalization).
+"""Kernels of ``source/normalization.c``: BatchNormalization with the statistics of the batch, GroupNormalization and
+InstanceNormalization, their cotangents and those of LayerNormalization.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -
         vector = site.constant(np.array(numbers, np.float32))
         operands = [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector, None]
         if (picking := preceding_call(site, 1, "GatherGrad")) is not None and _same_shape(x, picking.outputs[0]):
-            operands[1], operands[-1], _ = picking.inputs
+            _, operands[1], _, operands[-1] = picking.inputs
         return KernelCall(name, operands)
 
     return fits

@@ -1,4 +1,4 @@
-"""Kernels of ``source/rows.c`` and ``source/pooling.c``: picked rows, and the largest of windows."""
+"""Kernels that add up picked rows (``source/optimizers.c``), and of the largest of windows (``source/pooling.c``)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import onnx_ir as ir
 from onnxgrad.ir.match import producer
 from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel, preceding_call, preceding_mask
 
-#: The kernel for each type of the index.
-GATHER_GRAD = {ir.DataType.INT64: "GatherGrad", ir.DataType.INT32: "GatherGradInt32"}
+#: The types of an index.
+INDICES = (ir.DataType.INT64, ir.DataType.INT32)
 
 
 @kernel("GatherGrad")
@@ -17,8 +17,7 @@ def gather_grad(site: Occurrence) -> KernelCall | None:
     g, index, x = site.inputs
     if g is None or index is None or x is None or any(v.dtype != ir.DataType.FLOAT for v in (g, x)):
         return None
-    name = GATHER_GRAD.get(index.dtype) if index.dtype is not None else None
-    return None if name is None else KernelCall(name, site.inputs)
+    return KernelCall("GatherGrad", [x, g, None, index]) if index.dtype in INDICES else None
 
 
 @kernel("ReluGrad")

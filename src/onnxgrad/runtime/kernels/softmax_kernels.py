@@ -6,8 +6,6 @@ import onnx_ir as ir
 
 from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel
 
-_CROSS_ENTROPY = {ir.DataType.INT64: "SoftmaxCrossEntropy", ir.DataType.INT32: "SoftmaxCrossEntropyInt32"}
-
 
 @kernel("SoftmaxCrossEntropy")
 def softmax_cross_entropy(site: Occurrence) -> KernelCall | None:
@@ -16,5 +14,5 @@ def softmax_cross_entropy(site: Occurrence) -> KernelCall | None:
     floats = [v for v in (scores, weights, share, *site.outputs) if v is not None]
     if labels is None or any(v.dtype != ir.DataType.FLOAT for v in floats):
         return None
-    name = _CROSS_ENTROPY.get(labels.dtype) if labels.dtype is not None else None
-    return None if name is None else KernelCall(name, site.inputs, site.attributes)
+    known = labels.dtype in (ir.DataType.INT64, ir.DataType.INT32)
+    return KernelCall("SoftmaxCrossEntropy", site.inputs, site.attributes) if known else None

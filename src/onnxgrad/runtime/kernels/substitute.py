@@ -116,6 +116,17 @@ def _is_inside(site: Occurrence, value: ir.Value) -> bool:
     return not value.is_graph_output() and all(user in inside for user in value.consumers())
 
 
+def widen_integers(graph: ir.Graph, call: ir.Node) -> None:
+    """Cast int32 operands of `call`, a node of `graph`, to int64, as which kernels read indices and labels."""
+    for place, value in enumerate(call.inputs):
+        if value is not None and value.dtype == ir.DataType.INT32:
+            cast = ir.node("Cast", [value], {"to": ir.DataType.INT64}, name=f"{call.name}.cast.{place}")
+            (wide,) = cast.outputs
+            wide.name, wide.type, wide.shape = cast.name, ir.TensorType(ir.DataType.INT64), value.shape
+            graph.insert_before(call, cast)
+            call.replace_input_with(place, wide)
+
+
 Fits = Callable[[Occurrence], KernelCall | None]
 _KERNELS: dict[str, Fits] = {}
 
@@ -337,6 +348,7 @@ class _Swapping:
         last = max(made, key=self.places.__getitem__)
         self.places[node] = self.places[last]
         self.graph.insert_after(last, node)
+        widen_integers(self.graph, node)
         for i, (old, new) in enumerate(zip(outputs, node.outputs)):
             new.name = "" if old is None else f"{name}.{i}"
             if old is None:

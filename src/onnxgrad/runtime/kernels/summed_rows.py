@@ -1,7 +1,7 @@
 """Rows added up at places (messages along edges, sums of segments) to the call that adds up cotangents of lookups.
 
 ScatterElements looks up the index of each number. Where the index is the same along a row, and the table starts from
-zeros, a call of ``source/rows.c`` adds row by row, and reads each index once. Rows that are gathered for it alone
+zeros, a call of ``source/optimizers.c`` adds row by row, and reads each index once. Rows that are gathered for it alone
 (messages that are rows of nodes, and their cotangents) it reads in their table.
 """
 
@@ -16,8 +16,8 @@ from onnxgrad.ir.match import is_op, producer
 from onnxgrad.ir.passes import Pass
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.runtime.kernels.elementwise import PHASE
-from onnxgrad.runtime.kernels.row_kernels import GATHER_GRAD
-from onnxgrad.runtime.kernels.substitute import DOMAIN
+from onnxgrad.runtime.kernels.row_kernels import INDICES
+from onnxgrad.runtime.kernels.substitute import DOMAIN, widen_integers
 from onnxgrad.runtime.rewrites.rewrite import is_zero, match_repeated, same_but, take_over
 from onnxgrad.runtime.setting import Setting
 
@@ -32,9 +32,9 @@ def _call_sums(model: ir.Model, setting: Setting) -> int:
                 continue
             (old,) = node.outputs
             name = f"native.summed_rows.{next(numbers)}"
-            kernel, inputs = operands
-            call = ir.Node(DOMAIN, kernel, inputs, num_outputs=1, name=name)
+            call = ir.Node(DOMAIN, "GatherGrad", operands, num_outputs=1, name=name)
             graph.insert_after(node, call)
+            widen_integers(graph, call)
             old.replace_all_uses_with(call.outputs[0], replace_graph_outputs=True)
             (new,) = call.outputs
             new.type, new.shape, new.name, old.name = old.type, old.shape, old.name, f"{name}.operators"
@@ -43,8 +43,8 @@ def _call_sums(model: ir.Model, setting: Setting) -> int:
     return next(numbers)
 
 
-def _operands(node: ir.Node) -> tuple[str, list[ir.Value]] | None:
-    """The kernel for a ScatterElements that adds rows up, and the rows, the index and a tensor like the table."""
+def _operands(node: ir.Node) -> list[ir.Value | None] | None:
+    """The operands of the kernel for a ScatterElements that adds rows up: a tensor like the table, rows, and index."""
     if not is_op(node, "ScatterElements") or node.attributes.get_string("reduction") != "add":
         return None
     table, indices, rows = node.inputs
@@ -56,10 +56,9 @@ def _operands(node: ir.Node) -> tuple[str, list[ir.Value]] | None:
     # as wide as the table: the call adds whole rows
     index = match_repeated(indices, len(table.shape), 0)
     wide = same_but(0, result.shape or table.shape, rows.shape)
-    kernel = None if index is None or index.dtype is None else GATHER_GRAD.get(index.dtype)
-    if index is None or kernel is None or wide is None or not is_zero(table):
+    if index is None or index.dtype not in INDICES or wide is None or not is_zero(table):
         return None
-    return kernel, [rows, index, _of_same_shape(table)]
+    return [_of_same_shape(table), rows, None, index]
 
 
 def _of_same_shape(table: ir.Value) -> ir.Value:
@@ -72,9 +71,9 @@ def _of_same_shape(table: ir.Value) -> ir.Value:
 
 def _gathered(call: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """The table and the index of the rows that `call` adds up, if they are gathered for it alone."""
-    if (call.domain, call.op_type) != (DOMAIN, "GatherGrad") or len(call.inputs) != 3:
+    if (call.domain, call.op_type) != (DOMAIN, "GatherGrad") or len(call.inputs) != 4:
         return None
-    rows, index = call.inputs[:2]
+    _, rows, _, index = call.inputs
     gather = producer(rows, "Gather")
     if rows is None or gather is None or len(rows.uses()) != 1 or rows.is_graph_output():
         return None
@@ -96,7 +95,8 @@ def _read_tables(model: ir.Model, setting: Setting) -> int:
                 continue
             table, places = gathered
             (old,) = call.outputs
-            new = ir.Node(DOMAIN, call.op_type, [table, *call.inputs[1:], places], num_outputs=1, name=call.name)
+            operands = [call.inputs[0], table, *call.inputs[2:], places]
+            new = ir.Node(DOMAIN, call.op_type, operands, num_outputs=1, name=call.name)
             graph.insert_after(call, new)
             take_over(new.outputs[0], old)
             count += 1

@@ -52,19 +52,6 @@ INLINE lanes scaled(const Job *j, lanes v) {
   return j->divides ? v / scales : v * scales;
 }
 
-/* A vector of scores, given the products, of which `count` are there. */
-INLINE lanes score_of(const Job *j, lanes v, const float *mask, int64_t along, int64_t count) {
-  if (j->scale) v = scaled(j, v);
-  if (mask) v += along ? lanes_read(mask, count, 0) : lanes_of(*mask);
-  if (count < LANES) {
-    float all[LANES];
-    memcpy(all, &v, sizeof v);
-    for (int64_t i = count; i < LANES; i++) all[i] = -INFINITY;
-    memcpy(&v, all, sizeof v);
-  }
-  return v;
-}
-
 /* Queries from `first` on; all keys, where one of them sees none. */
 static Band band_of(const Job *j, int64_t first, const float *mask) {
   const int64_t down = j->mask_strides[2];
@@ -94,20 +81,17 @@ static void normalize(const Job *j, float *scores, const Band *band) {
     float *s = scores + r * j->wide_keys;
     const float *add = band->mask ? band->mask + r * down : NULL;
     lanes most = lanes_of(-INFINITY);
-    int64_t k = 0;
-    for (; k + LANES <= band->keys; k += LANES) {
-      const lanes here = score_of(j, *(lanes *)(s + k), add ? add + k * along : NULL, along, LANES);
-      *(lanes *)(s + k) = here;
-      most = lanes_most(here, most);
-    }
-    if (k < band->keys) {
-      const lanes here = score_of(j, *(lanes *)(s + k), add ? add + k * along : NULL, along, band->keys - k);
+    for (int64_t k = 0; k < band->wide; k += LANES) {
+      lanes here = *(lanes *)(s + k);
+      if (j->scale) here = scaled(j, here);
+      if (add) here += along ? lanes_read(add + k, band->keys - k, 0) : lanes_of(*add);
+      if (k + LANES > band->keys) here = lanes_read((const float *)&here, band->keys - k, -INFINITY);
       *(lanes *)(s + k) = here;
       most = lanes_most(here, most);
     }
     const lanes mosts = lanes_of(lanes_largest(most));
     lanes total = {0};
-    for (k = 0; k < band->wide; k += LANES) {
+    for (int64_t k = 0; k < band->wide; k += LANES) {
       const lanes e = lanes_exp(*(lanes *)(s + k) - mosts);
       *(lanes *)(s + k) = e;
       total += e;
@@ -118,7 +102,7 @@ static void normalize(const Job *j, float *scores, const Band *band) {
       continue;
     }
     const lanes inverse = lanes_of(1 / sum);
-    for (k = 0; k < band->wide; k += LANES) *(lanes *)(s + k) *= inverse;
+    for (int64_t k = 0; k < band->wide; k += LANES) *(lanes *)(s + k) *= inverse;
   }
 }
 

@@ -10,10 +10,7 @@
  * the result is the same for every number of threads.
  */
 #include "gemm.h"
-#include "kernel.h"
-#include "lanes.h"
-#include "windows.h"
-#include "winograd_weights.h"
+#include "winograd.h"
 
 #include <math.h>
 #include <string.h>
@@ -27,6 +24,8 @@ enum {
   FINISHED = 4096,     /* sums added up by one task, at least */
   SPARSE = 16,         /* numbers of a copy with padding, for each one that is met */
   TAPS = 9,            /* of groups at a time */
+  FAR = 1 << 24,       /* no attribute is as large, and no window reaches as far */
+  MOST_TAPS = 1 << 20, /* of one window */
 };
 
 typedef struct {
@@ -43,10 +42,18 @@ typedef struct {
   int in_place, by_groups;              /* whether x has all that is met; whether columns are groups */
 } Job;
 
+INLINE void copy(float *to, const float *from, int64_t count) {
+  typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+  int64_t k = 0;
+  for (; k + LANES <= count; k += LANES) *(lanes *)(to + k) = *(const lanes *)(from + k);
+  for (; k + 4 <= count; k += 4) *(four *)(to + k) = *(const four *)(from + k);
+  for (; k < count; k++) to[k] = from[k];
+}
+
 /* Boxes of at most `room` places, whole along the last axes, and about equally large. */
 static void cut(const int64_t size[4], int64_t room, int64_t box[4]) {
   for (int i = 3; i >= 0; i--) {
-    box[i] = up(size[i], up(size[i], least(size[i], most(room, 1))));
+    box[i] = quotient(size[i], quotient(size[i], least(size[i], most(room, 1))));
     room = box[i] < size[i] ? 1 : room / size[i];
   }
 }
@@ -54,7 +61,7 @@ static void cut(const int64_t size[4], int64_t room, int64_t box[4]) {
 /* The corner of a box. */
 static void corner_of(const Job *j, int64_t unit, int64_t corner[4], int64_t size[4]) {
   for (int i = 3; i >= 0; i--) {
-    const int64_t count = up(j->places[i], j->box[i]);
+    const int64_t count = quotient(j->places[i], j->box[i]);
     corner[i] = unit % count * j->box[i], unit /= count;
     size[i] = least(j->box[i], j->places[i] - corner[i]);
   }
@@ -180,7 +187,7 @@ static void share(void *state, int64_t index, float *space) {
   const Job *j = state;
   const Correlation *at = j->at;
   const int64_t turn = index / j->panels, panel = index % j->panels;
-  const int64_t whole = j->by_groups ? up(at->groups, LANES) : at->groups > 1 ? at->groups : at->c;
+  const int64_t whole = j->by_groups ? quotient(at->groups, LANES) : at->groups > 1 ? at->groups : at->c;
   const int64_t first = whole * panel / j->panels, last = whole * (panel + 1) / j->panels;
   const int is_one = at->groups == 1;
   for (int64_t g = is_one ? 0 : first; g < (is_one ? 1 : last); g++) {
@@ -211,6 +218,12 @@ static void finish(void *data, int64_t from, int64_t to) {
       for (int64_t k = 0; k < some; k++) out[k * j->rows + r] = sum[k];
     }
   }
+}
+
+/* The first i ≥ 0 for which i * step + start is at least 0, and that from which on it is `size` or more; up to count. */
+static inline void meeting(int64_t start, int64_t step, int64_t size, int64_t count, int64_t *first, int64_t *last) {
+  *first = least(start < 0 ? quotient(-start, step) : 0, count);
+  *last = start < size ? most(least(quotient(size - start, step), count), *first) : *first;
 }
 
 /* One sum in full, number by number: where x or y hold an infinity, zeros that were laid beside it are not harmless;
@@ -266,7 +279,7 @@ static int plan(Job *j) {
   const int64_t room = j->by_groups ? NUMBERS : least(most(together, NUMBERS), PLACES_MOST);
   cut(j->places, room, j->box);
   const int64_t pixels = j->box[1] * j->box[2] * j->box[3];
-  j->box[0] = at->out[0] > 1 || j->by_groups ? 1 : least(j->box[0], most(at->images / tasks, up(NUMBERS, pixels)));
+  j->box[0] = at->out[0] > 1 || j->by_groups ? 1 : least(j->box[0], most(at->images / tasks, quotient(NUMBERS, pixels)));
   cut(j->box, NUMBERS, j->part);
   double laid = 1, met = 1;
   for (int i = 0; i < 3; i++) {
@@ -277,14 +290,14 @@ static int plan(Job *j) {
   if (!j->in_place && laid > SPARSE * met + PLACES_MOST) return 0;
   j->pitch[2] = each, j->pitch[1] = each * size[2], j->pitch[0] = j->pitch[1] * size[1];
   j->channel = j->pitch[0] * size[0];
-  const int64_t blocks = j->by_groups ? up(at->groups, LANES) : at->groups;
+  const int64_t blocks = j->by_groups ? quotient(at->groups, LANES) : at->groups;
   j->outs = blocks * j->rows * j->wide;
   j->units = 1;
-  for (int i = 0; i < 4; i++) j->units *= up(j->places[i], j->box[i]);
+  for (int i = 0; i < 4; i++) j->units *= quotient(j->places[i], j->box[i]);
   j->panels = at->groups > 1 ? least(blocks, tasks) : 1;
-  j->shares = least(least(j->units, up(tasks, j->panels)), most(PARTIALS / j->outs, 1));
-  if (at->groups == 1) j->panels = least(at->c, up(tasks, j->shares));
-  j->image = j->channel * (j->in_place ? at->groups * at->c : at->groups > 1 ? at->c : up(at->c, j->panels));
+  j->shares = least(least(j->units, quotient(tasks, j->panels)), most(PARTIALS / j->outs, 1));
+  if (at->groups == 1) j->panels = least(at->c, quotient(tasks, j->shares));
+  j->image = j->channel * (j->in_place ? at->groups * at->c : at->groups > 1 ? at->c : quotient(at->c, j->panels));
   return 1;
 }
 
@@ -307,7 +320,7 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
     j.partial = scratch(call, j.shares * j.outs, sizeof(float));
     const int64_t laid = j.by_groups ? at->c * j.channel : j.in_place ? 0 : j.box[0] * j.image;
     parallel_spaces(call, j.shares * j.panels, rounded(laid) + packed(&j) * outputs, share, &j);
-    parallel_ranges(call, j.outs / (j.rows * LANES), up(FINISHED, LANES * j.rows), finish, &j);
+    parallel_ranges(call, j.outs / (j.rows * LANES), quotient(FINISHED, LANES * j.rows), finish, &j);
   } else {
     parallel_ranges(call, all, 1, all_plainly, &j);
     return;
@@ -324,6 +337,12 @@ static void read(Attributes *from, void *settings) {
   attribute_ints(from, "strides", s->strides, 3);
   attribute_ints(from, "dilations", s->dilations, 3);
   attribute_ints(from, "pads", s->pads, 3);
+}
+
+/* Whether a kernel knows what to do with one axis: so many taps, so far apart. */
+static int within_reach(int64_t taps, int64_t stride, int64_t dilation, int64_t padding) {
+  return taps > 0 && taps <= MOST_TAPS && stride > 0 && stride < FAR && dilation > 0 && dilation < FAR &&
+         (taps - 1) * dilation < FAR && padding > -FAR && padding < FAR;
 }
 
 /* (x, y); of one axis or two, the first ones are of one number. */

@@ -36,7 +36,6 @@ typedef struct {
 
 void gemm(const Product *);
 
-INLINE int64_t quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t rounded(int64_t n) { return quotient(n, LANES) * LANES; }
 
 /* `depth` rows of `columns` numbers, from[row * down + column * along], as panels of `width` columns with zeros behind the

@@ -107,6 +107,7 @@ void parallel_spaces(Call *, int64_t pieces, int64_t numbers, void (*body)(void 
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t quotient(int64_t a, int64_t b) { return (a + b - 1) / b; } /* rounded up */
 
 static inline int same_shape(const Shape *a, const Shape *b) {
   int same = a->rank == b->rank;

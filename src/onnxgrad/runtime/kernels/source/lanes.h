@@ -4,6 +4,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #ifdef DOUBLE
 typedef double real __attribute__((may_alias));
 typedef int64_t whole __attribute__((may_alias));
@@ -48,19 +52,43 @@ INLINE lanes polynomial(lanes x, const real *coefficients, int count) {
 }
 #define POLYNOMIAL(x, ...) polynomial(x, (const real[]){__VA_ARGS__}, sizeof((const real[]){__VA_ARGS__}) / sizeof(real))
 
+/* f(0), f(1), … for each number of a vector */
+#define EVERY_4(f, i) f(i), f((i) + 1), f((i) + 2), f((i) + 3)
+#define EVERY_8(f, i) EVERY_4(f, i), EVERY_4(f, (i) + 4)
+#define EVERY_16(f, i) EVERY_8(f, i), EVERY_8(f, (i) + 8)
+#define EVERY(f) NUMBERED(EVERY_, LANES)(f, 0)
+
 /* The first `count` numbers at `from`, all of a vector at most, and `rest` in the place of others. */
+#if defined(__AVX512F__) && !defined(DOUBLE) && !defined(__SANITIZE_ADDRESS__)
+#define FIRST(count) ((__mmask16)((1u << (count)) - 1))
+INLINE lanes part_at(const real *from, int64_t count, lanes rest) {
+  return (lanes)_mm512_mask_loadu_ps((__m512)rest, FIRST(count), from);
+}
+INLINE void put_part(real *to, int64_t count, lanes v) { _mm512_mask_storeu_ps(to, FIRST(count), (__m512)v); }
+#elif defined(__AVX__) && !defined(DOUBLE) && !defined(__SANITIZE_ADDRESS__)
+#define PLACE(i) i
+#define FIRST(count) ((lanes_mask){EVERY(PLACE)} < (int)(count))
+INLINE lanes part_at(const real *from, int64_t count, lanes rest) {
+  return lanes_where(FIRST(count), (lanes)_mm256_maskload_ps(from, (__m256i)FIRST(count)), rest);
+}
+INLINE void put_part(real *to, int64_t count, lanes v) { _mm256_maskstore_ps(to, (__m256i)FIRST(count), (__m256)v); }
+#else
+INLINE lanes part_at(const real *from, int64_t count, lanes rest) {
+  memcpy(&rest, from, (size_t)count * sizeof *from);
+  return rest;
+}
+INLINE void put_part(real *to, int64_t count, lanes v) { memcpy(to, &v, (size_t)count * sizeof *to); }
+#endif
+
 INLINE lanes lanes_read(const real *from, int64_t count, real rest) {
-  if (count >= LANES) return *(const lanes *)from;
-  lanes v = lanes_of(rest);
-  memcpy(&v, from, (size_t)count * sizeof(real));
-  return v;
+  return count >= LANES ? *(const lanes *)from : part_at(from, count, lanes_of(rest));
 }
 
 INLINE void lanes_write(real *to, int64_t count, lanes v) {
   if (count >= LANES)
     *(lanes *)to = v;
   else
-    memcpy(to, &v, (size_t)count * sizeof(real));
+    put_part(to, count, v);
 }
 
 /* Keeps `v` in a register: read from memory again for each use, it would be read more often than there is time for. */
@@ -72,68 +100,35 @@ INLINE void lanes_write(real *to, int64_t count, lanes v) {
 #define HELD(v) (void)(v)
 #endif
 
-/* Numbers of two vectors of one type, by their places in the first and then the second, as a vector of a given type. */
-#if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12 && !defined(ONNXGRAD_PLAIN))
-#define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+/* Numbers of two vectors by their places in the first and then the second. */
+#ifdef __clang__
+#define SHUFFLE(a, b, place) __builtin_shufflevector(a, b, EVERY(place))
 #else
-#define SHUFFLE(type, a, b, ...)                                                               \
-  __extension__({                                                                              \
-    const __typeof__(a) first_ = (a), second_ = (b);                                           \
-    static const int at_[] = {__VA_ARGS__};                                                    \
-    enum { count_ = sizeof(first_) / sizeof(real) };                                           \
-    real from_[2 * count_], to_[sizeof(type) / sizeof(real)];                                  \
-    memcpy(from_, &first_, sizeof first_);                                                     \
-    memcpy(from_ + count_, &second_, sizeof second_);                                          \
-    for (size_t k_ = 0; k_ < sizeof(type) / sizeof(real); k_++) to_[k_] = from_[at_[k_]];      \
-    type result_;                                                                              \
-    memcpy(&result_, to_, sizeof result_);                                                     \
-    result_;                                                                                   \
-  })
+#define SHUFFLE(a, b, place) __builtin_shuffle(a, b, (lanes_mask){EVERY(place)})
 #endif
+/* Of two vectors beside each other, every second number; or both alternating, the first and the second half of that. */
+#define EVEN(i) 2 * (i)
+#define ODD(i) 2 * (i) + 1
+#define LOW(i) (i) / 2 + (i) % 2 * LANES
+#define HIGH(i) LOW(i) + LANES / 2
+/* Parts of a vector that change places. */
+#define BY_8(i) (i) ^ (8 % LANES)
+#define BY_4(i) (i) ^ (4 % LANES)
+#define BY_2(i) (i) ^ 2
+#define BY_1(i) (i) ^ 1
 
-typedef VECTOR_OF(real, 4) lanes_4;
-typedef VECTOR_OF(real, 8) lanes_8;
+INLINE lanes lanes_add(lanes a, lanes b) { return a + b; }
+INLINE lanes lanes_most(lanes a, lanes b) { return lanes_where(a > b, a, b); }
 
-/* The sum of a vector, and its largest number: of halves, and halves of these. */
-#define PLUS(a, b) ((a) + (b))
-#define LARGER(a, b) \
-  ((__typeof__(a))((((a) > (b)) & (__typeof__((a) > (b)))(a)) | (~((a) > (b)) & (__typeof__((a) > (b)))(b))))
-#define REDUCED(name, both)                                                                                       \
-  INLINE real name##_4(lanes_4 v) {                                                                               \
-    const lanes_4 half = both(v, SHUFFLE(lanes_4, v, v, 2, 3, 0, 1));                                             \
-    return both(half, SHUFFLE(lanes_4, half, half, 1, 0, 3, 2))[0];                                               \
-  }                                                                                                               \
-  INLINE real name##_8(lanes_8 v) {                                                                               \
-    const lanes_4 low = SHUFFLE(lanes_4, v, v, 0, 1, 2, 3), high = SHUFFLE(lanes_4, v, v, 4, 5, 6, 7);            \
-    return name##_4(both(low, high));                                                                             \
+#define LANES_ALL(name, both)                             \
+  INLINE real name(lanes v) {                            \
+    if (LANES > 8) v = both(v, SHUFFLE(v, v, BY_8));      \
+    if (LANES > 4) v = both(v, SHUFFLE(v, v, BY_4));      \
+    v = both(v, SHUFFLE(v, v, BY_2));                     \
+    return both(v, SHUFFLE(v, v, BY_1))[0];               \
   }
-REDUCED(lanes_sum, PLUS)
-REDUCED(lanes_largest, LARGER)
-#if LANES == 16
-#define HALVED(v, both) both(SHUFFLE(lanes_8, v, v, 0, 1, 2, 3, 4, 5, 6, 7), SHUFFLE(lanes_8, v, v, 8, 9, 10, 11, 12, 13, 14, 15))
-INLINE real lanes_sum(lanes v) { return lanes_sum_8(HALVED(v, PLUS)); }
-INLINE real lanes_largest(lanes v) { return lanes_largest_8(HALVED(v, LARGER)); }
-#else
-INLINE real lanes_sum(lanes v) { return NUMBERED(lanes_sum_, LANES)(v); }
-INLINE real lanes_largest(lanes v) { return NUMBERED(lanes_largest_, LANES)(v); }
-#endif
-INLINE lanes lanes_most(lanes a, lanes b) { return LARGER(a, b); }
-
-/* Of two vectors beside each other, every second number. */
-#define EVEN_4 0, 2, 4, 6
-#define ODD_4 1, 3, 5, 7
-#define EVEN_8 EVEN_4, 8, 10, 12, 14
-#define ODD_8 ODD_4, 9, 11, 13, 15
-#define EVEN_16 EVEN_8, 16, 18, 20, 22, 24, 26, 28, 30
-#define ODD_16 ODD_8, 17, 19, 21, 23, 25, 27, 29, 31
-
-/* Two vectors, alternating: the first and the second half of that. */
-#define LOW_4 0, 4, 1, 5
-#define HIGH_4 2, 6, 3, 7
-#define LOW_8 0, 8, 1, 9, 2, 10, 3, 11
-#define HIGH_8 4, 12, 5, 13, 6, 14, 7, 15
-#define LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+LANES_ALL(lanes_sum, lanes_add)
+LANES_ALL(lanes_largest, lanes_most)
 
 /* A square of numbers, transposed: a[q][k] = a[k][q]. Each stage interleaves the two halves. */
 INLINE void turn(lanes a[LANES]) {
@@ -142,8 +137,8 @@ INLINE void turn(lanes a[LANES]) {
   for (int stage = 1; stage < LANES; stage *= 2) {
 #pragma GCC unroll 8
     for (int k = 0; k < LANES / 2; k++) {
-      b[2 * k] = SHUFFLE(lanes, a[k], a[k + LANES / 2], NUMBERED(LOW_, LANES));
-      b[2 * k + 1] = SHUFFLE(lanes, a[k], a[k + LANES / 2], NUMBERED(HIGH_, LANES));
+      b[2 * k] = SHUFFLE(a[k], a[k + LANES / 2], LOW);
+      b[2 * k + 1] = SHUFFLE(a[k], a[k + LANES / 2], HIGH);
     }
 #pragma GCC unroll 16
     for (int k = 0; k < LANES; k++) a[k] = b[k];

@@ -11,9 +11,9 @@
 /* The version of ONNX Runtime's interface that kernels use: that of release 1.18. Newer releases have it, too. */
 enum { INTERFACE_VERSION = 18 };
 
-#define TABLES(X)                                                                                       \
-  X(optimizer) X(convolution) X(normalization) X(row) X(pooling) X(row_norm) X(softmax)                 \
-  X(attention) X(elementwise) X(elementwise_double) X(recurrence) X(product) X(sum) X(winograd)
+#define TABLES(X)                                                                 \
+  X(optimizer) X(convolution) X(normalization) X(pooling) X(softmax) X(attention) \
+  X(elementwise) X(elementwise_double) X(recurrence) X(product) X(sum) X(winograd)
 #define DECLARED(name) extern const Kernel name##_kernels[];
 #define LISTED(name) name##_kernels,
 TABLES(DECLARED)

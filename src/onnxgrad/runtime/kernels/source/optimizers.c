@@ -1,13 +1,15 @@
-/* Optimizers in one pass over memory: what standard operators take ten or twelve passes for.
+/* Optimizers in one pass over memory: what standard operators take ten or twelve passes for. Where the gradient of a table
+ * is that of picking rows, rows are added up on the way; `GatherGrad` is that alone.
  *
  * Every product and sum is rounded by itself, in the order of the operators, so the results are the same to the last
  * bit: contraction to fused multiply-adds is off in this file. Memory is what takes the time.
  */
 
 #include <math.h>
+#include <string.h>
 
 #include "kernel.h"
-#include "picked.h"
+#include "lanes.h"
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
@@ -18,7 +20,66 @@
 #endif
 
 /* Elements that are worth a thread; elements of a block. */
-enum { GRAIN = 8192, BLOCK = 64 };
+enum { GRAIN = 8192, BLOCK = 128 };
+
+/* Rows that were picked from a table, in the order of the table. */
+typedef struct {
+  const uint64_t *key;  /* sorted: which row of G, and above it, the row that it is added to; NULL for none */
+  int64_t count, width; /* of keys; of a row */
+} Picked;
+
+enum { PICKED_BITS = 32, DIGIT = 11 };
+
+static int64_t row_at(const Picked *p, int64_t at) { return (int64_t)(p->key[at] >> PICKED_BITS); }
+static int64_t place_at(const Picked *p, int64_t at) { return (int64_t)(p->key[at] & UINT32_MAX); }
+
+/* The first key of `row` or a later one. */
+static int64_t first_of(const Picked *p, int64_t row) {
+  int64_t from = 0, to = p->count;
+  while (from < to) {
+    const int64_t middle = from + (to - from) / 2;
+    if (row_at(p, middle) < row)
+      from = middle + 1;
+    else
+      to = middle;
+  }
+  return from;
+}
+
+/* Sorts the rows of an index into a table; those of one row stay in their order. Rows of G are those that `source` picks
+ * of `sources`, or as many as there are in the index. */
+static void pick(Call *call, Picked *p, const int64_t *index, int64_t count, const Shape *table, const int64_t *source,
+                 int64_t sources) {
+  const int64_t rows = table->rank ? table->dims[0] : 0;
+  if (rows < 1 || rows > UINT32_MAX || count > UINT32_MAX || sources > UINT32_MAX) {
+    fail(call, "rows are picked from no table, or too many");
+    return;
+  }
+  uint64_t *key = scratch(call, count, sizeof *key), *other = scratch(call, count, sizeof *key);
+  if (call->failed) return;
+  for (int64_t k = 0; k < count; k++) {
+    const int64_t row = index[k] < 0 ? index[k] + rows : index[k];
+    const int64_t of = !source ? k : source[k] < 0 ? source[k] + sources : source[k];
+    if (row < 0 || row >= rows || of < 0 || of >= sources) {
+      fail(call, "an index is out of range");
+      return;
+    }
+    key[k] = (uint64_t)row << PICKED_BITS | (uint64_t)of;
+  }
+  for (int shift = 0; (rows - 1) >> shift; shift += DIGIT) { /* digit by digit, the lowest first */
+    int64_t start[1 << DIGIT] = {0}, sum = 0;
+    const uint64_t mask = (1 << DIGIT) - 1;
+    for (int64_t k = 0; k < count; k++) start[key[k] >> (PICKED_BITS + shift) & mask]++;
+    for (int d = 0; d < 1 << DIGIT; d++) {
+      const int64_t here = start[d];
+      start[d] = sum, sum += here;
+    }
+    for (int64_t k = 0; k < count; k++) other[start[key[k] >> (PICKED_BITS + shift) & mask]++] = key[k];
+    uint64_t *swap = key;
+    key = other, other = swap;
+  }
+  *p = (Picked){key, count, table->count / rows};
+}
 
 /* How many updates took the place of what they were computed from, in this process. */
 __attribute__((visibility("default"))) int64_t onnxgrad_overwrites;
@@ -35,6 +96,13 @@ typedef struct {
   int in_place;
 } Run;
 
+/* How many elements from `start` on, of those before `to`, are a block: some whole rows, or part of one. */
+static int64_t block_at(const Run *run, int64_t start, int64_t to) {
+  const int64_t width = run->picked.width;
+  if (!run->picked.key) return least(to - start, BLOCK);
+  return least(to - start, width < BLOCK ? BLOCK / width * width : least(BLOCK, width - start % width));
+}
+
 /* `count` elements of the gradient from `start` on: the rows of G that were picked from there, added up in `room`. Keys
  * before `next` are of rows before that. */
 static const float *added(const Run *run, int64_t *next, int64_t start, int64_t count, float *room) {
@@ -45,7 +113,9 @@ static const float *added(const Run *run, int64_t *next, int64_t start, int64_t 
     const int64_t begin = row_at(p, at) * p->width, from = begin > start ? begin : start;
     const int64_t end = least(begin + p->width, start + count);
     const float *g = run->g + place_at(p, at) * p->width - begin;
-    for (int64_t i = from; i < end; i++) room[i - start] += g[i];
+    int64_t i = from;
+    for (; i + LANES <= end; i += LANES) *(lanes *)(room + i - start) += *(const lanes *)(g + i);
+    for (; i < end; i++) room[i - start] += g[i];
   }
   return room;
 }
@@ -72,169 +142,129 @@ static int prepare(Call *call, Run *run, size_t states, size_t scalars, int64_t 
   const int64_t *index = input(call, at + scalars + 1);
   const Shape picked = shape_of(call, at + scalars + 1);
   const int some = (index || picked.rank) && shape.count && !call->failed;
-  if (some) pick(call, &run->picked, index, picked.count, &shape);
-  if (shape_of(call, 1).count != (some ? run->picked.count * run->picked.width : shape.count))
-    fail(call, "a gradient has not the size of its parameter");
-  int in_place = run->x == run->x_new;
-  for (size_t i = 0; i < states; i++) in_place |= run->state[i] == run->state_new[i];
-  run->in_place = run->x == run->x_new;
-  for (size_t i = 0; i < states; i++) run->in_place &= run->state[i] == run->state_new[i];
-  if (in_place && shape.count && !call->failed) __atomic_fetch_add(&onnxgrad_overwrites, 1, __ATOMIC_RELAXED);
+  const Shape g = shape_of(call, 1);
+  const int64_t *source = constants ? NULL : input(call, at + scalars + 2);
+  const int64_t sources = source && g.rank ? g.dims[0] : picked.count;
+  if (source && shape_of(call, at + scalars + 2).count != picked.count) fail(call, "two indices are not of one size");
+  if (some && !call->failed) pick(call, &run->picked, index, picked.count, &shape, source, sources);
+  if (g.count != (some ? sources * run->picked.width : shape.count)) fail(call, "a gradient has not the size of its parameter");
+  size_t same = run->x == run->x_new;
+  for (size_t i = 0; i < states; i++) same += run->state[i] == run->state_new[i];
+  run->in_place = same == 1 + states;
+  if (same && shape.count && !call->failed) __atomic_fetch_add(&onnxgrad_overwrites, 1, __ATOMIC_RELAXED);
   return call->failed ? 0 : (int)(shape.count > 0);
 }
 
+/* Elements that are worth a thread, with the rows of G that belong to them: whole rows, unless these are long. */
+static int64_t unit_of(const Picked *p, int64_t count) {
+  if (!p->key) return GRAIN;
+  const int64_t unit = GRAIN / least(p->count * p->width / count + 1, GRAIN);
+  return p->width < GRAIN ? quotient(unit, p->width) * p->width : quotient(unit, BLOCK) * BLOCK;
+}
+
 /* A kernel: how many states, scalars and constants it has, whether a gradient of 0 changes nothing, and what it does to
- * element i.
+ * element i, with scalars s and constants k.
  *
  * Results are made in a small block and go to memory from there, as they may take the place of what they are computed
  * from.
  */
-#define OPTIMIZER(name, states, scalars, constants, still, before, ...)                         \
-  static void name##_range(void *data, int64_t from, int64_t to) {                        \
-    const Run *run = data;                                                                \
-    const float *s = run->scalar, *k = run->constant;                                            \
-    const float rate = s[0], shrink = s[1], clip = s[2];                                         \
-    _Alignas(64) float room[1 + states][BLOCK], sums[BLOCK];                                     \
-    int64_t next = run->picked.key ? first_of(&run->picked, from / run->picked.width) : 0;      \
-    before;                                                                                     \
-    for (int64_t start = from; start < to; start += BLOCK) {                                    \
-      const int64_t count = least(BLOCK, to - start);                                           \
-      float *const into[4] = {run->x_new, run->state_new[0], run->state_new[1], run->state_new[2]}; \
-      {                                                                                         \
-      const float *restrict x = run->x + start;                                                  \
-      const float *restrict g = run->picked.key ? added(run, &next, start, count, sums) : run->g + start; \
-      const float *restrict a = states > 0 ? run->state[0] + start : NULL;                       \
-      const float *restrict b = states > 1 ? run->state[1] + start : NULL;                       \
-      const float *restrict c = states > 2 ? run->state[2] + start : NULL;                       \
-      float *restrict x_new = room[0], *restrict a_new = room[states > 0];                      \
-      float *restrict b_new = room[2 * (states > 1)], *restrict c_new = room[3 * (states > 2)]; \
-      (void)a, (void)b, (void)c, (void)a_new, (void)b_new, (void)c_new;                         \
-      INDEPENDENT                                                                               \
-      for (int64_t i = 0; i < count; i++) __VA_ARGS__                                           \
-      }                                                                                         \
+#define OPTIMIZER(name, states, scalars, constants, still, ...)                                       \
+  static void name##_range(void *data, int64_t from, int64_t to) {                                    \
+    const Run *run = data;                                                                            \
+    _Alignas(64) float room[1 + states][BLOCK], sums[BLOCK];                                          \
+    float s[6], k[8] = {0};                                                                           \
+    for (int i = 0; i < 6; i++) s[i] = run->scalar[i];                                                \
+    for (int i = 0; i < constants; i++) k[i] = run->constant[i];                                      \
+    int64_t next = run->picked.key ? first_of(&run->picked, from / run->picked.width) : 0;            \
+    for (int64_t start = from, count; start < to; start += count) {                                   \
+      count = block_at(run, start, to);                                                               \
+      float *const into[4] = {run->x_new, run->state_new[0], run->state_new[1], run->state_new[2]};   \
+      {                                                                                               \
+        const float *restrict x = run->x + start;                                                     \
+        const float *restrict g = run->picked.key ? added(run, &next, start, count, sums) : run->g + start; \
+        const float *restrict a = states > 0 ? run->state[0] + start : NULL;                          \
+        const float *restrict b = states > 1 ? run->state[1] + start : NULL;                          \
+        const float *restrict c = states > 2 ? run->state[2] + start : NULL;                          \
+        float *restrict x_new = room[0], *restrict a_new = room[states > 0];                          \
+        float *restrict b_new = room[2 * (states > 1)], *restrict c_new = room[3 * (states > 2)];     \
+        (void)x, (void)a, (void)b, (void)c, (void)a_new, (void)b_new, (void)c_new, (void)s, (void)k;  \
+        INDEPENDENT                                                                                   \
+        for (int64_t i = 0; i < count; i++) {                                                         \
+          __VA_ARGS__                                                                                 \
+        }                                                                                             \
+      }                                                                                               \
       for (int r = 0; r <= states; r++) memcpy(into[r] + start, room[r], (size_t)count * sizeof(float)); \
-    }                                                                                           \
-  }                                                                                             \
-  /* Each row that was picked, once. */                                                         \
-  static void name##_rows(void *data, int64_t from, int64_t to) {                         \
-    const Picked *p = &((const Run *)data)->picked;                                       \
-    for (int64_t at = from; at < to; at++) {                                                    \
-      const int64_t row = row_at(p, at);                                                        \
-      if (!at || row_at(p, at - 1) != row)                                                      \
-        name##_range(data, row * p->width, (row + 1) * p->width);                         \
-    }                                                                                           \
-  }                                                                                             \
-  static void name(Call *call, const void *settings) {                                    \
-    (void)settings;                                                                             \
-    Run run = {0};                                                                        \
-    int64_t count = shape_of(call, 0).count;                                                    \
-    if (!prepare(call, &run, states, scalars, constants)) return;                         \
-    const float *s = run.scalar, *k = run.constant;                                              \
-    (void)s, (void)k;                                                                           \
-    if (run.picked.key && run.in_place && (still))                                              \
-      parallel_ranges(call, run.picked.count, GRAIN / least(run.picked.width, GRAIN), name##_rows, &run); \
-    else                                                                                        \
-      parallel_ranges(call, count, GRAIN, name##_range, &run);                            \
+    }                                                                                                 \
+  }                                                                                                   \
+  /* Each row that was picked, once. */                                                               \
+  static void name##_rows(void *data, int64_t from, int64_t to) {                                     \
+    const Picked *p = &((const Run *)data)->picked;                                                   \
+    for (int64_t at = from; at < to; at++)                                                            \
+      if (!at || row_at(p, at - 1) != row_at(p, at))                                                  \
+        name##_range(data, row_at(p, at) * p->width, (row_at(p, at) + 1) * p->width);                 \
+  }                                                                                                   \
+  static void name(Call *call, const void *settings) {                                                \
+    (void)settings;                                                                                   \
+    Run run = {0};                                                                                    \
+    const Picked *p = &run.picked;                                                                    \
+    const int64_t count = shape_of(call, 0).count;                                                    \
+    if (!prepare(call, &run, states, scalars, constants)) return;                                     \
+    const float *s = run.scalar, *k = run.constant;                                                   \
+    (void)s, (void)k;                                                                                 \
+    if (p->key && run.in_place && (still))                                                            \
+      parallel_ranges(call, p->count, GRAIN / least(p->width, GRAIN), name##_rows, &run);             \
+    else                                                                                              \
+      parallel_ranges(call, count, unit_of(p, count), name##_range, &run);                            \
   }
 
 /* Weights do not shrink, and rates and factors of gradients are numbers: x - rate·0 is x. */
 #define STILL (k[0] == 0 && s[1] == 1 && s[0] * (0 * s[2]) == 0)
-#define MIXED(old, new, share, rest) ((old) * (share) + (new) * (rest))
-#define DECAYED (norm != 0 ? g[i] * clip + xi * norm : g[i] * clip)
+/* The rate is s[0]; the weight and its gradient: */
+#define GIVEN                        \
+  const float xi = x[i] * s[1];      \
+  const float gi = k[0] != 0 ? g[i] * s[2] + xi * k[0] : g[i] * s[2];
+/* A share of what was, and the rest of what is new: two constants. */
+#define MIXED(old, new, at) ((old) * k[at] + (new) * k[(at) + 1])
+#define MOMENTS GIVEN const float v = a_new[i] = MIXED(a[i], gi, 1), h = b_new[i] = MIXED(b[i], gi * gi, 3);
+#define SQUARES GIVEN const float h = a_new[i] = MIXED(a[i], gi * gi, 1);
+#define CENTRED SQUARES const float mean = b_new[i] = MIXED(b[i], gi, 1), variance = h - mean * mean; \
+  const float square = variance < 0 ? 0 : variance;
+#define MOVED(square, epsilon) (gi / (sqrtf(square) + (epsilon)))
 
-OPTIMIZER(sgd, 0, 3, 1, STILL, const float norm = k[0], {
-  const float xi = x[i] * shrink, gi = DECAYED;
-  x_new[i] = xi - rate * gi;
-})
-
+/* The rows of G that were picked, alone */
+OPTIMIZER(gather_grad, 0, 0, 0, 0, x_new[i] = g[i];)
+OPTIMIZER(sgd, 0, 3, 1, STILL, GIVEN x_new[i] = xi - s[0] * gi;)
 /* V' = αV + β'G; X' = X - R·V', nesterov: X - R·(G + αV') */
-OPTIMIZER(momentum, 1, 4, 3, 0,
-          const float norm = k[0]; const float alpha = k[1]; const int nesterov = k[2] != 0;
-          const float first = s[3], {
-  const float xi = x[i] * shrink, gi = DECAYED;
-  const float v = first * gi + a[i] * alpha;
-  a_new[i] = v;
-  x_new[i] = xi - rate * (nesterov ? gi + v * alpha : v);
-})
-
-#define MOMENTS                                                                                  \
-  const float xi = x[i] * shrink, gi = DECAYED;                                                   \
-  const float v = MIXED(a[i], gi, alpha, alpha_rest), h = MIXED(b[i], gi * gi, beta, beta_rest);  \
-  a_new[i] = v;                                                                                  \
-  b_new[i] = h;
+OPTIMIZER(momentum, 1, 4, 3, 0, GIVEN
+          const float v = a_new[i] = s[3] * gi + a[i] * k[1];
+          x_new[i] = xi - s[0] * (k[2] != 0 ? gi + v * k[1] : v);)
 /* V' = αV + (1-α)G, H' = βH + (1-β)G², X' = post·(X - R·V'/(√H' + scale·ε)) */
-OPTIMIZER(adam, 2, 4, 7, 0,
-          const float norm = k[0]; const float epsilon = s[3] * k[5]; const float alpha = k[1]; const float alpha_rest = k[2];
-          const float beta = k[3]; const float beta_rest = k[4]; const float post = k[6], {
-  MOMENTS
-  x_new[i] = (xi - rate * (v / (sqrtf(h) + epsilon))) * post;
-})
-
+OPTIMIZER(adam, 2, 4, 7, 0, MOMENTS x_new[i] = (xi - s[0] * (v / (sqrtf(h) + s[3] * k[5]))) * k[6];)
 /* As adam, with share·G + ahead·V' in the place of R·V' */
-OPTIMIZER(nadam, 2, 5, 6, 0,
-          const float norm = k[0]; const float root = s[3]; const float ahead = s[4]; const float alpha = k[1];
-          const float alpha_rest = k[2]; const float beta = k[3]; const float beta_rest = k[4]; const float epsilon = k[5], {
-  MOMENTS
-  x_new[i] = xi - (rate * gi + ahead * v) / (sqrtf(h) / root + epsilon);
-})
-
+OPTIMIZER(nadam, 2, 5, 6, 0, MOMENTS x_new[i] = xi - (s[0] * gi + s[4] * v) / (sqrtf(h) / s[3] + k[5]);)
 /* H' = H + G², X' = X - R·(G/(√H' + ε)) */
-OPTIMIZER(adagrad, 1, 3, 2, STILL && k[1] > 0, const float norm = k[0]; const float epsilon = k[1], {
-  const float xi = x[i] * shrink, gi = DECAYED;
-  const float h = a[i] + gi * gi;
-  a_new[i] = h;
-  x_new[i] = xi - rate * (gi / (sqrtf(h) + epsilon));
-})
-
+OPTIMIZER(adagrad, 1, 3, 2, STILL && k[1] > 0, GIVEN
+          const float h = a_new[i] = a[i] + gi * gi;
+          x_new[i] = xi - s[0] * MOVED(h, k[1]);)
 /* H' = αH + (1-α)G², X' = X - R·G/(√H' + ε) */
-#define RMSPROP                                                  \
-  const float norm = k[0], alpha = k[1], rest = k[2], epsilon = k[3]; \
-  const float momentum = k[4];                                    \
-  (void)momentum
-#define SQUARE                                                   \
-  const float xi = x[i] * shrink, gi = DECAYED;                   \
-  const float h = MIXED(a[i], gi * gi, alpha, rest);              \
-  a_new[i] = h;
-#define CENTERED                                                 \
-  const float mean = MIXED(b[i], gi, alpha, rest);                \
-  const float variance = h - mean * mean;                         \
-  const float square = variance < 0 ? 0 : variance;               \
-  b_new[i] = mean;
-#define MOVED(square) (gi / (sqrtf(square) + epsilon))
-OPTIMIZER(rmsprop, 1, 3, 5, 0, RMSPROP, {
-  SQUARE
-  x_new[i] = xi - rate * MOVED(h);
-})
-OPTIMIZER(rmsprop_moving, 2, 3, 5, 0, RMSPROP, {
-  SQUARE
-  const float move = b[i] * momentum + MOVED(h);
-  b_new[i] = move;
-  x_new[i] = xi - rate * move;
-})
-OPTIMIZER(rmsprop_centered, 2, 3, 5, 0, RMSPROP, {
-  SQUARE CENTERED
-  x_new[i] = xi - rate * MOVED(square);
-})
-OPTIMIZER(rmsprop_both, 3, 3, 5, 0, RMSPROP, {
-  SQUARE CENTERED
-  const float move = c[i] * momentum + MOVED(square);
-  c_new[i] = move;
-  x_new[i] = xi - rate * move;
-})
-
+OPTIMIZER(rmsprop, 1, 3, 5, 0, SQUARES x_new[i] = xi - s[0] * MOVED(h, k[3]);)
+OPTIMIZER(rmsprop_moving, 2, 3, 5, 0, SQUARES
+          const float move = b_new[i] = b[i] * k[4] + MOVED(h, k[3]);
+          x_new[i] = xi - s[0] * move;)
+OPTIMIZER(rmsprop_centered, 2, 3, 5, 0, CENTRED x_new[i] = xi - s[0] * MOVED(square, k[3]);)
+OPTIMIZER(rmsprop_both, 3, 3, 5, 0, CENTRED
+          const float move = c_new[i] = c[i] * k[4] + MOVED(square, k[3]);
+          x_new[i] = xi - s[0] * move;)
 /* X' = X - R·sign(β₁V + (1-β₁)G), V' = β₂V + (1-β₂)G */
-OPTIMIZER(lion, 1, 3, 5, 0,
-          const float norm = k[0]; const float now = k[1]; const float now_rest = k[2]; const float later = k[3];
-          const float later_rest = k[4], {
-  const float xi = x[i] * shrink, gi = DECAYED;
-  const float move = MIXED(a[i], gi, now, now_rest);
-  a_new[i] = MIXED(a[i], gi, later, later_rest);
-  x_new[i] = xi - rate * (move > 0 ? 1 : move < 0 ? -1 : move); /* 0 and NaN as they are */
-})
+OPTIMIZER(lion, 1, 3, 5, 0, GIVEN
+          const float move = MIXED(a[i], gi, 1);
+          a_new[i] = MIXED(a[i], gi, 3);
+          x_new[i] = xi - s[0] * (move > 0 ? 1 : move < 0 ? -1 : move);) /* 0 and NaN as they are */
 
 /* Lower case: X, G and states, and at the end the constants; upper case: scalars, which may be left out for 1, and L, the
  * rows that were picked; *: what comes before. */
 const Kernel optimizer_kernels[] = {
+    {.name = "GatherGrad", .inputs = "ffFLL", .outputs = "f", .compute = gather_grad}, /* also rows of G, in their order */
     {.name = "Sgd", .inputs = "ffFFFfL*", .outputs = "f", .compute = sgd},
     {.name = "Momentum", .inputs = "fffFFFFfL*", .outputs = "ff", .compute = momentum},
     {.name = "Adam", .inputs = "ffffFFFFfL*", .outputs = "fff", .compute = adam},

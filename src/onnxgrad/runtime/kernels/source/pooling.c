@@ -27,9 +27,6 @@ static void inside(const Settings *s, int axis, int64_t p, int64_t size, int64_t
   *last = least(start + (s->kernel[axis] - 1) * step + 1, size);
 }
 
-/* What goes to a largest number. */
-static float passed(const Settings *s, float g, float x) { return s->relu ? g * (x > 0 ? 1.0f : 0.0f) : g; }
-
 static void window(const Job *j, const float *x, float g, int64_t p, int64_t q, float *out) {
   int64_t top, bottom, left, right, best = -1;
   inside(j->s, 0, p, j->h, &top, &bottom);
@@ -39,59 +36,46 @@ static void window(const Job *j, const float *x, float g, int64_t p, int64_t q, 
       const int64_t at = row * j->w + column;
       if (best < 0 || x[at] > x[best] || isnan(x[at])) best = at;
     }
-  if (best >= 0) out[best] += passed(j->s, g, x[best]);
+  if (best >= 0) out[best] += j->s->relu ? g * (x[best] > 0 ? 1.0f : 0.0f) : g;
 }
 
-#define WHERE(N, mask, a, b) (floats_##N)((mask & (bits_##N)a) | (~mask & (bits_##N)b))
+/* Two vectors beside each other, of which `count` numbers are there. */
+INLINE void read_two(const float *from, int64_t count, lanes to[2]) {
+  to[0] = lanes_read(from, count, 0);
+  to[1] = count > LANES ? lanes_read(from + LANES, count - LANES, 0) : to[0];
+}
 
-/* Two rows of x in tiles of two by two, from tile q on as far as whole vectors of N go: where that ends. */
-#define TILES(N)                                                                                                       \
-  typedef float floats_##N __attribute__((vector_size(N * 4), aligned(4), may_alias));                                 \
-  typedef int bits_##N __attribute__((vector_size(N * 4), aligned(4), may_alias));                                     \
-  INLINE int64_t tiles_##N(int relu, const float *x, int64_t w, const float *g, int64_t q, int64_t end, float *out) {  \
-    for (; q + N <= end; q += N) {                                                                                     \
-      const floats_##N *upper = (const floats_##N *)(x + 2 * q), *lower = (const floats_##N *)(x + w + 2 * q);         \
-      const floats_##N a = SHUFFLE(floats_##N, upper[0], upper[1], EVEN_##N);                                          \
-      const floats_##N b = SHUFFLE(floats_##N, upper[0], upper[1], ODD_##N);                                           \
-      const floats_##N c = SHUFFLE(floats_##N, lower[0], lower[1], EVEN_##N);                                          \
-      const floats_##N d = SHUFFLE(floats_##N, lower[0], lower[1], ODD_##N);                                           \
-      const bits_##N is_b = (b > a) | (b != b);                                                                        \
-      floats_##N best = WHERE(N, is_b, b, a);                                                                          \
-      const bits_##N is_c = (c > best) | (c != c);                                                                     \
-      best = WHERE(N, is_c, c, best);                                                                                  \
-      const bits_##N is_d = (d > best) | (d != d);                                                                     \
-      best = WHERE(N, is_d, d, best);                                                                                  \
-      const bits_##N ones = (bits_##N)((floats_##N){0} + 1), counts = (best > 0) | (relu - 1);                         \
-      const bits_##N here = (bits_##N)(*(const floats_##N *)(g + q) * (floats_##N)(ones & counts));                    \
-      const floats_##N to_a = (floats_##N)(here & ~(is_b | is_c | is_d));                                              \
-      const floats_##N to_b = (floats_##N)(here & is_b & ~(is_c | is_d));                                              \
-      const floats_##N to_c = (floats_##N)(here & is_c & ~is_d), to_d = (floats_##N)(here & is_d);                     \
-      floats_##N *above = (floats_##N *)(out + 2 * q), *below = (floats_##N *)(out + w + 2 * q);                       \
-      above[0] = SHUFFLE(floats_##N, to_a, to_b, LOW_##N);                                                             \
-      above[1] = SHUFFLE(floats_##N, to_a, to_b, HIGH_##N);                                                            \
-      below[0] = SHUFFLE(floats_##N, to_c, to_d, LOW_##N);                                                             \
-      below[1] = SHUFFLE(floats_##N, to_c, to_d, HIGH_##N);                                                            \
-    }                                                                                                                  \
-    return q;                                                                                                          \
-  }
+/* Two vectors, alternating, in the same way. */
+INLINE void write_two(float *to, int64_t count, lanes a, lanes b) {
+  lanes_write(to, count, SHUFFLE(a, b, LOW));
+  if (count > LANES) lanes_write(to + LANES, count - LANES, SHUFFLE(a, b, HIGH));
+}
 
-TILES(4)
-#if LANES >= 8
-TILES(8)
-#endif
-#if LANES == 16
-TILES(16)
-#endif
+/* Two rows of x in tiles of two by two, as many as numbers of g, a vector at most. */
+INLINE void tiles(const int relu, const float *x, int64_t w, const float *g, int64_t count, float *out) {
+  lanes upper[2], lower[2];
+  read_two(x, 2 * count, upper);
+  read_two(x + w, 2 * count, lower);
+  const lanes a = SHUFFLE(upper[0], upper[1], EVEN), b = SHUFFLE(upper[0], upper[1], ODD);
+  const lanes c = SHUFFLE(lower[0], lower[1], EVEN), d = SHUFFLE(lower[0], lower[1], ODD);
+  const lanes_mask is_b = (b > a) | (b != b);
+  lanes best = lanes_where(is_b, b, a);
+  const lanes_mask is_c = (c > best) | (c != c);
+  best = lanes_where(is_c, c, best);
+  const lanes_mask is_d = (d > best) | (d != d);
+  best = lanes_where(is_d, d, best);
+  const lanes_mask counts = (best > 0) | (relu - 1);
+  const lanes_mask here = (lanes_mask)(lanes_read(g, count, 0) * (lanes)((lanes_mask)lanes_of(1) & counts));
+  const lanes to_a = (lanes)(here & ~(is_b | is_c | is_d)), to_b = (lanes)(here & is_b & ~(is_c | is_d));
+  const lanes to_c = (lanes)(here & is_c & ~is_d), to_d = (lanes)(here & is_d);
+  write_two(out, 2 * count, to_a, to_b);
+  write_two(out + w, 2 * count, to_c, to_d);
+}
 
-static int64_t two_by_two(int relu, const float *x, int64_t w, const float *g, int64_t end, float *out) {
+INLINE void two_by_two(const int relu, const float *x, int64_t w, const float *g, int64_t count, float *out) {
   int64_t q = 0;
-#if LANES == 16
-  q = tiles_16(relu, x, w, g, q, end, out);
-#endif
-#if LANES >= 8
-  q = tiles_8(relu, x, w, g, q, end, out);
-#endif
-  return tiles_4(relu, x, w, g, q, end, out);
+  for (; q + LANES <= count; q += LANES) tiles(relu, x + 2 * q, w, g + q, LANES, out + 2 * q);
+  if (q < count) tiles(relu, x + 2 * q, w, g + q, count - q, out + 2 * q);
 }
 
 static void plane(void *data, int64_t from, int64_t to) {
@@ -104,11 +88,14 @@ static void plane(void *data, int64_t from, int64_t to) {
   for (int64_t n = from; n < to; n++) {
     const float *x = j->x + n * j->h * j->w, *g = j->g + n * j->oh * j->ow;
     float *out = j->out + n * j->h * j->w;
-    if (!quick || 2 * j->oh != j->h || 2 * j->ow != j->w || j->ow % 4) memset(out, 0, j->h * j->w * sizeof *out);
-    for (int64_t p = 0; p < j->oh; p++, g += j->ow) {
-      int64_t q = quick ? two_by_two(s->relu != 0, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w) : 0;
-      for (; q < j->ow; q++) window(j, x, g[q], p, q, out);
-    }
+    if (!quick || 2 * j->oh != j->h || 2 * j->ow != j->w) memset(out, 0, j->h * j->w * sizeof *out);
+    for (int64_t p = 0; p < j->oh; p++, g += j->ow)
+      if (!quick)
+        for (int64_t q = 0; q < j->ow; q++) window(j, x, g[q], p, q, out);
+      else if (s->relu)
+        two_by_two(1, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
+      else
+        two_by_two(0, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
   }
 }
 
@@ -136,10 +123,7 @@ static void compute(Call *call, const void *settings) {
     memset(j.out, 0, (size_t)big.count * sizeof *j.out);
     return;
   }
-  j.h = big.dims[2];
-  j.w = big.dims[3];
-  j.oh = small.dims[2];
-  j.ow = small.dims[3];
+  j.h = big.dims[2], j.w = big.dims[3], j.oh = small.dims[2], j.ow = small.dims[3];
   parallel_ranges(call, big.dims[0] * big.dims[1], 4096 / least(j.h * j.w, 4096), plane, &j);
 }
 

@@ -134,13 +134,10 @@ static int64_t cut_pieces(Pieces *pieces, const Axes *axes, int64_t unit, Sum *c
   }
 }
 
-static inline real short_sum(const real *x, int64_t count) {
-  lanes_4 total = {0};
-  int64_t k = 0;
-  for (; k + 4 <= count; k += 4) total += *(const lanes_4 *)(x + k);
-  real sum = (total[0] + total[2]) + (total[1] + total[3]);
-  for (; k < count; k++) sum += x[k];
-  return sum;
+INLINE real short_sum(const real *x, int64_t count) {
+  lanes total = {0};
+  for (int64_t k = 0; k < count; k += LANES) total += lanes_read(x + k, count - k, 0);
+  return lanes_sum(total);
 }
 
 /* Adds rows of `width` numbers to sums: each to its own ones, `stride` further on, or all to the same. */
@@ -183,7 +180,7 @@ static void add_up(const Axes *axes, const Sum *sum, int piece, int single, cons
     if (sum->strides[last])
       for (int64_t i = 0; i < run; i++) here[i] += x[single ? 0 : i];
     else
-      *here += single ? (double)*x * (double)run : power_sum(0, x, run, 0);
+      *here += single ? (double)*x * (double)run : sums_of(FIRST_SUM, &(Numbers){.x = x}, 0, 1, 0, run, 0).u;
     x += single ? 0 : run, count -= run;
     next_row(&place, axes, sum->strides);
   }

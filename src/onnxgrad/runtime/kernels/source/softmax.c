@@ -31,22 +31,15 @@ INLINE void finish_row(const Loss *j, int64_t row, float x, float most, float su
 }
 
 /* A row that counts for nothing: zeros, or NaN where its softmax is. */
-static void idle(const Loss *j, int64_t row) {
-  const float *x = j->x + row * j->classes;
-  float *out = j->out + row * j->classes;
-  lanes most = lanes_of(-INFINITY);
-  int64_t k = 0;
-  lanes_mask odd = {0};
-  for (; k < j->classes; k += LANES) {
-    const lanes here = lanes_read(x + k, j->classes - k, -INFINITY);
+static void idle(const float *x, int64_t classes, float *out) {
+  lanes doubt = {0}, most = lanes_of(-INFINITY); /* NaN times 0, and an infinity times 0, are NaN */
+  for (int64_t k = 0; k < classes; k += LANES) {
+    const lanes here = lanes_read(x + k, classes - k, -INFINITY);
+    doubt += lanes_where(here == -INFINITY, lanes_of(0), here * 0);
     most = lanes_most(here, most);
-    odd |= here != here;
   }
-  const float largest = lanes_largest(most);
-  int sound = isfinite(largest);
-  for (int i = 0; i < LANES; i++) sound = sound && !odd[i];
-  const float all = sound ? 0 : NAN;
-  for (k = 0; k < j->classes; k++) out[k] = all;
+  const float all = lanes_sum(doubt) + (lanes_largest(most) == -INFINITY ? NAN : 0);
+  for (int64_t k = 0; k < classes; k++) out[k] = all;
 }
 
 static void score_rows(void *data, int64_t from, int64_t to) {
@@ -57,7 +50,7 @@ static void score_rows(void *data, int64_t from, int64_t to) {
     float *out = j->out ? j->out + row * j->classes : NULL;
     if (label < 0) {
       finish_row(j, row, 0, 0, 1);
-      if (out) idle(j, row);
+      if (out) idle(x, j->classes, out);
       continue;
     }
     lanes top[4] = {lanes_of(-INFINITY), lanes_of(-INFINITY), lanes_of(-INFINITY), lanes_of(-INFINITY)};
@@ -71,28 +64,21 @@ static void score_rows(void *data, int64_t from, int64_t to) {
     k = 0;
     for (int64_t start = 0; start < j->classes; start += TOGETHER) {
       const int64_t end = least(start + TOGETHER, j->classes);
-      lanes total[2] = {{0}};
-      for (; k + 2 * LANES <= end; k += 2 * LANES)
-        for (int half = 0; half < 2; half++) {
-          const lanes e = lanes_exp(*(const lanes *)(x + k + half * LANES) - mosts);
-          total[half] += e;
-          if (out) *(lanes *)(out + k + half * LANES) = e;
-        }
-      for (; k < end; k += LANES) {
-        lanes e = lanes_exp(lanes_read(x + k, end - k, most) - mosts);
+      lanes total = {0};
+      for (; k < end; k += LANES) { /* beyond the row: e^-inf */
+        const lanes e = lanes_exp(lanes_read(x + k, end - k, -INFINITY) - mosts);
         if (out) lanes_write(out + k, end - k, e);
-        for (int64_t i = end - k; i < LANES; i++) e[i] = 0;
-        total[0] += e;
+        total += e;
       }
       k = end;
-      sum += lanes_sum(total[0] + total[1]);
+      sum += lanes_sum(total);
     }
     finish_row(j, row, x[label], most, (float)sum);
     if (!out) continue;
     const float factor = factor_of(j, row), scale = (float)(1 / sum), hit = factor * (out[label] * scale - 1);
     const lanes factors = lanes_of(factor), scales = lanes_of(scale);
-    for (k = 0; k + LANES <= j->classes; k += LANES) *(lanes *)(out + k) = *(const lanes *)(out + k) * scales * factors;
-    for (; k < j->classes; k++) out[k] = out[k] * scale * factor;
+    for (k = 0; k < j->classes; k += LANES)
+      lanes_write(out + k, j->classes - k, lanes_read(out + k, j->classes - k, 0) * scales * factors);
     out[label] = hit;
   }
 }
@@ -149,7 +135,9 @@ static void read_reduction(Attributes *from, void *settings) {
 }
 
 /* (scores, labels, weights of the classes, share of the loss of a row) to the loss and the cotangent of the scores */
-static void cross_entropy(Call *call, const Reduction *s, const int32_t *narrow, const int64_t *wide) {
+static void cross_entropy(Call *call, const void *settings) {
+  const Reduction *s = settings;
+  const int64_t *given = input(call, 1);
   const Shape x = shape_of(call, 0), labels = shape_of(call, 1), weights = shape_of(call, 2), share = shape_of(call, 3);
   Loss j = {.x = input(call, 0), .weights = input(call, 2), .share = input(call, 3), .inner = 1, .shares = share.count};
   if (call->failed) return;
@@ -168,7 +156,7 @@ static void cross_entropy(Call *call, const Reduction *s, const int32_t *narrow,
   j.classes = x.dims[1];
   double total = 0; /* of the weights */
   for (int64_t i = 0; i < rows; i++) {
-    const int64_t label = narrow ? narrow[i] : wide[i];
+    const int64_t label = given[i];
     const int ignored = s->ignores && label == s->ignored;
     if (!ignored && (label < 0 || label >= j.classes)) {
       fail(call, "SoftmaxCrossEntropy: a label is out of range");
@@ -195,15 +183,7 @@ static void cross_entropy(Call *call, const Reduction *s, const int32_t *narrow,
   *loss = (float)(s->reduction == MEAN ? sum / total : sum);
 }
 
-static void cross_entropy_64(Call *call, const void *settings) {
-  cross_entropy(call, settings, NULL, input(call, 1));
-}
-static void cross_entropy_32(Call *call, const void *settings) {
-  cross_entropy(call, settings, input(call, 1), NULL);
-}
-
 const Kernel softmax_kernels[] = {
-    {"SoftmaxCrossEntropy", "flFf", "FF", sizeof(Reduction), read_reduction, cross_entropy_64},
-    {"SoftmaxCrossEntropyInt32", "fiFf", "FF", sizeof(Reduction), read_reduction, cross_entropy_32},
+    {"SoftmaxCrossEntropy", "flFf", "FF", sizeof(Reduction), read_reduction, cross_entropy},
     {0},
 };
