@@ -13,7 +13,8 @@ from onnxgrad.cli.app import build
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import save_model
 from onnxgrad.training import Trainer, evaluate, with_head
-from onnxgrad.training.data import Data
+from onnxgrad.training.data import Data, Field, open_data
+from onnxgrad.training.data.annotations.samples import read_pixels
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from tests.training.loop.test_trainer import ONE
 
@@ -157,3 +158,18 @@ def test_the_command(tmp_path, monkeypatch):
     found = CliRunner().invoke(build(), [*args, "--restart", "--validation", "bad"])
     assert found.exit_code == 2
     assert "has the class 'dog'" in found.output
+
+
+def test_pictures_of_16_bits_keep_their_numbers(tmp_path):
+    """Pillow's own conversion makes all that is above 255 white."""
+    (tmp_path / "a").mkdir()
+    deep = np.random.default_rng(0).integers(0, 65536, (6, 5)).astype(np.uint16)
+    image.fromarray(deep).save(tmp_path / "a" / "deep.png")
+    for channels in (1, 3):
+        field = Field("x", np.dtype(np.float32), (channels, 6, 5))
+        (found,) = open_data(tmp_path)["images"].take(np.arange(1), field)
+        np.testing.assert_allclose(found, np.broadcast_to(deep / 65535, (channels, 6, 5)), rtol=1e-5, atol=1e-7)
+    image.fromarray(np.full((6, 5), 0.5, np.float32)).save(tmp_path / "a" / "deep.tiff")
+    with pytest.raises(BadInput, match=r"deep\.tiff.*no known range"):
+        open_data(tmp_path)["images"].take(np.arange(2), field)
+    assert abs(read_pixels(tmp_path / "a" / "deep.png", (5, 6)).mean() - deep.mean() / 257) < 1

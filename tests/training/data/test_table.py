@@ -380,6 +380,36 @@ def test_many_columns_of_numbers_are_prepared_by_a_few_nodes():
     np.testing.assert_allclose(predict(model, rows)["y"], x @ trainer.state()["w"], rtol=1e-4, atol=1e-4)
 
 
+def test_a_word_among_numbers_is_named(tmp_path):
+    (tmp_path / "rows.csv").write_text("a,labels\n1.5,1\n?,2\n3,3\n4.25,4\n")
+    with pytest.raises(BadInput, match=r"and a gives 4, as 'a' is text: '\?' is no number\n  hint: leave"):
+        onnxgrad.train(linear(1), tmp_path / "rows.csv", loss="mse", inputs={"x": "a"}, missing="mean")
+
+
+@pytest.mark.parametrize("settings", [{"standardize": True}, {"missing": "mean"}])
+def test_infinite_numbers_are_refused(settings):
+    rows = {"a": np.array([1.0, 2.0, -np.inf, 3.0]), "labels": np.zeros((4, 1), np.float32)}
+    with pytest.raises(BadInput, match="column 'a' is not finite: -inf in row 2"):
+        onnxgrad.train(linear(1), rows, loss="mse", inputs={"x": "a"}, **settings)
+    good = {**rows, "a": np.arange(4.0)}
+    model = onnxgrad.train(linear(1), good, loss="mse", inputs={"x": "a"}, **settings).inference_model()
+    with pytest.raises(BadInput, match=r"column 'a' of .* is not finite: -inf in row 2"):
+        predict(model, rows)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_of_objects_are_columns(stream, tmp_path):
+    """By their own names, or with dots, where two objects have one; as in rows that are dicts."""
+    lines = [f'{{"sensor": {{"t": {i}.0, "h": {2 * i}}}, "other": {{"h": 5}}, "y": {i}.5}}' for i in range(9)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    rows = {"a": np.arange(9.0), "b": 2 * np.arange(9.0), "y": np.arange(9) + 0.5}
+    how = {"loss": "mse", "labels": "target", "shuffle": False, "learning_rate": 0.1}
+    wanted = onnxgrad.train(linear(2), rows, inputs={"x": "a,b", "target": "y"}, **how)
+    names = {"x": "t,sensor.h", "target": "y"}
+    found = onnxgrad.train(linear(2), tmp_path / "rows.jsonl", inputs=names, stream=stream, **how)
+    np.testing.assert_array_equal(found.state()["w"], wanted.state()["w"])
+
+
 @pytest.mark.parametrize("values", [["1,234.5", "2,000", "3.5"], ["1.234,5", "3,5", "2.000"], ["1'000", "20"]])
 def test_separators_of_thousands_make_no_categories(values):
     rows = {"a": np.array(values, object), "labels": np.zeros((len(values), 1), np.float32)}

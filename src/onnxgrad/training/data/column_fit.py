@@ -98,6 +98,7 @@ class ColumnFit:
     def add(self, raw: RawColumn) -> None:
         """Count the rows of `raw`. Raises BadInput for another kind of column than before."""
         missing, begin = raw.missing, self.rows
+        raw.check_finite(f"column {self.name!r}", begin)
         self.rows += len(missing)
         if missing.any() and self.first_missing is None:
             self.first_missing = begin + int(np.argmax(missing))

@@ -66,11 +66,12 @@ class Images:
         for wide, high in (picture.size, (width or 1, height or 1)):
             if wide * high > MOST_PIXELS:
                 raise BadInput(f"{wide} by {high} pixels; {MOST_PIXELS} are the most")
-        picture = picture.convert("L" if channels == 1 else "RGB")
+        picture = deep_pixels(picture) if picture.mode[0] in "IF" else picture.convert("L" if channels == 1 else "RGB")
         size = (width or picture.width, height or picture.height)
         if picture.size != size:
             picture = picture.resize(size, load_pillow().Resampling.BILINEAR)
-        pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], channels)
+        pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], -1)
+        pixels = np.broadcast_to(pixels, (*pixels.shape[:2], channels))
         scaled = ((pixels / 255 - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         return scaled if last else scaled.transpose(2, 0, 1)
 
@@ -86,6 +87,18 @@ class Images:
     def _sized(self, height: int | None, width: int | None) -> tuple[int | None, int | None]:
         own = self.size or (None, None)
         return height or own[0], width or own[1]
+
+
+def deep_pixels(picture: Any) -> Any:
+    """A `picture` of 16 bits as floats from 0 to 255; Pillow's conversion to 8 bits would cut off above 255.
+
+    Raises:
+        BadInput: it has numbers of another range, as those of 32 bits or floats.
+    """
+    values = np.asarray(picture, np.float32)
+    if picture.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise BadInput("pixels of 32 bits have no known range; save 8 or 16 bits")
+    return load_pillow().fromarray(values / 257)
 
 
 class Pictures(Column):

@@ -30,6 +30,14 @@ class RawColumn:
         """True for rows without a value."""
         return self.values == "" if self.kind == "text" else np.isnan(self.values)
 
+    def check_finite(self, what: str, begin: int = 0) -> None:
+        """Raise BadInput for an infinite number of the column, which messages call `what`; `begin`: its first row."""
+        bad = np.zeros(0, bool) if self.kind == "text" else np.isinf(self.values)
+        if bad.any():
+            row = int(np.argmax(bad))
+            value = f"{self.values[row]:g} in row {begin + row}"
+            raise BadInput(f"{what} is not finite: {value}\n  hint: leave the row out, or give it a number")
+
 
 def checked_raw(raw: RawColumn, name: str, is_text: bool, may_miss: bool, source: str) -> RawColumn:
     """`raw` as in training; without any value, of that type.
@@ -49,6 +57,7 @@ def checked_raw(raw: RawColumn, name: str, is_text: bool, may_miss: bool, source
             "trained"
         )
     missing = raw.missing
+    raw.check_finite(f"column {name!r} of {source}")
     if missing.any() and not may_miss:
         raise BadInput(
             f"column {name!r} of {source} has no value in row {np.argmax(missing)}, and the model was trained on rows "

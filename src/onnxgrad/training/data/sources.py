@@ -112,11 +112,24 @@ def _in_memory(source: Any) -> dict[str, Column]:
 
 def _columns_of(table: Any, where: str) -> dict[str, Column]:
     """The columns of a table of Arrow. Raises BadInput for two of one name."""
+    table = _without_structs(table)
     counts = Counter(table.column_names)
     twice = next((n for n, count in counts.items() if count > 1), None)
     if twice is not None:
         raise BadInput(f"{where} has {counts[twice]} columns called {twice!r}\n  hint: give them different names")
     return {name: _column_of(table.column(name), name) for name in table.column_names}
+
+
+def _without_structs(table: Any) -> Any:
+    """`table` with columns for the fields of objects: by their own names, or with dots where two have the same name."""
+    import pyarrow as pa
+
+    own = list(table.column_names)
+    while any(pa.types.is_struct(t) for t in table.schema.types):
+        table = table.flatten()
+    leaves = [name if name in own else name.rpartition(".")[2] for name in table.column_names]
+    counts = Counter(leaves)
+    return table.rename_columns([n if counts[n] == 1 else name for n, name in zip(leaves, table.column_names)])
 
 
 def _items(rows: Any, images: Images | None) -> dict[str, Column]:

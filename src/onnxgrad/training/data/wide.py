@@ -300,6 +300,14 @@ def check_numbers(field: Field, array: np.ndarray, features: Features | None) ->
         return
     numbers = features.table.numbers
     shown = f"{', '.join(map(repr, numbers[:12]))}{', …' if numbers[12:] else ''}"
+    words = {c.name: [v for v in c.categories if not is_number(v)] for c in features.table.columns}
+    mixed = [c for c in features.table.columns if 0 < 2 * len(words[c.name]) < len(c.categories)]
+    if mixed:
+        raise BadInput(
+            f"the input {field.name!r} takes {size} numbers for each row, and {features.written} gives {len(numbers)}, "
+            f"as {mixed[0].name!r} is text: {words[mixed[0].name][0]!r} is no number\n"
+            "  hint: leave the cells of missing numbers empty"
+        )
     raise BadInput(
         f"the input {field.name!r} takes {size} numbers for each row, and {features.written} gives {len(numbers)}: "
         f"{shown}\n  hint: a model with {len(numbers)} inputs fits, or other columns, or --categories index"
