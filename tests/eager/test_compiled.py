@@ -1,10 +1,13 @@
 """Compiled functions against the same functions as they are, alone and with transforms inside and around."""
 
+import math
+
 import numpy
 import pytest
 
 import onnxgrad.eager as og
 import onnxgrad.eager.numpy as np
+from onnxgrad.eager.core import executable
 from onnxgrad.errors import BadInput, NotDifferentiable
 
 RNG = numpy.random.default_rng(0)
@@ -142,3 +145,30 @@ def test_vmap_refuses_rows_that_differ():
         og.vmap(lambda a: a, in_axes=None)(numpy.ones(2))
     with pytest.raises(BadInput, match="axis 1"):
         og.vmap(lambda a: a, in_axes=1)(numpy.ones(2))
+
+
+# --- values while a function is traced ------------------------------------------------------------
+
+
+def test_a_gradient_inside_has_no_session_of_its_own(monkeypatch):
+    made = []
+    session = executable._session
+    monkeypatch.setattr(executable, "_session", lambda model: made.append(model) or session(model))
+    f = og.jit(lambda x: og.grad(lambda y: np.sum(np.exp(np.sin(y)) * 1.25))(x) * x)
+    x = numpy.linspace(0.1, 2, 7)
+    expected = 1.25 * numpy.exp(numpy.sin(x)) * numpy.cos(x) * x
+    numpy.testing.assert_allclose(numpy.asarray(f(x)), expected, rtol=1e-14)
+    assert len(made) == 1
+    numpy.testing.assert_allclose(numpy.asarray(f(x)), expected, rtol=1e-14)
+    assert len(made) == 1
+
+
+def test_what_depends_on_no_argument_keeps_its_value():
+    """A derivative at a constant, and at a variable of an enclosing transform."""
+    slope = og.grad(lambda y: np.sin(y) * y)
+    exact = lambda y: math.cos(y) * y + math.sin(y)  # noqa: E731
+    close(og.jit(lambda x: x * slope(2.0))(3.0)._data, 3 * exact(2.0))
+    product = lambda w: og.jit(lambda x: x * slope(w))(3.0)  # noqa: E731
+    curved = 3 * (2 * math.cos(2.0) - 2.0 * math.sin(2.0))
+    close(product(2.0)._data, 3 * exact(2.0))
+    close(og.grad(product)(2.0), curved)

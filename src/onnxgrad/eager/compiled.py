@@ -13,7 +13,7 @@ from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.bodies import TracedBody, trace
 from onnxgrad.eager.core.cache import Cache
-from onnxgrad.eager.core.executable import model_of
+from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.plans import formal, new_builder
 from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.models import EagerModel
@@ -21,6 +21,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import end_derivation
 from onnxgrad.ir.subgraphs import give
+from onnxgrad.transforms.keep_functions import without_collection
 from onnxgrad.transforms.vmap import vmap as vmap_model
 
 #: How many shapes of arguments a compiled function is kept for.
@@ -47,24 +48,24 @@ class _Compiled:
     """A function for one structure of its arguments.
 
     Attributes:
-        model: its graph.
         output: the result of the traced call, as a tree.
     """
 
     def __init__(self, body: TracedBody) -> None:
-        self.model = EagerModel(_closed_model(body))
+        self._run = Executable(_closed_model(body))
         self.output = body.output
-        self.names = tuple(self.model.inputs)
-        self._run: Any = None
+
+    @functools.cached_property
+    def model(self) -> EagerModel:
+        """The graph as a function on the tape."""
+        return EagerModel(self._run.model)
 
     def __call__(self, operands: Sequence[Array]) -> Any:
         """The result, as a tree."""
-        if self._run is not None and not exporting.get() and all(x._node is None for x in operands):
+        if not exporting.get() and all(x._node is None for x in operands):
             results: Sequence[Array] = [Array(y) for y in self._run([x._data for x in operands])]
         else:
-            results = list(self.model.results(self.names, operands).values())
-            if self._run is None and all(x._node is None for x in operands):
-                _, self._run, _ = self.model._made.get((self.names, ()), lambda: None)
+            results = list(self.model.results(tuple(self._run.names), operands).values())
         return trees.rebuilt(self.output, results)
 
 
@@ -119,6 +120,7 @@ def jit(f: Callable[..., Any], static_argnums: int | Sequence[int] = ()) -> Call
 
         call.__name__ = getattr(f, "__name__", "the function")
 
+        @without_collection()
         def build() -> tuple[_Compiled, list[Array]]:
             body = trace(call, free, [x._data for x in leaves])
             return _Compiled(body), [x for x in body.captured if x._node is not None]

@@ -71,8 +71,7 @@ class EagerModel:
         """The outputs by name, given the `operands` of the inputs and weights of these names, in their dtypes."""
         wrt = () if exporting.get() else tuple(n for n, x in zip(names, operands) if x._node is not None)
         call, run, outputs = self._made.get((names, wrt), lambda: self._make(names, wrt))
-        values = run([x._data for x in operands])
-        return dict(zip(outputs, record_several(call, operands, values)))
+        return dict(zip(outputs, record_several(call, operands, run.results(operands))))
 
     def _array(self, name: str, value: Any) -> Array:
         held = next((v for v in self._model.graph.inputs if v.name == name), None)

@@ -34,12 +34,15 @@ def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
         except Exception:  # unreadable models are reported by the runtime
             return []
     graphs = [read.graph, *(f.graph for f in read.functions.values())]
+    nodes = [n for g in graphs for n in g.all_nodes()]
+    operators = {n.op_type for n in nodes}
     names = []
-    if any(map(has_transpose, graphs)) and any(map(vector_products, graphs)):
-        names.append("MatmulTransposeFusion")
-    if any(map(_has_doubles, graphs)) and any(n.op_type == "MatMul" for g in graphs for n in g.all_nodes()):
-        names.append("MatMulScaleFusion")
-    if read.graph.opset_imports.get("", 0) >= 21 and any(_moves_signed(n) for g in graphs for n in g.all_nodes()):
+    if "MatMul" in operators:
+        if any(map(has_transpose, graphs)) and any(map(vector_products, graphs)):
+            names.append("MatmulTransposeFusion")
+        if any(map(_has_doubles, graphs)):
+            names.append("MatMulScaleFusion")
+    if "DequantizeLinear" in operators and read.graph.opset_imports.get("", 0) >= 21 and any(map(_moves_signed, nodes)):
         names.append("QDQPropagationTransformer")
     return names
 

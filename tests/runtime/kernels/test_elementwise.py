@@ -443,7 +443,7 @@ def test_what_is_computed_again_is_computed_by_one(maker, size):
     ends = "(float[N] x) => (float[N] z) <float one = {1}>"
     text = f"{maker} m = ReduceMax (h)  e = Equal (h, m)  c = Cast <to = 1> (e)  p = Mul (c, x)  z = Sub (p, one)"
     model = model_of(text, ends.replace("N", str(size)))
-    assert len(groups(model)) == 2
+    assert len(groups(model)) == (1 if size == 64 else 2)  # of small tensors, nothing is computed again
     x = np.random.default_rng(0).permutation(np.linspace(-2, 1, size, dtype=np.float32))
     z = Session(model, Options(threads=2, target="native")).run({"x": x})["z"]
     assert np.flatnonzero(z + 1).tolist() == [int(x.argmax())]

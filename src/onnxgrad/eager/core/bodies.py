@@ -15,7 +15,7 @@ import numpy as np
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.plans import write_into
-from onnxgrad.eager.core.tape import Node, Program, Source, compiling, exporting, history, leaf, program
+from onnxgrad.eager.core.tape import Node, Program, Source, compiling, computing, exporting, history, leaf, program
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 
@@ -109,11 +109,13 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
         if x.dtype.kind == "c":
             raise BadInput(f"an argument of {name} is {x.dtype}; ONNX has no complex numbers\n  hint: pass its parts")
     parameters = [leaf(x) for x in examples]
-    token = compiling.set(True)
+    tokens = compiling.set(tuple(parameters)), computing.set(False)
     try:
-        output, results, nodes = call_on_variables(f, name, args, parameters)
+        with np.errstate(all="ignore"):
+            output, results, nodes = call_on_variables(f, name, args, parameters)
     finally:
-        compiling.reset(token)
+        compiling.reset(tokens[0])
+        computing.reset(tokens[1])
     p = program([y._node for y in results if y._node is not None], parameters, nodes, stopped=True)
     sources, places, values = list(p.sources), [], iter(p.key[1])
     for y in results:

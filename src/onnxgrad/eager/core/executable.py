@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.eager.core.array import Array
+from onnxgrad.eager.core.tape import is_placeholder
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, ReferenceSession, Session
+from onnxgrad.transforms.keep_functions import without_collection
 
-#: Options of the sessions. Idle threads do not spin: between two runs, Python is busy.
+#: Options of the sessions. Idle threads do not spin: between two runs, Python is busy. Of small arrays, a thread takes
+#: longer to wake than to compute, and rewrites longer than they save.
 OPTIONS = Options(spinning=False)
+SMALL = Options(spinning=False, threads=1, layout="plain")
+#: The most elements of a small array, and the most multiplications of a small product.
+LARGEST, LONGEST = 1 << 13, 1 << 20
 
 
 def model_of(graph: ir.Graph) -> ir.Model:
@@ -23,24 +32,43 @@ def model_of(graph: ir.Graph) -> ir.Model:
 
 
 class Executable:
-    """A model that is ready to run.
+    """A model that runs on sessions of its own, which the first run makes.
 
     Attributes:
         model: the model.
-        native: whether ONNX Runtime runs it.
     """
 
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self.names = [v.name or "" for v in model.graph.inputs]
-        session = _session(model)
-        self.native = isinstance(session, Session)
-        plain = all(v.dtype != ir.DataType.BFLOAT16 for v in [*model.graph.inputs, *model.graph.outputs])
-        if isinstance(session, Session) and plain:
-            native = session.native
-            self._run: Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]] = lambda feeds: native.run(None, feeds)
-        else:
-            self._run = lambda feeds: list(session.run(feeds).values())
+
+    @functools.cached_property
+    def session(self) -> Session | ReferenceSession:
+        """The session: one of ONNX Runtime, if that has all operators."""
+        with without_collection():
+            return _session(self.model)
+
+    @functools.cached_property
+    def _run(self) -> Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]]:
+        session, ends = self.session, [*self.model.graph.inputs, *self.model.graph.outputs]
+        if isinstance(session, Session) and all(v.dtype != ir.DataType.BFLOAT16 for v in ends):
+            run = session.native.run
+            return lambda feeds: run(None, feeds)
+        return lambda feeds: list(session.run(feeds).values())
+
+    def results(self, operands: Sequence[Array]) -> list[np.ndarray]:
+        """The outputs, given the inputs in order; numbers in their stead if only shapes and dtypes matter."""
+        known = self._placeholders() if is_placeholder(x._node for x in operands) else None
+        return self([x._data for x in operands]) if known is None else known
+
+    def _placeholders(self) -> list[np.ndarray] | None:
+        """Any numbers, of the shapes and dtypes of the outputs; None if these are not known."""
+        rng, found = np.random.default_rng(0), []
+        for v in self.model.graph.outputs:
+            if v.shape is None or not v.shape.is_static() or v.dtype is None:
+                return None
+            found.append(np.asarray(rng.standard_normal(v.shape.numpy())).astype(v.dtype.numpy()))
+        return found
 
     def __call__(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs, given the inputs in order."""
@@ -52,9 +80,24 @@ class Executable:
             raise BadInput(f"ONNX Runtime failed: {' '.join(str(error).split())}") from error
 
 
+def _is_small(model: ir.Model) -> bool:
+    """True if all arrays and products in `model` are known to be small."""
+    for node in model.graph.all_nodes():
+        shapes = [v.shape for v in (*node.inputs, *node.outputs) if v is not None]
+        if any(s is None or not s.is_static() or math.prod(s.numpy()) > LARGEST for s in shapes):
+            return False
+        if node.op_type in ("Conv", "ConvTranspose", "Einsum"):
+            return False
+        if node.op_type in ("MatMul", "Gemm"):
+            rows, columns = (s.numpy() for s in shapes[:2] if s is not None)
+            if math.prod(rows) * columns[-1] > LONGEST or math.prod(columns) * rows[0] > LONGEST:
+                return False
+    return True
+
+
 def _session(model: ir.Model) -> Session | ReferenceSession:
     try:
-        return Session(model, OPTIONS)
+        return Session(model, SMALL if _is_small(model) else OPTIONS)
     except BadInput as error:
         if "implementation" not in str(error) and "NOT_IMPLEMENTED" not in str(error):
             raise

@@ -217,13 +217,13 @@ class DerivativePlan:
         """The results; they are on the tape if an operand is."""
         if self.run is None:
             return [None] * len(self.given)
-        values = [p.value(*place) for place in self.places]
-        arrays = self.run([*values, *(s._data for s in seeds)])
         if p.tracked or exporting.get() or any(s._node is not None for s in seeds):
             operands = [self._operand(p, *place) for place in self.places] + list(seeds)
+            arrays = self.run.results(operands) if isinstance(self.run, Executable) else self.run(_data(operands))
             rest = iter(record_several(self.call, operands, arrays))
         else:
-            rest = map(Array, arrays)
+            values = [p.value(*place) for place in self.places]
+            rest = map(Array, self.run([*values, *(s._data for s in seeds)]))
         return [next(rest) if given else None for given in self.given]
 
     @staticmethod
@@ -235,6 +235,10 @@ class DerivativePlan:
         if part is None:
             return Array(value, source)
         return Array(value, Node(pick(part), (source,), value))
+
+
+def _data(operands: Sequence[Array]) -> list[np.ndarray]:
+    return [x._data for x in operands]
 
 
 # --- the plans that there are ----------------------------------------------------------------------

@@ -23,8 +23,12 @@ _count = itertools.count().__next__
 #: Whether a program is being exported: then integers, booleans and operations without a derivative are recorded too.
 exporting: ContextVar[bool] = ContextVar("exporting", default=False)
 
-#: Whether a function is being compiled: then Python cannot read values, which are those of one call only.
-compiling: ContextVar[bool] = ContextVar("compiling", default=False)
+#: The parameters of the function that is being compiled: Python cannot read values that depend on them.
+compiling: ContextVar[tuple[Node, ...]] = ContextVar("compiling", default=())
+
+#: Whether values that depend on these parameters are computed; if not, operations whose results have known shapes may
+#: return any numbers.
+computing: ContextVar[bool] = ContextVar("computing", default=True)
 
 
 class Node:
@@ -98,6 +102,24 @@ def varies(node: Node, discrete: bool = False) -> bool:
             return True
         seen.add(n)
         stack.extend(p for p in n.inputs if type(p) is Node)
+    return False
+
+
+def is_placeholder(nodes: Iterable[Node | None]) -> bool:
+    """True if `nodes` depend on a parameter of a function being compiled, so that only shapes matter."""
+    if computing.get():
+        return False
+    parameters = set(compiling.get())
+    first = min((n.serial for n in parameters), default=0)
+    seen: set[Node] = set()
+    stack = [n for n in nodes if n is not None]
+    while stack:
+        node = stack.pop()
+        if node in parameters:
+            return True
+        if node.serial > first and node not in seen:
+            seen.add(node)
+            stack.extend(p for p in node.inputs if type(p) is Node)
     return False
 
 

@@ -25,6 +25,7 @@ from onnxgrad.runtime.kernels.elementwise_steps import (
     Real,
     Unfit,
     dims,
+    is_known,
     is_only_here,
     is_written,
     letter,
@@ -77,7 +78,7 @@ class GroupCall:
 
 def _fits(node: ir.Node) -> bool:
     """True if programs support this operator, and the shapes of its operands and results are known."""
-    if any(v is None or dims(v) is None for v in (*node.inputs[:1], *node.outputs)):
+    if not is_known(node) or any(v is None or dims(v) is None for v in (*node.inputs[:1], *node.outputs)):
         return False
     if any(v is not None and dims(v) is None for v in node.inputs):
         return False
@@ -88,6 +89,8 @@ def _fits(node: ir.Node) -> bool:
 
 def _is_the_runtimes(node: ir.Node) -> bool:
     """True if ONNX Runtime fuses this operator into a neighbouring product or convolution, at no cost."""
+    if len(dims(node.outputs[0]) or ()) < 2 or (letter(node.outputs[0]) == "D" and node.op_type != "Add"):
+        return False  # float64 has a Gemm, but no other fused kernel
     for value in node.inputs:
         before = None if value is None else value.producer()
         if (
@@ -233,7 +236,7 @@ class _Grouping:
             targets = [n.outputs[0] for n in group.nodes if n.outputs[0] in self.needed]
             sums = [r for n in group.nodes for r in self.sums.get(n.outputs[0], ())]
             inside = self._slice(group, [*targets, *(r.source for r in sums)])
-            again = self._computed_again(group, inside) if inside else set()
+            again = self._computed_again(group, inside) if inside and not group.is_small else set()
             try:
                 plan = self._plan(group, targets, sums, inside, again)
             except Unfit:
@@ -243,7 +246,9 @@ class _Grouping:
                     continue
             everything = inside if plan is None else inside | again
             for node in everything:
-                self.needed.update(v for v in node.inputs if self.maker(v) not in (None, *everything) and v is not None)
+                for v in node.inputs:
+                    if v is not None and (maker := self.maker(v)) is not None and maker not in everything:
+                        self.needed.add(v)
             if plan is None:
                 left |= inside
             else:
@@ -292,6 +297,8 @@ class _Grouping:
         """Operators of earlier groups that are better computed again in this one than read."""
         whole = {v for n in inside for v in n.inputs if v is not None and dims(v) == group.shape}
         foreign = {m for v in whole if (m := self.maker(v)) is not None and m not in inside}
+        if not foreign:
+            return set()
         given = {v for v in whole if self.maker(v) is None}
         best: set[ir.Node] = set()
         attempts: list[Collection[ir.Node]] = [foreign]

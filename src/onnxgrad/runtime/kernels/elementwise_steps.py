@@ -39,7 +39,7 @@ Dims = tuple[int | str, ...]
 
 def letter(value: ir.Value | None) -> str:
     """F, I, U, B, D or L for float32, int32, uint32, bool, float64 and int64; empty for a type without registers."""
-    return "" if value is None or value.dtype is None else _LETTERS.get(value.dtype, "")
+    return "" if value is None else _LETTERS.get(value.dtype, "")  # type: ignore[arg-type]
 
 
 def dims(value: ir.Value) -> Dims | None:
@@ -47,7 +47,7 @@ def dims(value: ir.Value) -> Dims | None:
     shape = value.shape
     if shape is None:
         return None
-    found = tuple([d if isinstance(d, int) else d.value for d in shape.dims])
+    found = tuple([d if type(d) is int else d.value for d in shape.dims])  # type: ignore[union-attr]
     return None if len(found) > AXES or None in found else found  # type: ignore[return-value]
 
 
@@ -295,10 +295,10 @@ _REAL_ONLY = frozenset({"LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish",
 
 def operands_of(node: ir.Node) -> list[ir.Value | None]:
     """The operands of `node`, before an Expand where the shape of the result is the same without it."""
-    shape = dims(node.outputs[0])
-    if shape is None:
-        return list(node.inputs)
     given = [None if v is None else _before_expand(v) for v in node.inputs]
+    shape = dims(node.outputs[0])
+    if shape is None or all(v is own for v, own in zip(given, node.inputs)):
+        return list(node.inputs)
     shapes = [dims(v) or () for v in given if v is not None]
     there = {k for each in shapes for k, (d, whole) in enumerate(zip(each[::-1], shape[::-1])) if d == whole}
     return given if len(there) == len(shape) else list(node.inputs)
@@ -323,7 +323,7 @@ def write_steps(b: Steps, node: ir.Node) -> None:
     given = operands_of(node)
     kinds = [letter(v) for v in given]
     alike = kinds[1:] if node.op_type == "Where" else kinds[:1] if node.op_type == "Clip" else kinds
-    there = {letter(v) for v in (*given, *node.outputs) if v is not None}
+    there = {letter(node.outputs[0]), *(kind for kind, v in zip(kinds, given) if v is not None)}
     if not alike or len(set(alike)) != 1 or not there <= _TOGETHER[b.real]:
         raise Unfit
     kind = alike[0]
@@ -347,8 +347,11 @@ def is_only_here(node: ir.Node) -> bool:
 
 def real_of(nodes: Iterable[ir.Node]) -> Real:
     """The floating-point type of the program that has `nodes`."""
-    wide = any(letter(v) in ("D", "L") for node in nodes for v in (*node.inputs, *node.outputs))
-    return np.float64 if wide else np.float32
+    for node in nodes:
+        for v in (*node.outputs, *node.inputs):
+            if letter(v) in ("D", "L"):
+                return np.float64
+    return np.float32
 
 
 def is_known(node: ir.Node) -> bool:
@@ -356,10 +359,22 @@ def is_known(node: ir.Node) -> bool:
     return is_op(node, _OPERATORS)
 
 
+#: Operators by domain, name and types, of those that programs have or not by these alone.
+_written: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], bool] = {}
+
+
 def is_written(node: ir.Node) -> bool:
     """True if programs have the operator, for its types."""
+    kinds = tuple(map(letter, node.inputs))
+    by_types = not node.attributes and "" not in kinds and node.op_type not in ("Pow", "Clip")
+    key = node.domain, node.op_type, kinds, tuple(map(letter, node.outputs))
+    if by_types and key in _written:
+        return _written[key]
     try:
         write_steps(Steps(real=real_of([node])), node)
+        found = True
     except Unfit:
-        return False
-    return True
+        found = False
+    if by_types:
+        _written[key] = found
+    return found
