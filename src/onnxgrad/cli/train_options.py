@@ -20,6 +20,7 @@ from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Columns
 from onnxgrad.training.data.items import is_stream
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.sources import text_columns
 from onnxgrad.training.language.documents import open_documents
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loss.config import Loss
@@ -71,11 +72,12 @@ def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns | Path,
         return read(data), recipe
     if recipe.data.tables is not None:  # which the training rows decide
         inputs = {}
-    columns = open_data(data, images, inputs, trained.inputs)
+    columns = open_data(data, images, inputs, trained.inputs, texts=trained.texts)
     columns.source = str(data)
     if recipe.data.validation is not None:  # by the names of the columns that are trained on, here in any order
         same = {n: c.features for n, c in columns.items() if c.features is not None}
-        held_out = open_data(recipe.data.validation, images, inputs, {**trained.inputs, **same})
+        texts = trained.texts | text_columns(columns)
+        held_out = open_data(recipe.data.validation, images, inputs, {**trained.inputs, **same}, texts=texts)
         held_out.source = str(recipe.data.validation)
         recipe = replace(recipe, data=replace(recipe.data, validation=held_out))
     if labels is not None and labels not in columns:

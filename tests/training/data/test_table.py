@@ -380,6 +380,25 @@ def test_many_columns_of_numbers_are_prepared_by_a_few_nodes():
     np.testing.assert_allclose(predict(model, rows)["y"], x @ trainer.state()["w"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("stream", [(), ("--stream",)], ids=["rows", "stream"])
+def test_codes_stay_text_where_all_of_them_are_digits(stream, tmp_path, monkeypatch):
+    """In held-out rows, in predictions and in further training: zeros in front are kept."""
+    monkeypatch.chdir(tmp_path)
+    for name, codes in {"all": ["007", "10", "x1"], "digits": ["10", "007"]}.items():
+        rows = "".join(f"{c},{k}\n" for k, c in enumerate(codes * 4))
+        (tmp_path / f"{name}.csv").write_text(f"code,goal\n{rows}")
+    onnx.save(linear(3), "m.onnx")
+    how = ("--loss", "mse", "--epochs", 1, "--labels", "goal", "--learning-rate", 0.1)
+    first = ("--input", "x=code", "--categories", "onehot", "--validation", "digits.csv")
+    done = command("train", "m.onnx", "--data", "all.csv", *how, *first, *stream, "-o", "a.onnx", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = predict("a.onnx", "digits.csv")["y"][:2, 0]
+    weight = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load("a.onnx").graph.initializer}["w"]
+    np.testing.assert_allclose(found, weight[[1, 0], 0], rtol=1e-6)
+    done = command("train", "a.onnx", "--data", "digits.csv", *how, *stream, "-o", "b.onnx", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_word_among_numbers_is_named(tmp_path):
     (tmp_path / "rows.csv").write_text("a,labels\n1.5,1\n?,2\n3,3\n4.25,4\n")
     with pytest.raises(BadInput, match=r"and a gives 4, as 'a' is text: '\?' is no number\n  hint: leave"):

@@ -83,7 +83,9 @@ class Data:
         trained = trained or Preprocessing()
         pictures = trained.images_for(images)
         tables_of = Joining.of(tables, fields, fit_rows)
-        opened = open_data(named_source(source, fields, name), pictures, inputs, trained.inputs, tables_of)
+        opened = open_data(
+            named_source(source, fields, name), pictures, inputs, trained.inputs, tables_of, trained.texts
+        )
         columns, self.fields = trained.raw_rows(opened, fields, name)
         fields = self.fields
         features = {n: c.features for n, c in columns.items() if c.features is not None}

@@ -72,6 +72,13 @@ class Preprocessing:
     def __bool__(self) -> bool:
         return bool(self.images or self.inputs or self.tokenizer or self.task or self.columns)
 
+    @property
+    def texts(self) -> set[str]:
+        """The names of columns that were text when the model was trained."""
+        tables = [f.table for f in self.inputs.values() if f.table is not None]
+        prepared = {c.name for table in tables for c in table.columns if c.kind == "text"}
+        return prepared | {name for name, kind, _ in self.columns.values() if kind == "text"}
+
     def updated(self, other: Preprocessing) -> Preprocessing:
         """`other`, with missing settings taken from this one."""
         has_text = bool(other.tokenizer)

@@ -80,6 +80,8 @@ class Stream:
         check_whole(0, shuffle_buffer=shuffle_buffer)
         self.fields, self.name, self.buffer, self.steps_per_epoch = list(fields), name, shuffle_buffer, steps_per_epoch
         self.source: Any = Shards(Path(source)) if isinstance(source, (str, os.PathLike)) else source
+        if isinstance(self.source, Shards) and arguments.get("trained") is not None:
+            self.source.types |= dict.fromkeys(arguments["trained"].texts, "string")
         self._cut, self._lacks_rows = cut, False
         self._opened = self._open(0)
         self._notes: list[str] = [*getattr(self.source, "notes", ())] if isinstance(self.source, Shards) else []

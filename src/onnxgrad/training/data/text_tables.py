@@ -8,7 +8,7 @@ between its columns and commas in its numbers, which is found out from its begin
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,8 +28,8 @@ DEEPEST = 500
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{\]}]')
 
 
-def read_text_table(file: BinaryIO, path: Path) -> Any:
-    """The ``pyarrow.Table`` in `file`, which was opened at `path`.
+def read_text_table(file: BinaryIO, path: Path, texts: Collection[str] = ()) -> Any:
+    """The ``pyarrow.Table`` in `file`, which was opened at `path`; the columns `texts` are text.
 
     Raises:
         BadInput: a line of JSON holds something other than an object, or is nested too deeply.
@@ -42,7 +42,7 @@ def read_text_table(file: BinaryIO, path: Path) -> Any:
     if suffix in (".jsonl", ".ndjson"):
         check_lines(file, path)
         return pyarrow.json.read_json(file)
-    return pyarrow.csv.read_csv(file, **csv_options(file, suffix))
+    return pyarrow.csv.read_csv(file, **csv_options(file, suffix, dict.fromkeys(texts, "string")))
 
 
 def csv_options(file: BinaryIO, suffix: str, types: Mapping[str, str] | None = None) -> dict[str, Any]:
