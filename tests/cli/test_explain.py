@@ -88,3 +88,11 @@ def test_other_methods(place):
     np.savez(place / "one.npz", x=rows[:1])
     said(place, "explain PLACE/m.onnx PLACE/one.npz -o PLACE/e.npz --method expected_gradients", code=2)
     said(place, "explain PLACE/m.onnx PLACE/d.npz -o PLACE/e.npz --method attention_rollout", code=2)
+
+
+def test_detectors_are_refused(place):
+    proto = onnx.load(place / "m.onnx")
+    proto.metadata_props.add(key="onnxgrad.detector", value="{}")
+    onnx.save(proto, place / "m.onnx")
+    text = said(place, "explain PLACE/m.onnx PLACE/d.npz -o PLACE/e.npz", code=2)
+    assert "is a detector" in text

@@ -32,6 +32,7 @@ from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.measure.kinds import other_outputs
 from onnxgrad.training.measure.predict import chosen_outputs, fields_of
+from onnxgrad.training.metadata import DETECTOR
 from onnxgrad.transforms.attribution import (
     attention_rollout,
     expected_gradients,
@@ -105,6 +106,11 @@ def explain(
     opened = load_model(model)
     if output.suffix.lower() not in (".png", ".npz"):
         raise BadInput(f"--output {output} is neither .png nor .npz")
+    if DETECTOR in opened.metadata_props:
+        raise BadInput(
+            f"{model} is a detector, whose outputs are boxes and no scores of a picture\n"
+            "  hint: evaluate --picture draws its boxes"
+        )
     if output.suffix.lower() == ".png":
         import_matplotlib()
     check_paths({MODEL: files_of(opened, model), "DATA": data}, {"--output": output, "--save-model": save}, force=None)

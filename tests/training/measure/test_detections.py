@@ -166,6 +166,18 @@ def test_boxes_of_picture_files(tmp_path):
     assert [["cat", "dog"].index(n) for n in found["class"][mine]] == expected.labels[sure].tolist()
 
 
+def test_names_of_classes(tmp_path):
+    """Classes are compared by name; boxes of others are named; two sets of names are never taken by their order."""
+    path = write_coco(tmp_path)
+    with pytest.warns(UserWarning, match=r"1 boxes are of other classes than 'dog', 'owl', and do not count"):
+        found = onnxgrad.evaluate(detector("yolov8", ["dog", "owl"]), path, task="detection")
+    assert list(found.classes) == ["dog"]
+    with pytest.raises(BadInput, match=r"has 2 classes, 'cat', 'dog'; the model has 2, 'Cat', 'Dog'"):
+        onnxgrad.evaluate(detector("yolov8", ["Cat", "Dog"]), path, task="detection")
+    by_number = onnxgrad.evaluate(detector("yolov8", ["0", "1"]), path, task="detection")
+    assert list(by_number.classes) == ["cat", "dog"]
+
+
 def test_pictures_without_objects(tmp_path):
     """Of a folder whose files of labels are empty, what is found is wrong; nothing can be learned."""
     draw_picture(tmp_path / "images" / "a.png", (70, 50), 1)

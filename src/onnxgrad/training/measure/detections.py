@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, warn_caller
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.data.annotations.samples import DetectionData, picture_size, read_pixels
@@ -42,9 +42,13 @@ def held_out_boxes(detector: Detector, data: Any, classes: Sequence[str] = ()) -
         raise BadInput(f"the model names its classes, {listed(detector.names)}; drop classes")
     opened = read_detection(data, classes or None, "val")
     if detector.names is not None and (not opened.names or set(detector.names) & set(opened.names)):
-        return opened.with_classes(detector.names, declared=False)
+        named = opened.with_classes(detector.names, declared=False)
+        for note in named.notes[len(opened.notes) :]:
+            warn_caller(f"{opened.source}: {note}, and do not count")
+        return named
     count = detector.head.classes
-    if len(opened.names) != count:
+    numbered = any(all(n.isdecimal() for n in names) for names in (opened.names, detector.names or ("0",)))
+    if len(opened.names) != count or not numbered:
         own = "" if detector.names is None else f", {listed(detector.names)}"
         raise BadInput(
             f"{opened.source} has {len(opened.names)} classes, {listed(opened.names)}; the model has {count}{own}"
