@@ -18,6 +18,21 @@ from onnxgrad.ir.notes import notes, properties
 Noted = TypeVar("Noted", ir.Node, ir.Value)
 
 
+def copy_model(model: ir.Model) -> ir.Model:
+    """A copy of `model` without notes of its own, which shares tensors, types and shapes."""
+    return ir.Model(
+        Copies({}, None).graph(model.graph),
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        domain=model.domain,
+        model_version=model.model_version,
+        doc_string=model.doc_string,
+        functions=[function.clone() for function in model.functions.values()],
+        metadata_props=dict(model.metadata_props),
+    )
+
+
 class Copies:
     """A map from values to their copies, for copying nodes and graphs.
 

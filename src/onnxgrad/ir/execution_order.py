@@ -10,21 +10,21 @@ import onnx_ir as ir
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.operators import traits_of
 
+#: The predecessors and the successors of each node.
+Edges = tuple[dict[ir.Node, list[ir.Node]], dict[ir.Node, list[ir.Node]]]
 
-def execution_order(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+
+def execution_order(nodes: Iterable[ir.Node], edges: Edges | None = None) -> list[ir.Node]:
     """The nodes of a graph, which are listed in its order, in the order in which ONNX Runtime runs them.
 
-    It walks back from the nodes that no other reads, depth first; of several, from the last one in the graph.
+    It walks back from the nodes that no other reads, depth first; of several, from the last one in the graph. `edges`
+    are those of the nodes, where they are known.
     """
     place = {node: i for i, node in enumerate(nodes)}
-    before: dict[ir.Node, list[ir.Node]] = {}
-    for node in place:
-        made = {p for v in reads(node) if (p := v.producer()) is not None and p in place}
-        before[node] = sorted(made, key=place.__getitem__)
-    read = {p for nodes in before.values() for p in nodes}
+    before, after = edges_of(list(place)) if edges is None else edges
     order: list[ir.Node] = []
     seen: set[ir.Node] = set()
-    stack = [(node, False) for node in place if node not in read]
+    stack = [(node, False) for node in place if not after[node]]
     while stack:
         node, done = stack.pop()
         if done:
@@ -32,11 +32,11 @@ def execution_order(nodes: Iterable[ir.Node]) -> list[ir.Node]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack += [(p, False) for p in before[node] if p not in seen]
+            stack += [(p, False) for p in sorted(before[node], key=place.__getitem__) if p not in seen]
     return order
 
 
-def orders(graph: ir.Graph) -> list[list[ir.Node]]:
+def orders(graph: ir.Graph, edges: Edges | None = None) -> list[list[ir.Node]]:
     """Orders of the nodes of `graph`; ONNX Runtime allocates and frees their results in different orders.
 
     Among nodes without readers (the updates of weights, in a step), and among those with a common reader (all
@@ -51,7 +51,7 @@ def orders(graph: ir.Graph) -> list[list[ir.Node]]:
     4. Everything by how far it leads, then by how much it needs, as far as a node goes behind what it reads.
     """
     nodes = list(graph)
-    before, after = _edges(nodes)
+    edges = before, after = edges_of(nodes) if edges is None else edges
     depth = _steps(nodes, before)
     height = _steps(nodes[::-1], after)
     place = {node: i for i, node in enumerate(nodes)}
@@ -62,12 +62,15 @@ def orders(graph: ir.Graph) -> list[list[ir.Node]]:
         (far, farther), (much, more) = height[node], depth[node]
         return -far, -much, -farther, -more, place[node]
 
-    return [nodes, inner + last, inner + [n for n in reversed(nodes) if not after[n]], ordered_by(nodes, key)]
+    downward = [n for n in reversed(nodes) if not after[n]]
+    return [nodes, inner + last, inner + downward, ordered_by(nodes, key, edges)]
 
 
-def ordered_by(nodes: Sequence[ir.Node], key: Callable[[ir.Node], tuple[float, ...]]) -> list[ir.Node]:
+def ordered_by(
+    nodes: Sequence[ir.Node], key: Callable[[ir.Node], tuple[float, ...]], edges: Edges | None = None
+) -> list[ir.Node]:
     """A topological order that always takes the ready node of least `key`; keys are distinct."""
-    before, after = _edges(nodes)
+    before, after = edges_of(nodes) if edges is None else edges
     missing = {n: len(before[n]) for n in nodes}
     ready = [(key(n), n) for n in nodes if not missing[n]]
     heapq.heapify(ready)
@@ -98,7 +101,7 @@ def run_as(graph: ir.Graph, like: ir.Graph) -> None:
     graph.extend(sorted(last, key=when, reverse=True))
 
 
-def _edges(nodes: Sequence[ir.Node]) -> tuple[dict[ir.Node, list[ir.Node]], dict[ir.Node, list[ir.Node]]]:
+def edges_of(nodes: Sequence[ir.Node]) -> Edges:
     """The predecessors and the successors of each node."""
     before: dict[ir.Node, list[ir.Node]] = {}
     after: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import onnx_ir as ir
 
 from onnxgrad.errors import PassWarning, warn_caller
+from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.invariants import fault_of, interface_of
 
@@ -191,7 +192,7 @@ class _Attempt(Generic[S]):
         if not p.applies(self.model, self.setting):
             return
         if self.model is self.original and not p.looks:
-            self.model = self.original.clone()
+            self.model = copy_model(self.original)
         before = _count(self.model) if self.counted else 0
         report.places = int(p.apply(self.model, self.setting))
         if report.places:

@@ -18,10 +18,10 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.files import check_ordinary, flush, scratch
 from onnxgrad.ir.graph import scopes
+from onnxgrad.ir.serialize import serialize
 from onnxgrad.model_io import stream
 from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.read import external_tensors, in_memory, training_info
-from onnxgrad.model_io.serialize import serialize
 from onnxgrad.model_io.zeros import write_declared
 
 #: Weights of more bytes than this are written to external data.

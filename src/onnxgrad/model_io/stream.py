@@ -13,10 +13,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.serialize import serialize, varint
 from onnxgrad.model_io import zeros
 from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.read import training_info
-from onnxgrad.model_io.serialize import serialize, varint
 
 #: Pieces of a message: bytes, and tensors whose bytes are generated on writing.
 _Pieces = list[bytes | ir.TensorProtocol]

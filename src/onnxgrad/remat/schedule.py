@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.ir.execution_order import execution_order, orders
+from onnxgrad.ir.execution_order import Edges, edges_of, execution_order, orders
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.remat.costs import meanwhile
@@ -73,8 +73,9 @@ def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
     most room for savings.
     """
     found: list[tuple[int, int, int, list[ir.Node]]] = []
-    for order in orders(graph):
-        taken = used(graph, size, order)
+    edges = edges_of(list(graph))
+    for order in orders(graph, edges):
+        taken = used(graph, size, order, edges)
         products = sum(taken[node] for node in taken if traits_of(node).is_product)
         found.append((products, max(taken.values(), default=0), len(found), order))
     least = min(peak for _, peak, _, _ in found)
@@ -83,12 +84,21 @@ def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
     return peak
 
 
-def used(graph: ir.Graph, size: Mapping[ir.Value, int], nodes: Sequence[ir.Node] | None = None) -> dict[ir.Node, int]:
+def used(
+    graph: ir.Graph,
+    size: Mapping[ir.Value, int],
+    nodes: Sequence[ir.Node] | None = None,
+    edges: Edges | None = None,
+) -> dict[ir.Node, int]:
     """The bytes of live results while each node of `graph` runs, in the runtime's order.
 
-    `nodes`: the nodes in another order, which the graph would have.
+    Args:
+        graph: whose results count.
+        size: the bytes of each result.
+        nodes: the nodes in another order, which the graph would have.
+        edges: of the nodes, if they are known.
     """
-    order = execution_order(graph if nodes is None else nodes)
+    order = execution_order(graph if nodes is None else nodes, edges)
     roots = Roots(order, size, graph.outputs)
     steps = [ScheduledNode([roots.of(v) for v in reads(n)], list(n.outputs), meanwhile(n, size)) for n in order]
     return dict(zip(order, use(steps, {v: roots.takes(v) for n in order for v in n.outputs})))

@@ -23,6 +23,7 @@ from onnxgrad.errors import BadInput, is_unicode
 from onnxgrad.external_data import check_external
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.passes import Passed, run_passes, warn_of
+from onnxgrad.ir.serialize import serialize
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import wants_kernels
@@ -206,7 +207,7 @@ def _load_session(
     weight, is_apart = _constant_bytes(model), _has_external_data(model)
     in_file = is_apart or weight >= _LARGE
     created = _through_a_file(model, session, weight < _MESSAGE_LIMIT and not is_apart) if in_file else None
-    return session(ir.to_proto(model).SerializeToString()) if created is None else created
+    return session(serialize(model).SerializeToString()) if created is None else created
 
 
 def _may_want_kernels(model: ir.Model) -> bool:

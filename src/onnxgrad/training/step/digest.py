@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.custom.rules import RULE
 from onnxgrad.engine.resolve import CONSTANT
+from onnxgrad.ir.serialize import serialize
 from onnxgrad.model_io import aside
 from onnxgrad.transforms.gradient_node import DOMAIN
 
@@ -59,12 +60,12 @@ def _without_constants(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, str]
     values = {n: v for n, v in model.graph.initializers.items() if v.const_value is not None}
     held = {n: v.const_value for n, v in values.items() if v.const_value is not None}
     if sum(t.nbytes for t in held.values()) < aside.FROM:
-        return ir.to_proto(model), {}
+        return serialize(model), {}
     digests = {n: digest_of(t.numpy()) for n, t in held.items()}
     try:
         for name, value in values.items():
             value.const_value = ir.tensor([0.0], name=name)
-        return ir.to_proto(model), digests
+        return serialize(model), digests
     finally:
         for name, value in values.items():
             value.const_value = held[name]

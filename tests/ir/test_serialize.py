@@ -9,7 +9,7 @@ from onnx import parser
 
 from onnxgrad import value_and_grad
 from onnxgrad.model_io.read import read_proto
-from onnxgrad.model_io.serialize import serialize
+from onnxgrad.ir.serialize import serialize
 from tests.large_models import gpt
 from tests.models import chain, mlp
 
