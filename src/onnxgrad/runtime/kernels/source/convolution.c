@@ -42,14 +42,6 @@ typedef struct {
   int in_place, by_groups;              /* whether x has all that is met; whether columns are groups */
 } Job;
 
-INLINE void copy(float *to, const float *from, int64_t count) {
-  typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-  int64_t k = 0;
-  for (; k + LANES <= count; k += LANES) *(lanes *)(to + k) = *(const lanes *)(from + k);
-  for (; k + 4 <= count; k += 4) *(four *)(to + k) = *(const four *)(from + k);
-  for (; k < count; k++) to[k] = from[k];
-}
-
 /* Boxes of at most `room` places, whole along the last axes, and about equally large. */
 static void cut(const int64_t size[4], int64_t room, int64_t box[4]) {
   for (int i = 3; i >= 0; i--) {
@@ -78,7 +70,7 @@ static void lay_box(const Job *j, const float *from, const int64_t start[3], flo
       const int is_there = d >= 0 && d < size[0] && h >= 0 && h < size[1];
       clear(to, is_there ? left : width);
       if (!is_there) continue;
-      copy(to + left, from + (d * size[1] + h) * size[2] + start[2] + left, right - left);
+      memcpy(to + left, from + (d * size[1] + h) * size[2] + start[2] + left, (size_t)(right - left) * sizeof *to);
       clear(to + right, width - right);
     }
 }
@@ -361,10 +353,7 @@ static void compute(Call *call, const void *settings) {
     sound = sound && (i >= missing || (at.kernel[i] == 1 && !at.pads[i]));
     taps *= sound ? at.kernel[i] : 1;
   }
-  if (!sound) {
-    fail(call, "ConvWeightGrad: operands or attributes do not belong together");
-    return;
-  }
+  if (refused(call, !sound, "ConvWeightGrad: operands or attributes do not belong together")) return;
   at.images = big.dims[0], at.m = small.dims[1] / at.groups, at.c = big.dims[1] / at.groups;
   Shape shape = {.rank = big.rank, .dims = {small.dims[1], at.c}};
   for (int i = missing; i < 3; i++) shape.dims[2 + i - missing] = at.kernel[i];

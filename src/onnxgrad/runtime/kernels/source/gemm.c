@@ -5,7 +5,6 @@
 
 enum { AHEAD = 6 /* rows that are asked for before they are copied: they are short and far from each other */ };
 
-/* Of few sums, each is made of two, so that one need not wait for the other. */
 /* Sums of one column of a and one row of b. Compilers would keep more than these two places, and run out of registers. */
 #define ADD(set)                                                                                                       \
   do {                                                                                                                 \

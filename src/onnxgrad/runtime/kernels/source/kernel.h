@@ -93,6 +93,11 @@ void *output(Call *, size_t index, const Shape *);
  * not cleared. */
 void *scratch(Call *, int64_t count, size_t size);
 void fail(Call *, const char *message);
+/* Fails if something is wrong; whether the run has failed, then or before. */
+static inline int refused(Call *call, int is_wrong, const char *message) {
+  if (is_wrong) fail(call, message);
+  return call->failed != NULL;
+}
 
 /* body(data, i) for i = 0 … pieces - 1, in any order, on the threads of the session. */
 void parallel(Call *, size_t pieces, void (*body)(void *data, size_t i), void *data);

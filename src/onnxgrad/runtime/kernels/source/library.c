@@ -160,19 +160,7 @@ void parallel_ranges(Call *call, int64_t count, int64_t unit, void (*body)(void 
   parallel(call, (size_t)((count + ranges.length - 1) / ranges.length), one_range, &ranges);
 }
 
-static int64_t processors(void) {
-  static int64_t counted; /* once: the system reads a file for it */
-  const int64_t before = __atomic_load_n(&counted, __ATOMIC_RELAXED);
-  if (before) return before;
-#ifdef _WIN32
-  const char *told = getenv("NUMBER_OF_PROCESSORS");
-  const long count = told ? atol(told) : 1;
-#else
-  const long count = sysconf(_SC_NPROCESSORS_ONLN);
-#endif
-  __atomic_store_n(&counted, count < 1 ? 1 : count, __ATOMIC_RELAXED);
-  return count < 1 ? 1 : count;
-}
+static int64_t processors = 1;
 
 typedef struct {
   float *memory;
@@ -193,7 +181,7 @@ static void one_space(void *data, size_t i) {
 
 void parallel_spaces(Call *call, int64_t pieces, int64_t numbers, void (*body)(void *, int64_t, float *), void *data) {
   Spaces spaces = {.numbers = numbers, .body = body, .data = data};
-  spaces.count = least(least(pieces, processors()), (int64_t)sizeof spaces.busy);
+  spaces.count = least(least(pieces, processors), (int64_t)sizeof spaces.busy);
   spaces.memory = scratch(call, spaces.count * numbers, sizeof(float));
   if (pieces > 0) parallel(call, (size_t)pieces, one_space, &spaces);
 }
@@ -313,6 +301,12 @@ static const OrtCustomOp callbacks = {
 };
 
 static OrtStatus *fill(OrtCustomOpDomain *domain) {
+#ifdef _WIN32
+  const char *told = getenv("NUMBER_OF_PROCESSORS");
+  processors = most(told ? atol(told) : 1, 1);
+#else
+  processors = most(sysconf(_SC_NPROCESSORS_ONLN), 1);
+#endif
   for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
     for (const Kernel *kernel = tables[t]; kernel->name; kernel++) {
       Operator *op = malloc(sizeof *op); /* as long as the domain: until the process ends */

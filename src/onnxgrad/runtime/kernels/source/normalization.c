@@ -247,18 +247,15 @@ static void compute(Call *call, const void *settings) {
   const Shape x = shape_of(call, 0), scale = shape_of(call, 1), bias = shape_of(call, 2);
   Job j = {.n = {.x = input(call, 0)}, .scale = input(call, 1), .bias = input(call, 2)};
   if (call->failed) return;
-  if (!divided(&j, s, &x, &scale) || !same_shape(&scale, &bias)) {
-    fail(call, "BatchNorm, GroupNorm: operands do not belong together");
-    return;
-  }
+  const int sound = divided(&j, s, &x, &scale) && same_shape(&scale, &bias);
+  if (refused(call, !sound, "BatchNorm, GroupNorm: operands do not belong together")) return;
   Shape column = {.rank = j.across ? x.rank - 1 : (size_t)s->rank, .dims = {j.across ? x.dims[1] : x.dims[0]}};
   for (size_t i = 1; i < column.rank; i++) column.dims[i] = 1;
   column.count = column.dims[0];
   if (!j.across && (__builtin_mul_overflow(x.dims[1], s->spread, &column.dims[1]) ||
-                    __builtin_mul_overflow(column.dims[0], column.dims[1], &column.count) || column.count > MOST_NUMBERS)) {
+                    __builtin_mul_overflow(column.dims[0], column.dims[1], &column.count) || column.count > MOST_NUMBERS))
     fail(call, "GroupNorm: a view has too many channels");
-    return;
-  }
+  if (call->failed) return;
   j.out = output(call, 0, &x);
   if (j.across) j.means = output(call, 1, &scale), j.variances = output(call, 2, &scale);
   for (size_t i = 0; i < 3; i++) {
@@ -284,10 +281,7 @@ static void compute_grad(Call *call, const void *settings) {
     sound = sound && (!j.mean || mean.count == j.rows) && (!j.spread || spread.count == j.rows);
     sound = sound && (!j.n.y || same_shape(&y, &x));
   }
-  if (!sound) {
-    fail(call, "BatchNormGrad, GroupNormGrad, LayerNormGrad: operands do not belong together");
-    return;
-  }
+  if (refused(call, !sound, "BatchNormGrad, GroupNormGrad, LayerNormGrad: operands do not belong together")) return;
   j.out = output(call, 0, &x);
   j.d_scale = output(call, 1, &scale);
   j.d_bias = output(call, 2, &scale);

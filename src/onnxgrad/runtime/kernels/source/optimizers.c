@@ -51,19 +51,14 @@ static int64_t first_of(const Picked *p, int64_t row) {
 static void pick(Call *call, Picked *p, const int64_t *index, int64_t count, const Shape *table, const int64_t *source,
                  int64_t sources) {
   const int64_t rows = table->rank ? table->dims[0] : 0;
-  if (rows < 1 || rows > UINT32_MAX || count > UINT32_MAX || sources > UINT32_MAX) {
-    fail(call, "rows are picked from no table, or too many");
-    return;
-  }
+  const int fits = rows >= 1 && rows <= UINT32_MAX && count <= UINT32_MAX && sources <= UINT32_MAX;
+  if (refused(call, !fits, "rows are picked from no table, or too many")) return;
   uint64_t *key = scratch(call, count, sizeof *key), *other = scratch(call, count, sizeof *key);
   if (call->failed) return;
   for (int64_t k = 0; k < count; k++) {
     const int64_t row = index[k] < 0 ? index[k] + rows : index[k];
     const int64_t of = !source ? k : source[k] < 0 ? source[k] + sources : source[k];
-    if (row < 0 || row >= rows || of < 0 || of >= sources) {
-      fail(call, "an index is out of range");
-      return;
-    }
+    if (refused(call, row < 0 || row >= rows || of < 0 || of >= sources, "an index is out of range")) return;
     key[k] = (uint64_t)row << PICKED_BITS | (uint64_t)of;
   }
   for (int shift = 0; (rows - 1) >> shift; shift += DIGIT) { /* digit by digit, the lowest first */

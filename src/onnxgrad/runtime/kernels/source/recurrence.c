@@ -197,10 +197,9 @@ static void give_results(Call *call, Job *j) {
   for (size_t r = 0; r < given && r < RESULTS && !call->failed; r++) {
     int64_t count = 1;
     for (size_t k = 0; k < shapes[r].rank; k++)
-      if (__builtin_mul_overflow(count, shapes[r].dims[k], &count) || count > MOST_NUMBERS) {
+      if (__builtin_mul_overflow(count, shapes[r].dims[k], &count) || count > MOST_NUMBERS)
         fail(call, "Recurrence: a result is too large");
-        return;
-      }
+    if (call->failed) return;
     j->result[r] = output(call, r, &shapes[r]);
   }
   for (int i = 0; i < p->values && !call->failed; i++)

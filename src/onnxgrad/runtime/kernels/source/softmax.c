@@ -145,10 +145,7 @@ static void cross_entropy(Call *call, const void *settings) {
   for (size_t i = 0; i < labels.rank && sound; i++) sound = labels.dims[i] == x.dims[i ? i + 1 : 0];
   sound = sound && (!j.weights || (weights.rank == 1 && weights.count == x.dims[1]));
   sound = sound && (share.count == 1 || (s->reduction == NONE && share.count == labels.count));
-  if (!sound) {
-    fail(call, "SoftmaxCrossEntropy: operands do not belong together");
-    return;
-  }
+  if (refused(call, !sound, "SoftmaxCrossEntropy: operands do not belong together")) return;
   const int64_t rows = labels.count;
   int64_t *checked = scratch(call, rows, sizeof *checked);
   if (call->failed) return;
@@ -158,10 +155,8 @@ static void cross_entropy(Call *call, const void *settings) {
   for (int64_t i = 0; i < rows; i++) {
     const int64_t label = given[i];
     const int ignored = s->ignores && label == s->ignored;
-    if (!ignored && (label < 0 || label >= j.classes)) {
-      fail(call, "SoftmaxCrossEntropy: a label is out of range");
-      return;
-    }
+    const int is_wrong = !ignored && (label < 0 || label >= j.classes);
+    if (refused(call, is_wrong, "SoftmaxCrossEntropy: a label is out of range")) return;
     checked[i] = ignored ? -1 : label;
     if (!ignored) total += j.weights ? j.weights[label] : 1;
   }

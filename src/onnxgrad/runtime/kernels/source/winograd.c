@@ -337,10 +337,7 @@ static void compute(Call *call, const void *settings) {
     const Shape more = shape_of(call, 2);
     sound = more.rank == 1 && more.dims[0] == m;
   }
-  if (!sound) {
-    fail(call, "Conv3x3: operands or attributes do not belong together");
-    return;
-  }
+  if (refused(call, !sound, "Conv3x3: operands or attributes do not belong together")) return;
   Job j = {
       .x = x, .w = w, .bias = bias, .c = c, .m = m, .h = big.dims[at], .w_x = big.dims[at + 1],
       .oh = big.dims[at] + s->pads[1] + s->pads[4] - 2, .ow = big.dims[at + 1] + s->pads[2] + s->pads[5] - 2,
