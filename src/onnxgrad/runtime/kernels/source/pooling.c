@@ -7,7 +7,10 @@
 #include "kernel.h"
 #include "lanes.h"
 
-enum { FAR = 1 << 24 }; /* no attribute is as large */
+enum {
+  FAR = 1 << 24, /* no attribute is as large */
+  RUN = 256,     /* windows at a time */
+};
 
 typedef struct {
   int64_t kernel[2], strides[2], dilations[2], pads[2], relu;
@@ -20,23 +23,41 @@ typedef struct {
   int64_t h, w, oh, ow;
 } Job;
 
-/* The row or column of the first tap of window p that is inside, and that after the last. */
-static void inside(const Settings *s, int axis, int64_t p, int64_t size, int64_t *first, int64_t *last) {
-  const int64_t start = p * s->strides[axis] - s->pads[axis], step = s->dilations[axis];
-  *first = start >= 0 ? start : start + (-start + step - 1) / step * step;
-  *last = least(start + (s->kernel[axis] - 1) * step + 1, size);
+/* Windows q to `end` of row p, at most RUN: tap by tap, so that there are no branches. */
+INLINE void compare(const Job *j, const int64_t step, const float *x, const float *g, int64_t p, int64_t q, int64_t end,
+                    float *out) {
+  const Settings *s = j->s;
+  const int64_t top = p * s->strides[0] - s->pads[0], first = top < 0 ? quotient(-top, s->dilations[0]) : 0;
+  const int64_t corner = (top + first * s->dilations[0]) * j->w - s->pads[1];
+  float best[RUN];
+  int32_t where[RUN]; /* from the first tap of the first row that is inside */
+  for (int64_t n = 0; n < end - q; n++) best[n] = 0, where[n] = -1;
+  for (int64_t i = first; i < s->kernel[0] && top + i * s->dilations[0] < j->h; i++)
+    for (int64_t k = 0; k < s->kernel[1] && k * s->dilations[1] - s->pads[1] < j->w; k++) {
+      const int64_t column = k * s->dilations[1] - s->pads[1], at = (i - first) * s->dilations[0] * j->w + column;
+      const int64_t left = most(column < 0 ? quotient(-column, step) : 0, q);
+      const int64_t right = least(quotient(j->w - column, step), end);
+      const float *from = x + corner + s->pads[1] + at;
+      for (int64_t n = left; n < right; n++) {
+        const float here = from[n * step], old = best[n - q];
+        const int takes = (here > old) | (here != here) | (where[n - q] < 0);
+        best[n - q] = takes ? here : old;
+        where[n - q] = takes ? (int32_t)(at + s->pads[1]) : where[n - q];
+      }
+    }
+  for (int64_t n = q; n < end; n++)
+    if (where[n - q] >= 0) out[corner + n * step + where[n - q]] += s->relu && !(best[n - q] > 0) ? g[n] * 0 : g[n];
 }
 
-static void window(const Job *j, const float *x, float g, int64_t p, int64_t q, float *out) {
-  int64_t top, bottom, left, right, best = -1;
-  inside(j->s, 0, p, j->h, &top, &bottom);
-  inside(j->s, 1, q, j->w, &left, &right);
-  for (int64_t row = top; row < bottom; row += j->s->dilations[0])
-    for (int64_t column = left; column < right; column += j->s->dilations[1]) {
-      const int64_t at = row * j->w + column;
-      if (best < 0 || x[at] > x[best] || isnan(x[at])) best = at;
-    }
-  if (best >= 0) out[best] += j->s->relu ? g * (x[best] > 0 ? 1.0f : 0.0f) : g;
+static void windows(const Job *j, const float *x, const float *g, int64_t p, float *out) {
+  const int64_t step = j->s->strides[1];
+  for (int64_t q = 0; q < j->ow; q += RUN)
+    if (step == 1)
+      compare(j, 1, x, g, p, q, least(q + RUN, j->ow), out);
+    else if (step == 2)
+      compare(j, 2, x, g, p, q, least(q + RUN, j->ow), out);
+    else
+      compare(j, step, x, g, p, q, least(q + RUN, j->ow), out);
 }
 
 /* Two vectors beside each other, of which `count` numbers are there. */
@@ -91,7 +112,7 @@ static void plane(void *data, int64_t from, int64_t to) {
     if (!quick || 2 * j->oh != j->h || 2 * j->ow != j->w) memset(out, 0, j->h * j->w * sizeof *out);
     for (int64_t p = 0; p < j->oh; p++, g += j->ow)
       if (!quick)
-        for (int64_t q = 0; q < j->ow; q++) window(j, x, g[q], p, q, out);
+        windows(j, x, g, p, out);
       else if (s->relu)
         two_by_two(1, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
       else
@@ -116,6 +137,7 @@ static void compute(Call *call, const void *settings) {
   for (int i = 0; i < 2; i++)
     sound = sound && s->kernel[i] > 0 && s->kernel[i] < FAR && s->strides[i] > 0 && s->strides[i] < FAR &&
             s->dilations[i] > 0 && s->dilations[i] < FAR && s->pads[i] >= 0 && s->pads[i] < FAR;
+  sound = sound && (!big.count || big.dims[2] < ((int64_t)1 << 30) / big.dims[3]);
   if (!call->failed && !sound) fail(call, "MaxPoolGrad: operands or attributes do not belong together");
   Job j = {.s = s, .g = input(call, 0), .x = input(call, 1), .out = output(call, 0, &big)};
   if (call->failed || !big.count) return;
