@@ -495,5 +495,5 @@ def test_rows_that_are_left_out_are_counted(tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         shown = " ".join(done.stderr.split())
-        assert f"{lacking} of 40 rows of " in shown
+        assert f"{lacking} of 40 rows of {tmp_path / 'rows.csv'} lack" in shown.replace("'", "")
         assert shown.count("lack a value and are left out, 3 of them without a label") == 1

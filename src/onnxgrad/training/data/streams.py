@@ -265,7 +265,7 @@ class Stream:
             types = dict(getattr(self.source, "types", {}))
             parts = (open_data(part) for part, _ in self._cut(self._opened, self.fields, self.name))
             try:
-                fitted, notes = fit_parts(parts, inputs, trained.inputs, joining)
+                fitted, notes = fit_parts(parts, inputs, trained.inputs, joining, self.name)
             except MixedColumn as error:  # of files whose first lines show other types
                 if not isinstance(self.source, Shards) or types.get(error.name) == "string":
                     raise

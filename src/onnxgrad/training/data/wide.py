@@ -124,6 +124,7 @@ def fit_parts(
     inputs: Mapping[str, str],
     trained: Mapping[str, Features],
     tables: Joining,
+    source: str = "the data",
 ) -> tuple[dict[str, Features], list[str]]:
     """The fitted preparation of the inputs that columns feed, by all parts of a stream, and notes about it.
 
@@ -150,7 +151,7 @@ def fit_parts(
         table = Table.fit(own, tables.settings, name in tables.whole, name)
         features[name] = replace(features[name], table=table)
     notes = [fit.note for own in fits.values() for fit in own if fit.note]
-    return {n: f for n, f in features.items() if n in inputs and n not in tables.labels}, [*drop.notes(), *notes]
+    return {n: f for n, f in features.items() if n in inputs and n not in tables.labels}, [*drop.notes(source), *notes]
 
 
 class DroppedRows:
@@ -180,7 +181,7 @@ class DroppedRows:
         self.unlabelled += int(np.any(unlabelled, axis=0).sum()) if unlabelled else 0
         return np.flatnonzero(~left_out)
 
-    def notes(self, source: str = "the data") -> list[str]:
+    def notes(self, source: str) -> list[str]:
         """A line with the number of these rows, if there are any."""
         if not self.gone:
             return []
