@@ -205,7 +205,7 @@ METRICS: dict[str, Metric] = {
     "f1": Metric("2·tp ÷ (2·tp + fp + fn): of the ones, or the mean over classes (macro)", {
         "classes": _macro("f1"), "binary": _of_ones("f1")}),
     "f1_micro": Metric("2·Σtp ÷ (2·Σtp + Σfp + Σfn) over all classes, which is the accuracy",
-        _rows(_right, "classes", "binary")),
+        _rows(_right, "classes")),
     "auc": Metric("area under the ROC curve; of several classes the mean of each against all others (macro)", {
         "classes": lambda: Whole(_each_class(ranking_auc)), "binary": lambda: Whole(ranking_auc),
         "maps": lambda: Whole(dense.of_pixels(ranking_auc))}),
