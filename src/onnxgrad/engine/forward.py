@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.engine.activity import is_differentiable, prepare
 from onnxgrad.engine.resolve import rule_of
-from onnxgrad.engine.reverse import _check, add_cotangents, pull_back, reverse, telling
+from onnxgrad.engine.reverse import FAILURES, _check, add_cotangents, error_at, pull_back, reverse
 from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.ir.graph import captured
 from onnxgrad.rules.op import Op
@@ -47,8 +47,10 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
     op = Op(builder, node, [t is not None for t in of_operands])
     of_operands += [None] * (len(op.inputs) - len(of_operands))
     op.tangents = tangents
-    with telling(node):
+    try:
         result = rule.jvp(op, of_operands)
+    except FAILURES as e:
+        raise error_at(node, e) from e
     if result is None:
         return _transpose_vjp(builder, node, rule, tangents)
     result_tangents = {v: t for v, t in zip(node.outputs, result) if t is not None and is_differentiable(v)}

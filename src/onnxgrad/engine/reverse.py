@@ -83,8 +83,10 @@ def pull_back(
     needs = [v is not None and v in active and rule.carries(i) for i, v in enumerate(node.inputs)]
     op = Op(builder, node, needs)
     op.active = active
-    with telling(node):
+    try:
         result = rule.vjp(op, cotangents)
+    except FAILURES as e:
+        raise error_at(node, e) from e
     named = isinstance(result, dict)
     pairs = list(result.items()) if isinstance(result, dict) else list(zip(node.inputs, result))
     pulled: list[tuple[ir.Value, Term]] = []
@@ -95,38 +97,32 @@ def pull_back(
                 if value in symbolic:
                     pulled.append((value, g))
                     continue
-                with telling(node):
+                try:
                     g = g.write()
+                except FAILURES as e:
+                    raise error_at(node, e) from e
             if value.shape is not g.value.shape or value.type is not g.value.type:
                 _check(node, rule, Var(builder, value), g)
             pulled.append((value, g))
     return add_cotangents(pulled)
 
 
-class telling:  # noqa: N801  (it reads like a function)
-    """Have every error that a rule raises inside the ``with`` block name `node`."""
-
-    def __init__(self, node: ir.Node) -> None:
-        self.node = node
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, e: BaseException | None, trace: object) -> None:
-        if isinstance(e, NotDifferentiable):
-            raise type(e)(f"{described(self.node)}: {e}") from e
-        if isinstance(e, MemoryError):
-            raise NotDifferentiable(
-                f"{described(self.node)}: its derivative takes more memory than there is to write down"
-            ) from e
-        if isinstance(e, OperandMisfit):
-            raise OperandMisfit(f"{e}, in {described(self.node)}") from e
-        if isinstance(e, _FAILURES):
-            raise RuleError(f"the rule failed on {described(self.node)}: {type(e).__name__}: {e}") from e
+def error_at(node: ir.Node, e: Exception) -> Exception:
+    """The error to raise where the rule of `node` has failed with `e`: it names the node."""
+    if isinstance(e, NotDifferentiable):
+        return type(e)(f"{described(node)}: {e}")
+    if isinstance(e, MemoryError):
+        return NotDifferentiable(f"{described(node)}: its derivative takes more memory than there is to write down")
+    if isinstance(e, OperandMisfit):
+        return OperandMisfit(f"{e}, in {described(node)}")
+    return RuleError(f"the rule failed on {described(node)}: {type(e).__name__}: {e}")
 
 
 #: Errors of a rule that fails.
-_FAILURES = (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError)
+FAILURES = (
+    *(NotDifferentiable, MemoryError, OperandMisfit, RuleError),
+    *(AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError),
+)
 
 
 def add_cotangents(cotangents: Iterable[tuple[ir.Value, T]]) -> dict[ir.Value, T]:

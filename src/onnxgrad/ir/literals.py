@@ -14,6 +14,9 @@ from onnxgrad.ir.names import Names
 
 #: Types of attributes that are numbers and text, or none.
 _PLAIN = frozenset({bool, int, float, str, list, tuple, type(None)})
+_Kind = ir.AttributeType
+_SCALARS: dict[type, _Kind] = {int: _Kind.INT, float: _Kind.FLOAT, str: _Kind.STRING}
+_LISTS: dict[type, _Kind] = {int: _Kind.INTS, float: _Kind.FLOATS, str: _Kind.STRINGS}
 
 
 class Literals:
@@ -82,11 +85,19 @@ class Attributes:
         converted = self._known.get(key)
         if converted is None:
             attrs = [
-                a if type(a) is ir.Attr else ir.convenience.convert_attribute(k, a)
-                for k, a in sorted(attributes.items())
-                if a is not None
+                a if type(a) is ir.Attr else _attribute(k, a) for k, a in sorted(attributes.items()) if a is not None
             ]
             converted = attrs, held_by(attrs)
             if plain:
                 self._known[key] = converted
         return converted
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    """The attribute `name` of a Python value; the library compares most of them with a protocol, which is slow."""
+    if (kind := _SCALARS.get(type(value))) is not None:
+        return ir.Attr(name, kind, value)
+    kinds = {type(v) for v in value} if isinstance(value, (list, tuple)) else set()
+    if len(kinds) == 1 and (listed := _LISTS.get(kinds.pop())) is not None:
+        return ir.Attr(name, listed, tuple(value))
+    return ir.convenience.convert_attribute(name, value)

@@ -27,9 +27,8 @@ class Names:
     """The pool of names of one model."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken: set[str] = set(taken)
+        self._taken: dict[str, bool] = dict.fromkeys(taken, False)  # and whether `fresh` made them
         self._counters: dict[str, int] = {}
-        self._made: set[str] = set()
 
     @classmethod
     def of(cls, model: ir.Model) -> Names:
@@ -48,7 +47,7 @@ class Names:
 
     def reserve(self, names: Iterable[str | None]) -> None:
         """Mark `names` as taken."""
-        self._taken.update(n for n in names if n)
+        self._taken.update((n, False) for n in names if n and n not in self._taken)
 
     def fresh(self, hint: str) -> str:
         """A new name that starts with `hint` and carries a number."""
@@ -58,19 +57,18 @@ class Names:
             name = f"{hint}_{count}"
             if name not in self._taken:
                 self._counters[hint] = count
-                self._taken.add(name)
-                self._made.add(name)
+                self._taken[name] = True
                 return name
 
     def is_made(self, name: str) -> bool:
         """True if `fresh` made `name`, so that no file or caller refers to it."""
-        return name in self._made
+        return self._taken.get(name, False)
 
     def exactly(self, wanted: str) -> str:
         """`wanted` itself if it is free, else `wanted` with a suffix."""
         if wanted in self._taken:
             return self.fresh(wanted)
-        self._taken.add(wanted)
+        self._taken[wanted] = False
         return wanted
 
 

@@ -66,10 +66,13 @@ def varint(number: int) -> bytes:
 
 
 class _Texts(dict[str, bytes]):
-    """Encoded strings: a name is written where its value is made, described and read."""
+    """Encoded strings, behind the tag of a field: a name is written where its value is made, described and read."""
+
+    def __init__(self, tag: bytes = b"") -> None:
+        self._tag = tag
 
     def __missing__(self, text: str) -> bytes:
-        found = self[text] = _prefix_length(text.encode())
+        found = self[text] = self._tag + _prefix_length(text.encode())
         return found
 
 
@@ -78,7 +81,7 @@ class _Writer:
 
     def __init__(self, ir_version: int) -> None:
         self.ir_version = ir_version
-        self._texts = _Texts()
+        self._texts, self._operands, self._operators = _Texts(), _Texts(_INPUT), _Texts(_OP_TYPE)
         self._types: dict[tuple[int, int], bytes] = {}  # of values that share them
         self._alike: dict[tuple[ir.DataType, tuple[int | str | None, ...]], bytes] = {}  # equal ones are shared
         self._attributes: dict[int, bytes] = {}  # nodes share their attributes
@@ -127,15 +130,14 @@ class _Writer:
         if node.doc_string or properties(node) or node.overload or node.device_configurations:
             return None
         texts = self._texts
-        parts: list[bytes] = []
-        for v in node.inputs:
-            parts += _INPUT, texts["" if v is None else v.name or ""]
+        operands = self._operands
+        parts = [operands["" if v is None else v.name or ""] for v in node.inputs]
         outputs = node.outputs
         for name in [outputs[0].name] if len(outputs) == 1 and outputs[0].name else _value_names(outputs):
             parts += _OUTPUT, texts[name]
         if node.name:
             parts += _NAME, texts[node.name]
-        parts += _OP_TYPE, texts[node.op_type]
+        parts.append(self._operators[node.op_type])
         if attributes := node.attributes.data:
             for a in attributes.values():
                 if a.type == ir.AttributeType.TENSOR and not a.is_ref() and a.value.nbytes > _COPIED:

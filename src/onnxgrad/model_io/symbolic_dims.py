@@ -49,7 +49,8 @@ def keep_dims(model: ir.Model, names: set[str]) -> None:
 
 
 def _values(model: ir.Model) -> list[ir.Value]:
-    return [v for graph in (model.graph, *model.functions.values()) for v in values_in(graph)]
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    return [v for graph in graphs for v in values_in(graph)]
 
 
 def _rename_dim(dim: Dim, renamed: dict[str, str], names: set[str]) -> Dim | str | None:

@@ -6,6 +6,7 @@ A fix receives an `UpgradedNode`: the node, and helpers to write its replacement
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -190,7 +191,7 @@ def _half_pixel(site: UpgradedNode) -> Results:
     if site.attr("mode", "nearest") != "nearest" or site.attr("nearest_mode", "round_prefer_floor") != "floor":
         raise CannotRaiseError("tf_half_pixel_for_nn has a newer form only where the nearest is rounded down")
     x, _, *sizes = site.node.inputs
-    half = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
+    half: dict[str, Any] = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
     return [site.emit("Resize", x, None, *sizes, mode="nearest", **half)]
 
 

@@ -51,10 +51,10 @@ def symbols_in(shapes: Iterable[ir.Shape]) -> list[str]:
 
 def check_shapes(graph: ir.Graph) -> list[ir.Shape]:
     """Check the shapes of all values in `graph` and the graphs in it (see `check_shape`), and return them."""
-    values = {id(v.shape): v for v in values_in(graph) if v.shape is not None}
-    for value in values.values():
-        check_shape(value, value.shape)
-    return distinct_shapes(values.values())
+    shapes = {id(v.shape): (v, v.shape) for v in values_in(graph) if v.shape is not None}
+    for value, shape in shapes.values():
+        check_shape(value, shape)
+    return [shape for _, shape in shapes.values()]
 
 
 def check_asked(node: ir.Node) -> None:
