@@ -90,14 +90,14 @@ class _Writer:
     def yolov8(self, maps: list[Var], ending: str) -> dict[str, Var]:
         """Distributions and classes, decoded as Ultralytics does, with or without suppression."""
         b, k = self.b, self.k
-        wide = 4 if ending == "plain" else 64
+        wide = 4 if ending.startswith("plain") else 64
         joined = [b.Concat(self.conv(m, wide), self.conv(m, k), axis=1) for m in maps]
         flat = b.Concat(*(b.Reshape(j, [1, wide + k, -1]) for j in joined), axis=2)
         if ending == "raw":
             return {"output0": flat}
         sides, scores = b.Split(flat, [wide, k], axis=1, outputs=2)
         count = sum((SIDE // s) ** 2 for s in STRIDES)
-        if ending != "plain":
+        if wide != 4:
             shares = b.Softmax(b.Transpose(b.Reshape(sides, [1, 4, 16, count]), perm=[0, 2, 1, 3]), axis=1)
             sides = b.Conv(shares, b.const(np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1)))
             sides = b.Reshape(sides, [1, 4, count])
@@ -107,10 +107,10 @@ class _Writer:
         centre = b.Mul(low + high, 0.5)
         decoded = b.Concat(centre, high - low, axis=1) * b.const(strides[None])
         scores = b.Sigmoid(scores)
-        if ending in ("seg", "pose"):
+        if ending in ("seg", "pose", "plainseg"):
             beside = [b.Reshape(self.conv(m, 6), [1, 6, -1]) for m in maps]
             found = b.Concat(b.Concat(decoded, scores, axis=1), b.Concat(*beside, axis=2), axis=1)
-            return {"output0": found} | ({"protos": self.conv(maps[0], 6, 3)} if ending == "seg" else {})
+            return {"output0": found} | ({"protos": self.conv(maps[0], 6, 3)} if ending.endswith("seg") else {})
         if ending != "nms":
             return {"output0": b.Concat(decoded, scores, axis=1)}
         rows = b.Transpose(decoded, perm=[0, 2, 1])

@@ -88,13 +88,13 @@ def test_queries_of_places_have_the_loss_of_rt_detr(kind):
     assert ("RT-DETR" in head.text) == head.varifocal
 
 
-@pytest.mark.parametrize("kind", ["yolov8_seg", "yolov8_pose"])
+@pytest.mark.parametrize("kind", ["yolov8_seg", "yolov8_pose", "yolov8_plainseg"])
 def test_masks_and_key_points_are_left_out(kind):
     plain, head = (find_head(open_model(detector(k, NAMES)).model) for k in ("yolov8", kind))
     assert (head.kind, head.classes, len(head.levels)) == (plain.kind, 5, 2)
-    assert [level.boxes.size for level in head.levels] == [64, 64]
-    assert len(head.others) == (3 if kind == "yolov8_seg" else 2)
-    assert [head.maps, *head.mask_values[1:]] == (["protos", *head.others[:2]] if kind == "yolov8_seg" else [""])
+    assert [level.boxes.size for level in head.levels] == [4 if "plain" in kind else 64] * 2
+    assert len(head.others) == (2 if kind == "yolov8_pose" else 3)
+    assert [head.maps, *head.mask_values[1:]] == ([""] if kind == "yolov8_pose" else ["protos", *head.others[:2]])
     assert "masks or key points are not trained" in head.text
     assert "masks" not in plain.text
 

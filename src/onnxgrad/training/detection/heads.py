@@ -167,13 +167,12 @@ def _grid(
 
 
 def _without_others(ends: list[_End], bins: int) -> tuple[list[_End], list[_End]]:
-    """Layers of distributions and classes, and those of masks or key points beside them (YOLOv8)."""
-    boxes = [e for e in ends if bins and e.channels == 4 * bins]
-    scores = [
-        e
-        for e in ends
-        if e not in boxes and e.shape in [o.shape for o in boxes] and is_op(activation_behind(e.value), "Sigmoid")
-    ]
+    """Layers of distances and classes, and those of masks or key points beside them (YOLOv8, YOLO26)."""
+    scored = [e for e in ends if is_op(activation_behind(e.value), "Sigmoid")]
+    boxes = [e for e in ends if e.channels == 4 * (bins or 1)]
+    boxes = [e for e in boxes if not bins and e not in scored] or boxes
+    shapes = [e.shape for e in boxes]
+    scores = [e for e in scored if e not in boxes and e.shape in shapes]
     if not boxes or len(boxes) != len(scores):
         return ends, []
     return [e for e in ends if e in boxes or e in scores], [e for e in ends if e not in boxes and e not in scores]
