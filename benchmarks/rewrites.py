@@ -32,7 +32,7 @@ from onnxgrad.training.step.compile import Step
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "rewrites.json"
 PAGE = ROOT / "docs" / "internals" / "runtime.md"
-WORKLOADS = ("mlp", "cnn", "residual", "depthwise", "transformer", "lstm", "dlrm", "graph_net", "wavenet")
+WORKLOADS = ("mlp", "cnn", "residual", "depthwise", "transformer", "lstm", "dlrm", "graph_net", "wavenet", "resnet18")
 STEPS = 4  #: in a turn
 ALL = "all of them"
 

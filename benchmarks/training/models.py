@@ -102,6 +102,14 @@ def resnet50() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 1000))
 
 
+def resnet18() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    layers += [nn.MaxPool2d(3, 2, 1), Residual(64, 64, 1), Residual(64, 64, 1)]
+    for width in (64, 128, 256):
+        layers += [Residual(width, 2 * width, 2), Residual(2 * width, 2 * width, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 

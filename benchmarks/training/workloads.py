@@ -98,6 +98,9 @@ FURTHER = (
 #: Forward and backward alone.
 DIFFERENTIATED = (Workload("resnet50", models.resnet50, (1, 3, 64, 64), 1000, "none", 0.0),)
 
+#: A kind of `benchmarks.rewrites` alone: many channels of few pixels.
+REWRITTEN = (Workload("resnet18", models.resnet18, (4, 3, 160, 160), 10, "momentum", 1e-2),)
+
 
 def more() -> tuple[Workload, ...]:
     """The kinds of the file that ``--kinds`` names: its `WORKLOADS`."""
@@ -105,7 +108,7 @@ def more() -> tuple[Workload, ...]:
     return tuple(runpy.run_path(file)["WORKLOADS"]) if file else ()
 
 
-WORKLOADS = {w.name: w for w in (*TUNED, *OTHERS, *UNSEEN, *FURTHER, *DIFFERENTIATED)}
+WORKLOADS = {w.name: w for w in (*TUNED, *OTHERS, *UNSEEN, *FURTHER, *DIFFERENTIATED, *REWRITTEN)}
 
 
 def find(name: str) -> Workload:

@@ -10,6 +10,7 @@ from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.rewrites.batched_updates import BATCHED_UPDATES, compute_soon
 from onnxgrad.runtime.rewrites.blocked_layout import BLOCKED_LAYOUT
 from onnxgrad.runtime.rewrites.depthwise_weight import DEPTHWISE_WEIGHT
+from onnxgrad.runtime.rewrites.few_pixels import FEW_PIXELS
 from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
 from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
@@ -23,6 +24,7 @@ from onnxgrad.runtime.setting import Setting
 
 #: In the order in which they are applied.
 REWRITES: tuple[Pass[Setting], ...] = (
+    FEW_PIXELS,
     BLOCKED_LAYOUT,
     DEPTHWISE_WEIGHT,
     STRIDED_BLOCKS,

@@ -88,7 +88,7 @@ def _gains(node: ir.Node, block: int) -> bool:
     x, w = node.inputs[0], node.inputs[1]
     if x is None or w is None or w.shape is None or len(w.shape) != 4 or not w.shape.is_static():
         return False
-    if ir.DataType.FLOAT not in (x.dtype, w.dtype) or _is_constant(w):
+    if ir.DataType.FLOAT not in (x.dtype, w.dtype) or is_known_before(w):
         return False
     if node.attributes.get_string("auto_pad", "") not in ("NOTSET", ""):
         return False
@@ -99,7 +99,7 @@ def _gains(node: ir.Node, block: int) -> bool:
     return (inner % block == 0 or inner < block) if group == 1 else (inner == 1 and group == out)
 
 
-def _is_constant(w: ir.Value) -> bool:
+def is_known_before(w: ir.Value) -> bool:
     """True if `w` is a constant, or one turned round, which ONNX Runtime folds: then it writes the blocks itself."""
     while (node := w.producer()) is not None and is_op(node, ("Transpose", "Slice", "Reshape")):
         assert node.inputs[0] is not None
@@ -115,7 +115,7 @@ def _group(node: ir.Node) -> int:
     return node.attributes.get_int("group", 1)
 
 
-def _original_filter(w: ir.Value) -> ir.Value | None:
+def original_filter(w: ir.Value) -> ir.Value | None:
     """The filter whose flipped, channel-exchanged form is `w`; None for other forms."""
     dims = sizes(w)
     back = producer(w, "Slice")
@@ -175,7 +175,7 @@ class Blocks:
         assert w.shape is not None
         out, inner, *taps = w.shape.numpy()
         b, count = self.block, int(np.prod(taps))
-        turned = _original_filter(w)
+        turned = original_filter(w)
         if turned is None:
             rows = self.view(self._operand(self.view(w, 1, out, inner * count, 1)), -1, b, count, b)
             return self.view(self.b.Transpose(rows, perm=[0, 2, 1, 3]), out, inner, *taps)
