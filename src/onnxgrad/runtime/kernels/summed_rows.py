@@ -82,7 +82,7 @@ def _gathered(call: ir.Node) -> tuple[ir.Value, ir.Value] | None:
         return None
     if places.shape is None or index.shape is None or gather.attributes.get_int("axis", 0) % len(table.shape):
         return None
-    each = [[d for d in v.shape.dims if d != 1] for v in (places, index)]
+    each = [[d for d in shape.dims if d != 1] for shape in (places.shape, index.shape)]
     return (table, places) if same_dims(*each) else None
 
 

@@ -39,7 +39,7 @@ typedef struct {
   const int64_t *row_at;                /* where each tap of each channel is */
   int64_t taps, rows, wide;             /* rows and columns of the sums: taps of channels by channels of y, or groups */
   int64_t units, shares, panels, outs;  /* boxes; their shares, and panels of channels or groups; sums of a share */
-  int in_place, by_groups;              /* whether x has all that is met; whether columns are groups */
+  int in_place, by_groups, is_plain;    /* whether x has all that is met; columns are groups; nothing is laid out */
 } Job;
 
 /* Boxes of at most `room` places, whole along the last axes, and about equally large. */
@@ -240,15 +240,10 @@ static float plainly(const Job *j, int64_t index) {
   return sum;
 }
 
-static void all_plainly(void *data, int64_t from, int64_t to) {
-  const Job *j = data;
-  for (int64_t k = from; k < to; k++) j->out[k] = plainly(j, k);
-}
-
 static void mend(void *data, int64_t from, int64_t to) {
   const Job *j = data;
   for (int64_t k = from; k < to; k++)
-    if (!isfinite(j->out[k])) j->out[k] = plainly(j, k);
+    if (j->is_plain || !isfinite(j->out[k])) j->out[k] = plainly(j, k);
 }
 
 /* --- the plan ----------------------------------------------------------------------------------------------------- */
@@ -314,10 +309,9 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
     parallel_spaces(call, j.shares * j.panels, rounded(laid) + packed(&j) * outputs, share, &j);
     parallel_ranges(call, j.outs / (j.rows * LANES), quotient(FINISHED, LANES * j.rows), finish, &j);
   } else {
-    parallel_ranges(call, all, 1, all_plainly, &j);
-    return;
+    j.is_plain = 1;
   }
-  parallel_ranges(call, all, FINISHED, mend, &j);
+  parallel_ranges(call, all, j.is_plain ? 1 : FINISHED, mend, &j);
 }
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
