@@ -77,6 +77,67 @@ def matrix(np: Any) -> Callable[..., Any]:
     return f
 
 
+def orbit(np: Any, repeat: Any = None) -> Callable[..., Any]:
+    """Predators and prey: 200 steps of Runge and Kutta."""
+
+    def f(rates: Any, start: Any) -> Any:
+        signs, other = np.array([1.0, -1.0]), np.array([[0.0, 1.0], [1.0, 0.0]])
+
+        def slope(y: Any) -> Any:
+            return signs * (rates[:2] * y - rates[2:] * y * (other @ y))
+
+        def step(_: Any, y: Any) -> Any:
+            a = slope(y)
+            b = slope(y + 0.01 * a)
+            c = slope(y + 0.01 * b)
+            d = slope(y + 0.02 * c)
+            return y + 0.02 / 6 * (a + 2 * b + 2 * c + d)
+
+        y = repeat(0, 200, step, start) if repeat is not None else start
+        for i in range(0 if repeat is not None else 200):
+            y = step(i, y)
+        return np.sum(y * y)
+
+    return f
+
+
+def filtered(np: Any, scan: Any = None) -> Callable[..., Any]:
+    """The likelihood of 200 numbers by a Kalman filter with a state of four."""
+
+    def f(noise: Any, move: Any, seen: Any, numbers: Any) -> Any:
+        def step(state: Any, y: Any) -> Any:
+            mean, cov = state
+            mean, cov = move @ mean, move @ cov @ move.T + np.exp(noise[0]) * np.eye(4)
+            gain = cov @ seen
+            spread, off = seen @ gain + np.exp(noise[1]), y - seen @ mean
+            after = mean + gain * off / spread, cov - gain[:, None] * gain[None, :] / spread
+            return after, np.log(spread) + off * off / spread
+
+        state = np.zeros(4), np.eye(4)
+        if scan is not None:
+            return np.sum(scan(step, state, numbers)[1])
+        total = 0.0
+        for y in numbers:
+            state, term = step(state, y)
+            total = total + term
+        return total
+
+    return f
+
+
+def mixture(np: Any) -> Callable[..., Any]:
+    """The likelihood of five thousand points under a mixture of eight normal distributions."""
+
+    def f(means: Any, scales: Any, weights: Any, points: Any) -> Any:
+        off = (points[:, None, :] - means) * np.exp(-scales)
+        terms = weights - np.sum(0.5 * off * off + scales, axis=-1)
+        most = np.max(terms, axis=1)
+        inside = most + np.log(np.sum(np.exp(terms - most[:, None]), axis=1))
+        return np.sum(inside) - 5000 * np.log(np.sum(np.exp(weights)))
+
+    return f
+
+
 def cases() -> dict[str, tuple[tuple[Any, ...], list[Callable[..., Any]]]]:
     """Arguments and the four gradients of each function."""
     import autograd
@@ -95,6 +156,10 @@ def cases() -> dict[str, tuple[tuple[Any, ...], list[Callable[..., Any]]]]:
     spot, strike, t, v = (rng.uniform(0.5, 1.5, 10_000) for _ in range(4))
     erfs = og_special.erf, autograd_special.erf, jax.scipy.special.erf
     plain = recurrence(anp)
+    scans = og.scan, None, jax.lax.scan
+    turn = numpy.linalg.qr(rng.standard_normal((4, 4)))[0] * 0.95
+    kalman = numpy.array([-1.0, -0.5]), turn, rng.standard_normal(4), rng.standard_normal(200)
+    normals = rng.standard_normal((8, 3)), rng.standard_normal((8, 3)) / 5, rng.standard_normal(8)
     return {
         "100 steps on a number": ((0.5,), four(loop(onp), loop(anp), loop(jnp))),
         "recurrent network, 50 steps": (weights, four(recurrence(onp), plain, recurrence(jnp))),
@@ -104,6 +169,18 @@ def cases() -> dict[str, tuple[tuple[Any, ...], list[Callable[..., Any]]]]:
             four(*(black_scholes(np, erf) for np, erf in zip((onp, anp, jnp), erfs, strict=True))),
         ),
         "matrix of 50 × 50": ((rng.standard_normal((50, 50)) * 0.3,), four(matrix(onp), matrix(anp), matrix(jnp))),
+        "mixture of normals, 5,000 points": (
+            (*normals, rng.standard_normal((5000, 3))),
+            four(mixture(onp), mixture(anp), mixture(jnp)),
+        ),
+        "Kalman filter, 200 steps": (
+            kalman,
+            four(*(filtered(np, scan) for np, scan in zip((onp, anp, jnp), scans, strict=True))),
+        ),
+        "Runge-Kutta, 200 steps": (
+            (numpy.array([1.1, 0.4, 0.4, 0.1]), numpy.array([2.0, 1.0])),
+            four(orbit(onp, og.fori_loop), orbit(anp), orbit(jnp, jax.lax.fori_loop)),
+        ),
     }
 
 

@@ -315,7 +315,8 @@ static void run(Call *call, Job *job, const Shape *shape, const Shape *shapes) {
 static void compute(Call *call, const void *settings) {
   const Settings *s = settings;
   Shape shapes[GIVEN];
-  Job job = {.settings = s, .program = &s->program};
+  Job job; /* large: what is read of it is written before */
+  job.settings = s, job.program = &s->program;
   uint32_t all = 0;
   for (int r = 0; r < MADE; r++) all |= s->needs[r];
   for (int i = 0; i < GIVEN; i++) {
@@ -330,10 +331,11 @@ static void compute(Call *call, const void *settings) {
   }
   char *results[MADE] = {0};
   Shape of[MADE]; /* what is gone through */
-  Sum sums[MADE] = {{0}};
+  Sum sums[MADE];
   const size_t given = output_count_of(call);
   for (size_t r = 0; r < given && r < MADE && !call->failed; r++) {
-    of[r] = (Shape){.rank = 1, .dims = {0}}; /* of one that no step stores */
+    of[r].rank = 1, of[r].count = of[r].dims[0] = 0; /* of one that no step stores */
+    sums[r].out = NULL;
     if (s->needs[r]) of[r] = shape_of_result(call, shapes, s->needs[r]);
     if (s->sums[r] < 0) {
       results[r] = output(call, r, &of[r]);
@@ -353,8 +355,9 @@ static void compute(Call *call, const void *settings) {
     if (!results[r]) continue;
     for (size_t q = 0; q < MADE; q++) {
       const int now = results[q] && same_shape(&of[r], &of[q]);
-      job.results[q] = now && !sums[q].out ? results[q] : NULL;
-      job.sums[q] = now ? sums[q] : (Sum){0};
+      job.results[q] = now && s->sums[q] < 0 ? results[q] : NULL;
+      job.sums[q].out = NULL;
+      if (now && s->sums[q] >= 0) job.sums[q] = sums[q];
       if (now) results[q] = NULL;
     }
     run(call, &job, &of[r], shapes);
