@@ -1,15 +1,17 @@
 /* Products of two matrices: xᵀ·g, the cotangent of W in x·W; and x·W or x·Wᵀ with a bias and a ReLU, layers.
  *
- * As in Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): strips of operands are copied
- * so that a tile of the result reads them one number after the other. The right operand of a layer is copied as a
- * whole, once, and the left one is read where it is. Sums over many rows are divided too, and their parts added in
- * order. A cotangent may be added to a running sum, in its memory. How anything is divided depends on the sizes alone, so the numbers are the same for every number of threads.
+ * As in Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): operands are copied so that
+ * a tile of the result reads them one number after the other. The right operand of a layer is copied as a
+ * whole, once. Left operands, and the right ones of sums over rows, are read where they are: each row of a tile is read
+ * as a whole there. Sums over many rows are divided too, and their parts added in order. A cotangent may be added to a
+ * running sum, in its memory. How anything is divided depends on the sizes alone, so the numbers are the same for every
+ * number of threads.
  */
 #include "gemm.h"
 #include "sums.h"
 
 enum {
-  DEPTH = 128,     /* of the strips */
+  DEPTH = 256,     /* of the strips */
   BAND = 240,      /* rows of the result that are computed together, at most */
   WIDTH = 512,     /* and columns */
   PIECE = 1 << 24, /* multiplications of a piece, where that gives enough of them */
@@ -36,9 +38,7 @@ static void lay(void *data, int64_t from, int64_t to) {
 }
 
 /* Whether the right operand is read where it is. */
-static int is_direct(const Job *j) {
-  return least(j->left ? j->k : j->m, FEW + 1) <= FEW && !j->right && j->n % LANES == 0;
-}
+static int is_direct(const Job *j) { return (j->left || j->m <= FEW) && !j->right && j->n % LANES == 0; }
 
 /* Pieces that share the larger operand follow each other. */
 static void piece(void *data, int64_t index, float *space) {
@@ -47,7 +47,6 @@ static void piece(void *data, int64_t index, float *space) {
   const int64_t row = (is_wide ? at % j->down : at / j->across) * j->band, rows = least(j->band, j->m - row);
   const int64_t column = (is_wide ? at / j->down : at % j->across) * j->width, columns = least(j->width, j->n - column);
   const int64_t first = part * j->depth, last = least(first + j->depth, j->k), direct = is_direct(j);
-  float *a = space, *b = space + (j->band + ROWS) * j->strip;
   float *out = j->out + part * j->m * j->n + row * j->n + column;
   int64_t k = first, depth;
   do {
@@ -59,15 +58,10 @@ static void piece(void *data, int64_t index, float *space) {
       p.b = j->w + k * j->n + column, p.panel = COLUMNS, p.b_step[2] = j->n;
     } else if (j->left) {
       pack_panels(j->w + (j->right ? column * j->k + k : k * j->n + column), j->right ? 1 : j->n, j->right ? j->k : 1,
-                  depth, columns, COLUMNS, b);
-      p.b = b;
+                  depth, columns, COLUMNS, space);
+      p.b = space;
     }
-    if (direct && j->left) {
-      p.a = j->x + k * j->m + row, p.down = 1, p.a_step[2] = j->m;
-    } else if (j->left) {
-      pack_panels(j->x + k * j->m + row, j->m, 1, depth, rows, ROWS, a);
-      p.a = a, p.down = 1, p.band = ROWS * depth, p.a_step[2] = ROWS;
-    }
+    if (j->left) p.a = j->x + k * j->m + row, p.down = 1, p.a_step[2] = j->m;
     if (k > first || j->adds)
       p.add = out, p.add_pitch = j->n;
     else if (j->bias)
@@ -92,15 +86,14 @@ static void add_up(void *data, int64_t from, int64_t to) {
   }
 }
 
-/* How a product with a left operand that is turned is divided: wide pieces first, for whose operands are copied least;
- * then sums; then rows. */
+/* How a product with a left operand that is turned is divided: columns, then rows, then sums, whose parts are added. */
 static void divide(Job *j) {
   const double work = (double)j->m * (double)j->n * (double)j->k / PIECE;
   const int64_t wanted = work > SHARES ? SHARES : (int64_t)work + 1;
   j->down = quotient(j->m, BAND);
   j->across = most(quotient(j->n, WIDTH), least(quotient(wanted, j->down), j->n / 256));
-  j->deep = j->bias || j->relu ? 1 : most(1, least(quotient(wanted, j->down * j->across), j->k / (2 * DEPTH)));
-  j->down = most(j->down, least(quotient(wanted, j->across * j->deep), j->m / (8 * ROWS)));
+  j->down = most(j->down, least(quotient(wanted, j->across), j->m / (8 * ROWS)));
+  j->deep = j->bias || j->relu ? 1 : most(1, least(quotient(wanted, j->down * j->across), j->k / DEPTH));
   j->band = quotient(quotient(j->m, j->down), ROWS) * ROWS;
   j->width = quotient(quotient(j->n, j->across), COLUMNS) * COLUMNS;
   j->depth = most(1, quotient(j->k, j->deep));
@@ -143,7 +136,7 @@ static void multiply(Call *call, const Settings *s, size_t at) {
   int64_t space = 0;
   if (s->left) {
     divide(&j);
-    space = (j.band + ROWS + j.width + COLUMNS) * j.strip;
+    space = is_direct(&j) ? 0 : (j.width + COLUMNS) * j.strip;
     if (j.deep > 1) j.out = scratch(call, j.deep * shape.count, sizeof(float)), j.adds = 0;
   } else {
     const int64_t panels = quotient(j.n, COLUMNS);
