@@ -77,7 +77,7 @@ class Path(dict[ir.Node, Rule | None]):
         self.active = active
 
 
-def _moved(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> Path:
+def _moved_nodes(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> Path:
     """The nodes that depend, differentiably, on `wrt`."""
     path = Path((), set(wrt))
     active = path.active
@@ -93,12 +93,12 @@ def _moved(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) 
 
 def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> set[ir.Value]:
     """The values that depend, differentiably, on `wrt`."""
-    return _moved(nodes, wrt, builder).active
+    return _moved_nodes(nodes, wrt, builder).active
 
 
 def on_path(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder) -> Path:
     """The nodes through which `of` depends on `wrt`."""
-    moved = _moved(nodes, wrt, builder)
+    moved = _moved_nodes(nodes, wrt, builder)
     active, wanted = moved.active, set(of)
     path: list[tuple[ir.Node, Rule | None]] = []
     for node, rule in reversed(moved.items()):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.constants import evaluate
-from onnxgrad.ir.match import constant
+from onnxgrad.ir.constants import MOST_ELEMENTS, evaluate
+from onnxgrad.ir.match import constant_tensor
 from onnxgrad.ir.operators import traits_of
 
 _DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
@@ -29,10 +29,13 @@ def exact(node: ir.Node, opset: int, known: Mapping[ir.Value, np.ndarray] | None
         return None
     feeds = {}
     for v in operands:
-        array = known[v] if known is not None and v in known else constant(v)
-        if array is None:
+        if known is not None and v in known:
+            feeds[v] = known[v]
+            continue
+        tensor = constant_tensor(v)
+        if tensor is None or tensor.size > MOST_ELEMENTS:  # `evaluate` computes with small ones only
             return None
-        feeds[v] = array
+        feeds[v] = tensor.numpy()
     if any(v.dtype not in _DTYPES for v in (*feeds, node.outputs[0])):
         return None
     if node.op_type == "Div" and node.outputs[0].dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):

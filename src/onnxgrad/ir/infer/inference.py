@@ -224,7 +224,7 @@ class WithoutTypes(Inference):
     def look_up(
         self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]
     ) -> tuple[Kind | None, Typed | None]:
-        """Nothing is known."""
+        """Return no kind and no type."""
         return None, None
 
     def __call__(self, node: ir.Node, kind: Kind | None = None) -> None:
