@@ -35,7 +35,7 @@ def _repeated_index(node: ir.Node) -> tuple[ir.Value, int] | None:
 
 def _places(node: ir.Node | None) -> np.ndarray | None:
     """The constant vector of the rows that a Gather picks; None for other nodes."""
-    if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) or rank(node.inputs[1]) != 1:
+    if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0 or rank(node.inputs[1]) != 1:
         return None
     return constant_ids(node.inputs[1])
 
