@@ -124,3 +124,43 @@ def test_a_session_takes_a_model_as_onnx_has_it():
     ours, theirs = (Session(m).run(feeds) for m in (model, ir.to_proto(model)))
     for name, value in ours.items():
         np.testing.assert_array_equal(theirs[name], value)
+
+
+def _row_model(channels, out, length, taps, **attributes):
+    info = helper.make_tensor_value_info
+    inputs = [
+        info("x", TensorProto.FLOAT, ["N", channels, length]),
+        info("w", TensorProto.FLOAT, [out, channels // attributes.get("group", 1), taps]),
+    ]
+    inputs.append(info("b", TensorProto.FLOAT, [out]))
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)
+    graph = helper.make_graph([node], "g", inputs, [info("y", TensorProto.FLOAT, ["N", out, None])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
+
+
+@pytest.mark.parametrize(
+    ("channels", "out", "length", "taps", "attributes"),
+    [
+        (64, 64, 150, 3, {"pads": [4, 4], "dilations": [4]}),
+        (12, 64, 301, 15, {"pads": [7, 6], "strides": [2]}),
+        (32, 64, 400, 7, {"strides": [3], "kernel_shape": [7]}),
+        (512, 512, 210, 31, {"pads": [15, 15], "group": 512}),
+        (64, 64, 150, 1, {}),
+        (64, 64, 30, 3, {"pads": [1, 1]}),
+    ],
+)
+def test_one_axis(channels, out, length, taps, attributes):
+    model = _row_model(channels, out, length, taps, **attributes)
+    blocks = [n.op_type for n in optimized(model).graph if n.domain == DOMAIN]
+    assert ("Conv" in blocks) == (taps > 1 and length > 48)  # of others, laying them out shows
+    derived = vjp(model, wrt=["x", "w", "b"])
+    rng = np.random.default_rng(0)
+    shapes = {v.name: [d if isinstance(d, int) else 3 for d in v.shape] for v in derived.graph.inputs}
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    outputs = [v.name for v in derived.graph.outputs]
+    expected, found = (
+        Session(derived, Options(target="portable", layout=layout)).run(feeds, outputs) for layout in ("plain", "auto")
+    )
+    for name in outputs:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-3)
