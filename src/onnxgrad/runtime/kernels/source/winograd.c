@@ -410,16 +410,26 @@ static void give_weights(void *data, int64_t from, int64_t to) {
     const int64_t from_c = c / j->panel * j->panel, width = least(j->panel, j->at->c - from_c);
     const float *sums = j->sums + (PLACES * from_c + c - from_c) * j->wide_m + first;
     float *out = j->out + (first * j->at->c + c) * 9;
-    wide sum[PLACES];
-    for (int k = 0; k < PLACES; k++) {
-      sum[k] = (wide){0};
-      for (int64_t share = 0; share < j->shares; share++)
-        sum[k] += __builtin_convertvector(*(const lanes *)(sums + share * all + k * width * j->wide_m), wide);
-      sum[k] *= FACTORS[k / SIDE] * FACTORS[k % SIDE];
+    wide half[SIDE][3], w[9];
+    for (int row = 0; row < SIDE; row++) {
+      wide s[SIDE];
+      for (int k = 0; k < SIDE; k++) {
+        const float *here = sums + (SIDE * row + k) * width * j->wide_m;
+        s[k] = __builtin_convertvector(*(const lanes *)here, wide);
+        for (int64_t share = 1; share < j->shares; share++)
+          s[k] += __builtin_convertvector(*(const lanes *)(here + share * all), wide);
+        s[k] *= FACTORS[row] * FACTORS[k];
+      }
+      gather_3(half[row], s);
     }
-    TRANSFORM(wide, gather_3, SIDE, 3, sum[SIDE * i + q], {
-      for (int64_t m = 0; m < rows; m++) out[m * j->at->c * 9 + 3 * i + q] = (float)all[q][m];
-    });
+    for (int k = 0; k < 3; k++) {
+      wide s[SIDE], column[3];
+      for (int row = 0; row < SIDE; row++) s[row] = half[row][k];
+      gather_3(column, s);
+      for (int row = 0; row < 3; row++) w[3 * row + k] = column[row];
+    }
+    for (int64_t m = 0; m < rows; m++)
+      for (int k = 0; k < 9; k++) out[m * j->at->c * 9 + k] = (float)w[k][m];
   }
 }
 
