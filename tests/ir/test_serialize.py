@@ -8,8 +8,8 @@ import pytest
 from onnx import parser
 
 from onnxgrad import value_and_grad
-from onnxgrad.model_io.read import read_proto
 from onnxgrad.ir.serialize import serialize
+from onnxgrad.model_io.read import read_proto
 from tests.large_models import gpt
 from tests.models import chain, mlp
 

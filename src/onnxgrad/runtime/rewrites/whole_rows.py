@@ -65,9 +65,9 @@ def _takes_all(node: ir.Node) -> bool:
     if not is_op(node, ("Slice", "Expand")) or node.outputs[0].is_graph_output():
         return False
     x, starts = node.inputs[:2]
-    if node.op_type == "Expand":
-        y = node.outputs[0].shape
-        return x is not None and x.shape is not None and y is not None and same_dims(x.shape.dims, y.dims)
+    if node.op_type == "Expand":  # of sizes by name, it may be there to check a batch
+        size = sizes(x)
+        return size is not None and size == sizes(node.outputs[0])
     first, steps = constant(starts), constant(node.inputs[4]) if len(node.inputs) > 4 else None
     if x is None or x.shape is None or first is None or (steps is None and len(node.inputs) > 4 and node.inputs[4]):
         return False
