@@ -146,7 +146,7 @@ def match_repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value |
 
 
 def constant_ids(column: ir.Value | None) -> np.ndarray | None:
-    """The constant integers of `column` as a vector, in whatever shape they are."""
+    """The constant integers of `column`, of any shape, as a vector."""
     while (reshaped := producer(column, ("Reshape", "Unsqueeze"))) is not None:
         column = reshaped.inputs[0]
     ids = constant(column)
