@@ -12,6 +12,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -19,6 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
 import build_kernels
 
 PACKAGE = "onnxgrad.runtime.kernels.prebuilt"
+
+
+class Build(build):
+    """Begin with an empty folder: a library is named after all sources, those that an earlier version left there too."""
+
+    def run(self) -> None:
+        shutil.rmtree(Path(self.build_lib, "onnxgrad"), ignore_errors=True)
+        super().run()
 
 
 class BuildKernels(build_ext):
@@ -70,5 +79,5 @@ COMPILER = find_compiler()
 KINDS = build_kernels.processors.architecture_kinds() if COMPILER else []
 setup(
     ext_modules=[Extension(f"{PACKAGE}.{kind}", [], optional=True) for kind in KINDS],
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+    cmdclass={"build": Build, "build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
 )

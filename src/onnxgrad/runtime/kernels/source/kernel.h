@@ -35,6 +35,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(_WIN32) && !defined(_MSC_VER)
+#define _Return_type_success_(condition) /* the header leaves this one to Microsoft's compiler */
+#endif
 #include "vendored/onnxruntime_c_api.h"
 
 enum { MOST_DIMS = 64, MOST_BLOCKS = 8 };
