@@ -23,7 +23,7 @@ PACKAGE = "onnxgrad.runtime.kernels.prebuilt"
 
 
 class Build(build):
-    """Begin with an empty folder: a library is named after all sources, those that an earlier version left there too."""
+    """Begin with an empty folder: a library is named after all sources, also those that an earlier version left."""
 
     def run(self) -> None:
         shutil.rmtree(Path(self.build_lib, "onnxgrad"), ignore_errors=True)
