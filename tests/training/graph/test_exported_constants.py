@@ -56,6 +56,8 @@ CASES = {
     "table of words": ("v = Gather (t, ids)  z = Add (h, v)", random(20, 8), True),
     "mean of the input": ("y = Sub (x, t)  z = MatMul (y, w)", random(8), False),
     "deviation of the input": ("y = Div (x, t)  z = MatMul (y, w)", 0.2 + random(1, 1, 8) ** 2, False),
+    "vectors of numbers": ("u = Unsqueeze (x, zero)  v = Mul (u, t)  y = ReduceSum <keepdims = 0> (v, zero)"
+                           "  z = MatMul (y, w)", random(4, 1, 16, 8), True),
     "frequencies": ("p = MatMul (h1, t)  a = Cos (p)  b = Sin (p)  u = Add (a, b)  z = Mul (h, u)",
                     ANGLES[1:2, :1].repeat(8, 1) * (1 + random(1, 8) ** 2), False),
 }  # fmt: skip

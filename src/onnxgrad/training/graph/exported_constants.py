@@ -17,7 +17,7 @@ exporters choose decide only if the use does not. The constants are listed in th
 | one number: goes (or went) through Exp, Softplus, Sigmoid, Tanh; a bias; ``logit_scale``, ``a.b`` | a weight |
 | one number otherwise | a constant |
 | 0 and one large number, or 0 and 1 in several axes; three or more whole and half numbers | a constant: mask, anchors |
-| added to the input, or multiplied with it, before the first weight | a constant: mean and deviation |
+| added to or multiplied with the input before the first weight (not: a vector for each number) | a constant: mean |
 | varies along several axes, and has a name that the exporter made up among names of modules | a constant |
 | anything else | a weight |
 """
@@ -238,9 +238,19 @@ def _before_the_first_weight(candidates: Mapping[str, ir.Value], nodes: Sequence
         if not own and node.op_type in _MOVES | {"Div", "Mul", "Sub", "Add", "Resize", "Pad"}:
             raw |= set(node.outputs)
         elif len(own) == 1 and len(data) == 1 and node.op_type in ("Add", "Sub", "Mul", "Div"):
+            if _embeds(own[0], data[0], node.outputs[0]):
+                continue
             found |= set(own)
             raw |= set(node.outputs)
     return found
+
+
+def _embeds(own: ir.Value, data: ir.Value, result: ir.Value) -> bool:
+    """True if a table makes a vector of each number of `data`: an embedding of numbers, as in FT-Transformer."""
+    if own.const_value is None or data.shape is None or result.shape is None or len(data.shape) != len(result.shape):
+        return False
+    is_wider = any(before == 1 and after != 1 for before, after in zip(data.shape, result.shape))
+    return is_wider and _varying_axes(own.const_value.numpy()) > 1
 
 
 def _sample(array: np.ndarray) -> np.ndarray:
