@@ -163,4 +163,4 @@ def test_one_axis(channels, out, length, taps, attributes):
         Session(derived, Options(target="portable", layout=layout)).run(feeds, outputs) for layout in ("plain", "auto")
     )
     for name in outputs:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-4)

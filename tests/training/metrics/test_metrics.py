@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxgrad.errors import BadInput
 from onnxgrad.training.metrics.dense import peaks
 from onnxgrad.training.metrics.registry import (
     METRICS,
@@ -13,6 +14,7 @@ from onnxgrad.training.metrics.registry import (
     larger_is_better,
     per_class,
     ranking_auc,
+    running,
 )
 
 RNG = np.random.default_rng(0)
@@ -25,6 +27,15 @@ ODDS, ONES = RNG.standard_normal(200).round(1), RNG.integers(0, 2, 200)
 
 def metric(name, task, *data):
     return METRICS[name].of(task, *data)
+
+
+def test_of_several_labels_in_a_row():
+    """All labels are pooled: f1 is scikit-learn's micro average, and f1_micro would be the accuracy of each label."""
+    found = metric("f1", "binary", ODDS, ONES)
+    right = int(((ODDS > 0) & (ONES == 1)).sum())
+    assert found == pytest.approx(2 * right / ((ODDS > 0).sum() + ONES.sum()))
+    with pytest.raises(BadInput, match="f1_micro is no metric for a task of binary; those are accuracy"):
+        running("f1_micro", "binary")
 
 
 def test_of_classes_as_scikit_learn():
