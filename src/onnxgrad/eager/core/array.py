@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from onnxgrad.eager.core.tape import Node, compiling, exporting, varies
+from onnxgrad.eager.core.tape import Node, differs_between_calls, exporting, varies
 from onnxgrad.errors import BadInput, NotDifferentiable
 
 #: The versions of the array API standard that arrays and their namespace follow.
@@ -121,7 +121,7 @@ class Array:
 
     def _read(self, how: str, instead: str = "use the functions of onnxgrad.eager.numpy on it") -> np.ndarray:
         """The elements; refused if a derivative would be lost, or if they are those of one call only."""
-        if self._node is not None and compiling.get() and varies(self._node, discrete=True):
+        if self._node is not None and differs_between_calls([self._node]):
             raise NotDifferentiable(
                 f"{how}: the function is compiled, and this value differs between calls\n"
                 "  hint: choose with eager.cond or numpy.where, repeat with eager.while_loop, fori_loop or scan; "

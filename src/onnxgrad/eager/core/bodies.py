@@ -109,7 +109,7 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
         if x.dtype.kind == "c":
             raise BadInput(f"an argument of {name} is {x.dtype}; ONNX has no complex numbers\n  hint: pass its parts")
     parameters = [leaf(x) for x in examples]
-    tokens = compiling.set(tuple(parameters)), computing.set(False)
+    tokens = compiling.set((*compiling.get(), *parameters)), computing.set(False)
     try:
         with np.errstate(all="ignore"):
             output, results, nodes = call_on_variables(f, name, args, parameters)

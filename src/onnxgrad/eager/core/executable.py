@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.eager.core.array import Array
-from onnxgrad.eager.core.tape import is_placeholder
+from onnxgrad.eager.core.tape import computing, differs_between_calls
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, ReferenceSession, Session
 from onnxgrad.transforms.keep_functions import without_collection
@@ -58,7 +58,9 @@ class Executable:
 
     def results(self, operands: Sequence[Array]) -> list[np.ndarray]:
         """The outputs, given the inputs in order; numbers in their stead if only shapes and dtypes matter."""
-        known = self._placeholders() if is_placeholder(x._node for x in operands) else None
+        known = None
+        if not computing.get() and differs_between_calls(x._node for x in operands):
+            known = self._placeholders()
         return self([x._data for x in operands]) if known is None else known
 
     def _placeholders(self) -> list[np.ndarray] | None:

@@ -23,7 +23,7 @@ from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.primitives import OPSET, STOP, Primitive
 from onnxgrad.eager.core.primitives import output as pick
 from onnxgrad.eager.core.recording import record_several
-from onnxgrad.eager.core.tape import Node, Program, Source, exporting
+from onnxgrad.eager.core.tape import Node, Program, Source
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.partial_eval import residuals
 from onnxgrad.engine.resolve import CONSTANT
@@ -217,8 +217,9 @@ class DerivativePlan:
         """The results; they are on the tape if an operand is."""
         if self.run is None:
             return [None] * len(self.given)
-        if p.tracked or exporting.get() or any(s._node is not None for s in seeds):
-            operands = [self._operand(p, *place) for place in self.places] + list(seeds)
+        if p.tracked or any(s._node is not None for s in seeds):
+            operand = self._operand if p.tracked else lambda p, *place: Array(p.value(*place))
+            operands = [operand(p, *place) for place in self.places] + list(seeds)
             arrays = self.run.results(operands) if isinstance(self.run, Executable) else self.run(_data(operands))
             rest = iter(record_several(self.call, operands, arrays))
         else:

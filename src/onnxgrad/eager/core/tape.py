@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ _count = itertools.count().__next__
 #: Whether a program is being exported: then integers, booleans and operations without a derivative are recorded too.
 exporting: ContextVar[bool] = ContextVar("exporting", default=False)
 
-#: The parameters of the function that is being compiled: Python cannot read values that depend on them.
+#: The parameters of the functions that are being compiled: Python cannot read values that depend on them.
 compiling: ContextVar[tuple[Node, ...]] = ContextVar("compiling", default=())
 
 #: Whether values that depend on these parameters are computed; if not, operations whose results have known shapes may
@@ -105,20 +105,30 @@ def varies(node: Node, discrete: bool = False) -> bool:
     return False
 
 
-def is_placeholder(nodes: Iterable[Node | None]) -> bool:
-    """True if `nodes` depend on a parameter of a function being compiled, so that only shapes matter."""
-    if computing.get():
-        return False
+def differs_between_calls(nodes: Iterable[Node | None]) -> bool:
+    """True if `nodes` depend on a parameter of a function being compiled."""
     parameters = set(compiling.get())
-    first = min((n.serial for n in parameters), default=0)
+    return bool(parameters) and _reaches(nodes, min(n.serial for n in parameters), parameters.__contains__)
+
+
+def reaches_outside(nodes: Iterable[Node | None], leaves: Sequence[Node]) -> bool:
+    """True if `nodes` depend on more than `leaves`: on an older node, or on the parent of a leaf."""
+    first = min(n.serial for n in leaves)
+    return _reaches(nodes, 0, lambda n: n.serial < first, discrete=exporting.get())
+
+
+def _reaches(nodes: Iterable[Node | None], first: int, found: Callable[[Node], bool], discrete: bool = True) -> bool:
+    """True if `found` holds for one of `nodes` or their ancestors back to number `first`."""
     seen: set[Node] = set()
     stack = [n for n in nodes if n is not None]
     while stack:
         node = stack.pop()
-        if node in parameters:
+        if node in seen or not (discrete or carries_derivative(node.value)):
+            continue
+        if found(node):
             return True
-        if node.serial > first and node not in seen:
-            seen.add(node)
+        seen.add(node)
+        if node.serial > first:
             stack.extend(p for p in node.inputs if type(p) is Node)
     return False
 
@@ -191,6 +201,8 @@ def program(
         kept.append(node)
         wiring.append(tuple(refs))
         operators.append(node.op)
+    if exporting.get():  # integers and booleans matter as well
+        tracked = reaches_outside(results, leaves)
     ends = tuple(place.get(node) for node in results)
     values = [s.value if type(s) is Node else s for s in sources]
     kinds = [(v.dtype.num, v.shape) for v in values]  # type: ignore[union-attr]

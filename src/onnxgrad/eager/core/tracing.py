@@ -15,7 +15,7 @@ from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.plans import pull, push
 from onnxgrad.eager.core.recording import cotangent_of_pairs, of_pairs, pairs_of_cotangent, real_form
-from onnxgrad.eager.core.tape import Node, Program, carries_derivative, exporting, leaf, program
+from onnxgrad.eager.core.tape import Node, Program, carries_derivative, leaf, program, reaches_outside
 from onnxgrad.errors import BadInput
 
 Function = Callable[..., Any]
@@ -110,12 +110,9 @@ class Traced:
 
     def detached(self, tree: Any) -> Any:
         """`tree` detached from the tape, unless an enclosing transform needs it."""
-        outside = self.program.tracked or exporting.get()
 
         def detach(x: Array) -> Array:
-            if x._node is None or outside or program([x._node], self.leaves).tracked:
-                return x
-            return Array(x._data)
+            return x if x._node is None or reaches_outside([x._node], self.leaves) else Array(x._data)
 
         return trees.mapped(detach, tree)
 
@@ -154,7 +151,7 @@ class Traced:
 
     def detach(self, found: Sequence[Array | None], seeds: Sequence[Array]) -> list[Array | None]:
         """`found` detached from the tape that Python derivatives leave, unless an enclosing transform needs it."""
-        if self.program.tracked or exporting.get() or any(s._node is not None for s in seeds):
+        if self.program.tracked or any(s._node is not None for s in seeds):
             return list(found)
         return [None if x is None else Array(x._data) for x in found]
 
