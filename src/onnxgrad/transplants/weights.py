@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,12 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.exporter_names import module_names
 from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.match import is_op
 from onnxgrad.transplants.match import root_mean_square
 from onnxgrad.transplants.schemes import Scheme, Tensors, array_of, implicit_bias, scheme_of, tensor_of
-
-_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 @dataclass
@@ -78,7 +76,7 @@ class TargetWeight:
 
 def labels_of(node: ir.Node) -> list[str]:
     """The name of a node, and of the module that it comes from."""
-    return [node.name or "", *re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))[-2:]]
+    return [node.name or "", *module_names(node)[-2:]]
 
 
 def weights_of(model: ir.Model) -> list[TargetWeight]:

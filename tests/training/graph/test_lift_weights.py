@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import onnx
 import pytest
@@ -202,21 +204,98 @@ def test_fresh_model_exported_by_torch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("modules", "trained"), [(("n.1", "n.2"), {"n.1.bias", "n.2.bias"}), (("n.1", "n.1"), {"n.1.bias"})]
+    ("read", "trained"),
+    [(("n_1_bias", "n_2_bias"), {"n.1.bias", "n.2.bias"}), (("n_1_bias", "n_1_bias"), {"n.1.bias"})],
 )
 @pytest.mark.parametrize("weight", [[0, 0], [0, 1]])
-def test_fresh_weights_of_several_modules_are_apart(modules, trained, weight):
-    """PyTorch's exporter stores equal tensors once, and each node names its module; one used twice stays tied."""
+@pytest.mark.parametrize("named", [True, False])
+def test_equal_parameters_are_apart(read, trained, weight, named):
+    """PyTorch's newer exporter stores equal tensors once, and each node names the parameters that its call read."""
+    name = "n.1.bias" if named else "val_0"  # folded tensors have no name of their own
+    nodes = [node("Add", ["x", name], ["h"]), node("Add", ["h", "h"], ["h2"]), node("Add", ["h2", name], ["y"])]
+    for add, parameter in zip((nodes[0], nodes[2]), read):
+        call = f"%add : [num_users=1] = call_function[target=torch.ops.aten.add.Tensor](args = (%x, %p_{parameter}))"
+        add.metadata_props.add(key="pkg.torch.onnx.fx_node", value=call)
+    model = model_of(nodes, {name: np.float32(weight)}, {"x": ["N", 2]}, {"y": ["N", 2]})
+    targets = "".join(f"p_{p}: PARAMETER target='{p.replace('_', '.')}'\n" for p in read)
+    model.graph.metadata_props.add(
+        key="pkg.torch.export.ExportedProgram.graph_signature", value=f"\n# inputs\n{targets}x: USER_INPUT\n"
+    )
+    state = compile_step(attach(model, loss="mse", optimizer="sgd")).state
+    assert len(state) == len(trained)
+    assert not named or set(state) == trained
+
+
+def copied_layers(last, weight="onnx::MatMul_20", bias=(1, 2), producer="pytorch"):
+    """Two layers as PyTorch's older exporter writes copies of one; `last` is the scope of the second one's product."""
     nodes = [
-        node("Add", ["x", "n.1.bias"], ["h"]),
-        node("Add", ["h", "h"], ["h2"]),
-        node("Add", ["h2", "n.1.bias"], ["y"]),
+        node("Identity", ["onnx::MatMul_10"], [weight]),
+        node("Identity", ["layers.0.bias"], ["layers.1.bias"]),
+        node("MatMul", ["x", "onnx::MatMul_10"], ["h"], name="/layers.0/MatMul"),
+        node("Add", ["h", "layers.0.bias"], ["i"], name="/layers.0/Add"),
+        node("MatMul", ["i", weight], ["j"], name=f"{last}/MatMul"),
+        node("Add", ["j", "layers.1.bias"], ["y"], name="/layers.1/Add"),
     ]
-    for add, module in zip((nodes[0], nodes[2]), modules):
-        add.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'n', '{module}', 'add']")
-    model = model_of(nodes, {"n.1.bias": np.float32(weight)}, {"x": ["N", 2]}, {"y": ["N", 2]})
-    step = compile_step(attach(model, loss="mse", optimizer="sgd"))
-    assert set(step.state) == (trained if weight == [0, 0] else {"n.1.bias"})
+    weights = {"onnx::MatMul_10": np.float32([[1, 2], [3, 4]]), "layers.0.bias": np.float32(bias)}
+    model = model_of(nodes, weights, {"x": ["N", 2]}, {"y": ["N", 2]})
+    model.producer_name = producer
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "own"),
+    [
+        (copied_layers("/layers.1"), {"layers.1.bias", "onnx::MatMul_20"}),
+        (copied_layers("/layers.0_1"), {"layers.1.bias"}),  # the same layer, once more
+        (copied_layers("/layers.1", bias=(0, 0)), {"layers.1.bias"}),  # zeros do not show that layers were copied
+        (copied_layers("/heads.1"), {"layers.1.bias"}),
+        (copied_layers("/layers.1", producer="other"), set()),
+    ],
+    ids=["copied", "used twice", "chance", "another list", "another exporter"],
+)
+def test_copied_layers_of_the_older_exporter(model, own):
+    """Names that differ in a number are two parameters; a folded matrix goes with the layers that read it."""
+    state = compile_step(attach(model, loss="mse", optimizer="sgd")).state
+    assert set(state) == {"onnx::MatMul_10", "layers.0.bias"} | own
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("newer", [True, False])
+def test_copied_layers_train_apart(newer, tmp_path):
+    """Layers that PyTorch copies, one that it uses twice, and a matrix of two modules: three steps equal PyTorch's."""
+    torch = pytest.importorskip("torch")
+    if newer:
+        pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    nn = torch.nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+            self.copies = nn.ModuleList([copy.deepcopy(layer) for _ in range(3)])
+            self.again = nn.Linear(4, 4)
+            self.pair = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+            self.pair[1].weight = self.pair[0].weight
+
+        def forward(self, x):
+            for layer in (*self.copies, self.again, self.again, *self.pair):
+                x = torch.tanh(layer(x))
+            return x
+
+    net, path = Net().eval(), str(tmp_path / "net.onnx")
+    xs, ts = torch.randn(2, 3, 2, 5, 4)
+    torch.onnx.export(net, (xs[0],), path, dynamo=newer, verbose=False, input_names=["x"], opset_version=18)
+    step = compile_step(attach(path, loss="mse", optimizer="sgd", learning_rate=0.3))
+    _, history = train(step, [{"x": x.numpy(), "labels": t.numpy()} for x, t in zip(xs, ts)])
+    assert sum(s.kind == "parameter" for s in step.state.values()) == len(list(net.parameters())) == 11
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
+    for x, t, result in zip(xs, ts, history):
+        loss = nn.functional.mse_loss(net(x), t)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        np.testing.assert_allclose(result["loss"], loss.item(), rtol=1e-5)
 
 
 def test_branches_share_the_copies_of_fresh_weights():

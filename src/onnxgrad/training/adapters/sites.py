@@ -6,7 +6,6 @@ if each of them is a site: then all of them are, with the same factors, and the 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,13 +13,12 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.exporter_names import module_names
 from onnxgrad.ir.match import is_standard, permutation
 
 LINEAR, CONV, EMBEDDING = "linear", "conv", "embedding"
 #: Standard operators that read a weight which an adapter fits, and as which of their inputs.
 OPERANDS = {"MatMul": (0, 1), "Gemm": (1,), "Conv": (1,), "Gather": (0,)}
-#: Metadata of PyTorch's newer exporter: the modules that a node comes from.
-_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 @dataclass
@@ -114,9 +112,9 @@ class Weight:
         if self.name.endswith(".weight") and "::" not in self.name and not self.is_tied:
             return self.name.removesuffix(".weight")
         node = self.sites[0].node
-        scopes = [s for s in re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, "")) if s]
-        if len(scopes) > 1:
-            return scopes[-2]
+        modules = module_names(node)
+        if len(modules) > 1:
+            return modules[-2]
         parts = (node.name or "").split("/")
         if len(parts) > 2 and not parts[0]:
             return ".".join(parts[1:-1])
