@@ -234,3 +234,44 @@ def test_batches_have_rows(files, command):
     text = said(files, f"{command} PLACE/m.onnx --data PLACE/d.npz --batch-size 0{output}", code=2)
     assert "--batch-size" in text
     assert "greater than or equal to 1" in text
+
+
+def test_pictures_of_several_sizes(tmp_path):
+    """Smaller ones are padded at the bottom and on the right, and their own sizes stand beside them."""
+    image = pytest.importorskip("PIL.Image")
+    head = '<ir_version: 10, opset_import: ["": 20]> g (float[N, 1, H, W] x) => (float[N, 2, H, W] y) '
+    onnx.save(onnx.parser.parse_model(f"{head}{{ y = Concat <axis = 1> (x, x) }}"), tmp_path / "m.onnx")
+    pixels = [np.full((h, w), 51 * (k + 1), np.uint8) for k, (h, w) in enumerate([(4, 6), (7, 3), (5, 5)])]
+    (tmp_path / "pics").mkdir()
+    for k, array in enumerate(pixels):
+        image.fromarray(array).save(tmp_path / "pics" / f"{k}.png")
+    for size in (1, 2, 256):
+        said(tmp_path, f"predict PLACE/m.onnx --data PLACE/pics -o PLACE/p.npz --batch-size {size}")
+        found = np.load(tmp_path / "p.npz")
+        assert list(found) == ["file", "height", "width", "y"]
+        assert [*zip(found["height"], found["width"])] == [a.shape for a in pixels]
+        assert found["y"].shape == (3, 2, 7, 6)
+        for y, array in zip(found["y"], pixels):
+            h, w = array.shape
+            np.testing.assert_allclose(y[:, :h, :w], np.broadcast_to(array / 255, (2, h, w)), rtol=1e-6)
+    (tmp_path / "pics" / "1.png").unlink()
+    (tmp_path / "pics" / "2.png").unlink()
+    said(tmp_path, "predict PLACE/m.onnx --data PLACE/pics -o PLACE/p.npz")
+    assert list(np.load(tmp_path / "p.npz")) == ["file", "y"]
+
+
+def test_other_sizes_in_other_batches(tmp_path):
+    onnx.save(onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[N, T] x) => (float[N, T] y) { y = Neg (x) }'
+    ), tmp_path / "m.onnx")  # fmt: skip
+    (tmp_path / "d.jsonl").write_text('{"x": [1, 2]}\n{"x": [3]}\n')
+    line = "predict PLACE/m.onnx --data PLACE/d.jsonl -o PLACE/p.npz --batch-size"
+    assert "--batch-size 2 (in Python batch_size=)" in said(tmp_path, f"{line} 1", code=2)
+    said(tmp_path, f"{line} 2")
+    np.testing.assert_array_equal(np.load(tmp_path / "p.npz")["y"], [[-1, -2], [-3, 0]])
+
+
+def test_a_table_as_json_is_no_coco_file(files):
+    (files / "d.json").write_text('[{"a": 1}]')
+    problem = said(files, "predict PLACE/m.onnx --data PLACE/d.json -o PLACE/p.csv", code=2)
+    assert "a table in JSON is a .jsonl file, an object per line" in problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from onnxgrad.cli import data_options, panels
-from onnxgrad.cli.console import cell, console
+from onnxgrad.cli.console import cell, console, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
@@ -54,6 +55,13 @@ def evaluate(
         int,
         panels.data(help="The symbol that stands for nothing, for exact, cer and wer."),
     ] = 0,
+    missing: Annotated[
+        str | None,
+        panels.data(
+            help="drop: leave out rows without a label, or without a value that the model does not fill in.",
+            metavar="drop",
+        ),
+    ] = None,
     batch_size: data_options.BatchSize = 256,
     threads: data_options.Threads = None,
     worst: Annotated[int, panels.output(min=0, help="List so many rows with the largest losses.")] = 0,
@@ -78,11 +86,13 @@ def evaluate(
         metrics=metrics,
         ignore_index=ignore_index,
         blank=blank,
+        missing=missing,
         batch_size=batch_size,
         options=Options(threads=threads),
         worst=worst,
         **given,
     )
+    print_lines(*found.notes, stream=sys.stderr)
     if picture is not None:
         _draw(found, picture)
     if as_one_line:

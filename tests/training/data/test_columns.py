@@ -100,7 +100,7 @@ def test_a_wide_float_is_rounded():
         (np.full((1, 1, 2, 2), 1e300), IMAGE, "as float32, is not finite"),
         (np.full((1, 1, 2, 2), "a"), IMAGE, "not numbers"),
         (np.full((1, 1, 2, 2), 1j), IMAGE, "not numbers"),
-        (np.full((1, 1, 2, 2), None), IMAGE, "not numbers"),
+        (np.full((1, 1, 2, 2), None), IMAGE, "has no value in row 0"),
     ],
 )
 def test_conversions_that_lose_something_are_refused(array, field, words):

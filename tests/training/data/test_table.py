@@ -477,8 +477,29 @@ def test_rows_without_a_label_are_left_out(kind, tmp_path):
         np.testing.assert_array_equal(found.state()["w"], wanted.state()["w"])
         assert found.classes == wanted.classes
         assert found.history.epochs[0]["loss"] == wanted.history.epochs[0]["loss"]
-    with pytest.raises(BadInput, match=r"missing drop leaves out rows without a label|no label in row 0"):
+    with pytest.raises(BadInput, match=r"missing drop of train and evaluate leaves|no label in row 0"):
         onnxgrad.train(model, tmp_path / "rows.csv", **{**settings, "missing": "mean"})
+
+
+@pytest.mark.parametrize("way", ["mean", "drop"])
+def test_rows_without_a_label_are_not_measured(way, tmp_path):
+    """Nor are those without a value, where the model does not fill it in; saved models and metadata are alike."""
+    trainer = onnxgrad.train(linear(6), COLUMNS, loss="mse", labels="target", inputs=INPUTS, missing=way)
+    trainer.save(tmp_path / "o.onnx")
+    for rest, source in list(unlabelled("number", tmp_path))[:6]:
+        columns = {n: rest[n].to_pylist() for n in rest.column_names}
+        full = [way == "mean" or None not in row for row in zip(columns["age"], columns["colour"])]
+        y = predict(tmp_path / "o.onnx", rest.filter(pa.array(full)))["y"][:, 0].astype(float)
+        error = y - np.array(columns["y"])[full]
+        found = evaluate(tmp_path / "o.onnx", source, missing="drop")
+        assert found.rows == len(error) == sum(full) == (38 if way == "mean" else 29)
+        assert found.metrics["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-6)
+        assert f"{40 - len(error)} of 40 rows of" in found.notes[0]
+        assert "lack a value and are left out, 2 of them without a label" in found.notes[0]
+        with pytest.raises(BadInput, match=r"missing values: 2|no value in row [03]|not finite"):
+            evaluate(tmp_path / "o.onnx", source)
+    with pytest.raises(BadInput, match=r"missing must be 'drop', not 'mean'"):
+        evaluate(tmp_path / "o.onnx", source, missing="mean")
 
 
 def test_rows_that_are_left_out_are_counted(tmp_path):

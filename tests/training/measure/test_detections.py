@@ -164,6 +164,9 @@ def test_boxes_of_picture_files(tmp_path):
     np.testing.assert_array_equal(found["score"][mine], expected.scores[sure])
     np.testing.assert_array_equal(np.stack([found[n][mine] for n in ("x1", "y1", "x2", "y2")], 1), expected.boxes[sure])
     assert [["cat", "dog"].index(n) for n in found["class"][mine]] == expected.labels[sure].tolist()
+    of_file = onnxgrad.predict(model, tmp_path / "boxes.json")
+    named = found["file"] != str(tmp_path / "images" / "turned.jpg")
+    assert all(np.array_equal(of_file[name], column[named]) for name, column in found.items())
 
 
 def test_names_of_classes(tmp_path):

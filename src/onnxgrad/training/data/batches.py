@@ -203,6 +203,13 @@ class Data:
         return next((c.names for c in self.columns.values() if isinstance(c, Pictures)), None)
 
     @property
+    def picture_sizes(self) -> np.ndarray | None:
+        """Height and width of each picture file, [rows, 2], where they differ, so that batches are padded."""
+        shown = next(((f, c) for f in self.fields if isinstance(c := self.columns.get(f.name), Pictures)), None)
+        sizes = None if shown is None else shown[1].sizes(shown[0])
+        return sizes if sizes is not None and np.ptp(sizes, axis=0).any() else None
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes, in the order of their numbers, where the source names them."""
         return next((c.names for c in self.columns.values() if isinstance(c, NamedClasses)), None)
@@ -350,7 +357,7 @@ class Data:
                 continue
             called = self.called[field.name]
             found = self.columns[field.name].take(rows, field)
-            sizes[field.name] = [len(a) if a.ndim else 1 for a in found]
+            sizes[field.name] = [len(a) if np.ndim(a) else 1 for a in found]
             if isinstance(found, list) or self.pad_to > 1:
                 found = padded(list(found), field, self.pad_to, f"array {called!r} of {self.name}")
             batch[field.name] = fitted(called, found, field, self.name, rows)

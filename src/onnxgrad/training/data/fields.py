@@ -143,6 +143,13 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.nda
     if field.raw:
         return np.ascontiguousarray(array.astype(field.dtype))
     if not (_is_float(array.dtype) or array.dtype.kind in "biu"):
+        gone = np.array([v is None for v in array.flat]).reshape(array.shape)
+        if gone.any():
+            row = np.argwhere(gone)[0][0]
+            raise BadInput(
+                f"{where} has no value in row {row if rows is None else rows[row]}\n"
+                "  hint: fill it in; --missing drop of train and evaluate (in Python missing='drop') leaves the row out"
+            )
         raise BadInput(f"{where} holds {_kind(array)}, not numbers; expected {field.wanted}")
     array = _last_axis(array, field)
     shape = array.shape[1:]

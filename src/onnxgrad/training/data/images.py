@@ -75,6 +75,10 @@ class Images:
         scaled = ((pixels / 255 - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         return scaled if last else scaled.transpose(2, 0, 1)
 
+    def fixed_size(self, field: Field) -> tuple[int | None, int | None]:
+        """Height and width that pictures are scaled to; None where each keeps its own. Raises BadInput."""
+        return self._layout(field)[1]
+
     def _layout(self, field: Field) -> tuple[int, tuple[int | None, int | None], bool]:
         """Channels, (height, width), and True for channels last."""
         shape = field.shape
@@ -122,6 +126,16 @@ class Pictures(Column):
     def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
         """These pictures, decoded now."""
         return stacked([self.how.read(self.paths[i], field) for i in rows])
+
+    def sizes(self, field: Field) -> np.ndarray:
+        """Height and width of each picture as a row of `field`, before padding: [rows, 2]."""
+        fixed = self.how.fixed_size(field)
+        return np.array([[size or n for size, n in zip(fixed, self.stored_size(row))] for row in range(len(self))])
+
+    def stored_size(self, row: int) -> tuple[int, int]:
+        """Height and width of the picture in its file, by its header."""
+        with open_ordinary(self.paths[row]) as file, load_pillow().open(file, formats=FORMATS) as picture:
+            return picture.height, picture.width
 
 
 class EncodedPicture:

@@ -175,6 +175,11 @@ class ObjectPictures(Pictures):
         image = load_pillow()
         return stacked([self.how.convert(image.fromarray(read_pixels(r.file, r.size)), field) for r in known])
 
+    def stored_size(self, row: int) -> tuple[int, int]:
+        """Height and width of the picture, turned as its annotations are."""
+        width, height = self.objects.rows[row].size
+        return height, width
+
 
 def object_columns(path: Path, how: Images) -> Columns:
     """The columns ``images`` and ``labels`` of COCO's annotations, or of a folder of YOLO's polygons.

@@ -61,7 +61,8 @@ def checked_raw(raw: RawColumn, name: str, is_text: bool, may_miss: bool, source
     if missing.any() and not may_miss:
         raise BadInput(
             f"column {name!r} of {source} has no value in row {np.argmax(missing)}, and the model was trained on rows "
-            "without missing values\n  hint: train it with --missing mean, or leave the row out"
+            "without missing values\n"
+            "  hint: train it with --missing mean; or leave the row out, as --missing drop of evaluate does"
         )
     return raw
 

@@ -268,8 +268,8 @@ def _of_arrow(chunks: Any) -> Any:
         row = int(np.argmax(chunks.is_null().to_numpy()))
         raise BadInput(
             f"missing values: {chunks.null_count}, the first in row {row}\n"
-            "  hint: fill the cells in, or leave the rows out; in training with --inputs, --missing mean fills in the "
-            "columns that it joins, and --missing drop leaves out rows without a label, too"
+            "  hint: fill the cells in; --missing drop of train and evaluate leaves the rows out, and in training with "
+            "--inputs, --missing mean fills in the columns that it joins"
         )
     if pa.types.is_fixed_size_list(kind):
         flat = chunks.combine_chunks()

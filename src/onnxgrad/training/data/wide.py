@@ -163,7 +163,7 @@ class DroppedRows:
     def find_kept(
         self, columns: Mapping[str, Column], wanted: Mapping[str, Features], labels: Collection[str]
     ) -> np.ndarray | None:
-        """The other rows of `columns`; None where no column feeds an input.
+        """The other rows of `columns`; None where no column feeds an input, or holds labels.
 
         Args:
             columns: by name.
@@ -173,7 +173,7 @@ class DroppedRows:
         raws = [raw_columns(columns, f.names) for n, f in wanted.items() if n not in labels]
         gone = [raw.missing for own in raws for raw in own.values()]
         unlabelled = [_unlabelled(columns[n], n) for n in _label_columns(columns, wanted, labels)]
-        if not gone or len({len(each) for each in [*gone, *unlabelled]}) > 1:  # which is refused later
+        if len({len(each) for each in [*gone, *unlabelled]}) != 1:  # none, or sizes that are refused later
             return None
         left_out = np.any([*gone, *unlabelled], axis=0)
         self.rows += len(left_out)
@@ -216,13 +216,29 @@ def _unlabelled(column: Column, name: str) -> np.ndarray:
 
 
 def complete_rows(
-    columns: Mapping[str, Column], inputs: Mapping[str, str] | None, labels: Collection[str] = ()
+    columns: Mapping[str, Column],
+    inputs: Mapping[str, str | Features] | None,
+    labels: Collection[str] = (),
+    drop: DroppedRows | None = None,
 ) -> dict[str, Column]:
-    """The rows of `columns` without a missing value in those for `inputs` or `labels`; all of them without inputs."""
-    wanted = {n: Features(tuple(_select_columns(text, list(columns))), text) for n, text in (inputs or {}).items()}
-    kept = DroppedRows().find_kept(columns, wanted, labels)
+    """The rows of `columns` without a missing value in those for `inputs` or `labels`; all of them without either.
+
+    Args:
+        columns: by name.
+        inputs: which columns feed which input.
+        labels: the inputs of the loss.
+        drop: counts the other rows.
+    """
+    names = list(columns)
+    wanted = {
+        n: f if isinstance(f, Features) else Features(tuple(_select_columns(f, names)), f)
+        for n, f in (inputs or {}).items()
+    }
+    kept = (drop or DroppedRows()).find_kept(columns, wanted, labels)
     if kept is None:
         return dict(columns)
+    if not len(kept):
+        raise NoRowsLeft("every row has a missing value, so --missing drop leaves none")
     raws = raw_columns(columns, [called for n, f in wanted.items() if n not in labels for called in f.names])
     some = {n: c.select_in_memory(kept) for n, c in columns.items() if n not in raws}
     return some | {n: Dense(raw.values[kept]) for n, raw in raws.items()}

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput, warn_caller
 from onnxgrad.training.data import Data
-from onnxgrad.training.data.annotations.reading import read_detection
+from onnxgrad.training.data.annotations.reading import ANNOTATIONS, read_detection
 from onnxgrad.training.data.annotations.samples import DetectionData, picture_size, read_pixels
 from onnxgrad.training.data.images import SUFFIXES
 from onnxgrad.training.data.labels import listed
@@ -123,7 +123,9 @@ def compare_boxes(
 
 
 def pictures_at(path: Path) -> list[Path]:
-    """The picture file at `path`, or those below a folder."""
+    """The picture file at `path`, those below a folder, or those of a file of annotations; none for other files."""
+    if path.suffix.lower() in ANNOTATIONS and not path.is_dir():
+        return [row.file for row in read_detection(path, part="val").rows]
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [p for p in found if p.suffix.lower() in SUFFIXES and p.is_file()]
 

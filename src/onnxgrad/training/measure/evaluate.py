@@ -15,7 +15,7 @@ from onnxgrad.keywords import check_keywords
 from onnxgrad.runtime import Options
 from onnxgrad.settings import read_recipes, takes
 from onnxgrad.training.data import Data, Field, open_data
-from onnxgrad.training.data.columns import Column, single_array
+from onnxgrad.training.data.columns import Column, Columns, Features, single_array
 from onnxgrad.training.data.fields import INPUTS, LABELS, check_labels
 from onnxgrad.training.data.items import named_source
 from onnxgrad.training.data.labels import check_count, class_column, numbered
@@ -23,6 +23,7 @@ from onnxgrad.training.data.masks import Masks, choose_classes, mask_field
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
+from onnxgrad.training.data.wide import DroppedRows, complete_rows
 from onnxgrad.training.detection.predict import Detector
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.graph.class_labels import class_names, label_output
@@ -46,6 +47,7 @@ from onnxgrad.training.measure.result import Evaluated
 from onnxgrad.training.measure.texts import compare_texts, complete
 from onnxgrad.training.metadata import DETECTOR
 from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, is_metric_of, names_of, per_class
+from onnxgrad.training.option_strings import one_of
 
 if TYPE_CHECKING:
     from onnxgrad.training.data.keywords import MeasuringKeywords
@@ -72,6 +74,7 @@ def evaluate(
     worst: int = 0,
     classes: Sequence[str] | str | None = None,
     image_size: int | None = None,
+    missing: str | None = None,
     **settings: Unpack[MeasuringKeywords],
 ) -> Evaluated:
     """Compare the predictions of `model` for the rows of `data` with their labels.
@@ -98,6 +101,7 @@ def evaluate(
         classes: names of the classes of a detector that does not name them, in their order; or those of the outlines
             of objects that masks are drawn of: the others belong to the background.
         image_size: width and height of pictures, where a detector leaves them open.
+        missing: "drop" leaves out rows without a label, or without a value that the model does not fill in.
         settings:
 
     Raises:
@@ -107,6 +111,10 @@ def evaluate(
     asked = names_of(metrics)
     opened = as_given(model)
     preparation, task = read_recipes("evaluate", (PreparationRecipe, TaskRecipe), settings)
+    if missing is not None:
+        one_of("missing", missing, ["drop"])
+        if task.name or DETECTOR in opened.metadata_props or Preprocessing.of(opened).task:
+            raise BadInput("missing is a setting of labels and columns, which the data of a task do not have")
     if task.name == DETECTION or (not task.name and DETECTOR in opened.metadata_props):
         boxes = DetectionRecipe(classes=classes, image_size=image_size)
         return evaluate_detector(opened, data, asked, preparation, batch_size, options, worst, boxes)
@@ -137,7 +145,7 @@ def evaluate(
             found.rows = found.rows or len(answers)
         return found
     rows, called, ignore_index = open_labelled(
-        opened, data, output, labels, ignore_index, preparation, trained, source, arguments, asked
+        opened, data, output, labels, ignore_index, preparation, trained, source, arguments, asked, missing == "drop"
     )
     return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
 
@@ -181,9 +189,15 @@ def open_labelled(
     source: str,
     arguments: dict[str, Any],
     asked: Sequence[str] | None = None,
+    drops: bool = False,
 ) -> tuple[Data, str, int | None]:
-    """Prepared `data` as rows, the name of their labels, and the label that does not count."""
+    """Prepared `data` as rows, the name of their labels, and the label that does not count.
+
+    With `drops`, rows are left out that lack a label, or a value that the model does not fill in.
+    """
     data = named_source(data, [*fields_of(opened), Field(labels or "labels", np.dtype(np.int64), (), label=True)])
+    if drops:
+        data = _complete(data, labels, [f.name for f in fields_of(opened)], preparation, trained, source)
     columns = open_data(data, preparation.pictures(trained), preparation.inputs, trained.inputs)
     called = _labels(columns, labels, source, {f.name for f in fields_of(opened)})
     where = f"array {called!r} of {source}"
@@ -205,6 +219,29 @@ def open_labelled(
         own = mask_field(called, list(output.shape or ()), ignore_index, are_numbers)
     rows = Data(columns, [*fields_of(opened), own], source, classes=names, **arguments)
     return rows, called, ignore_index
+
+
+def _complete(
+    data: Any,
+    labels: str | None,
+    fed: Sequence[str],
+    preparation: PreparationRecipe,
+    trained: Preprocessing,
+    source: str,
+) -> Columns:
+    """The rows of `data` with a label, and with the values that the inputs `fed` need."""
+    columns = open_data(data, preparation.pictures(trained), texts=trained.texts)
+    wanted: dict[str, Features | str] = {
+        n: f for n, f in trained.inputs.items() if f.table is None or not f.table.missing
+    }
+    wanted |= {n: Features((name,), name) for n, (name, _, may_miss) in trained.columns.items() if not may_miss}
+    wanted |= preparation.inputs or {}
+    own = [n for n in wanted if n not in fed]  # labels of several columns
+    if not own:
+        used = {c for f in trained.inputs.values() for c in f.names} | {name for name, *_ in trained.columns.values()}
+        own = [_labels(columns, labels, source, {*fed, *used})]
+    drop = DroppedRows()
+    return Columns(complete_rows(columns, wanted, own, drop), source, notes=[*columns.notes, *drop.notes(source)])
 
 
 def evaluate_rows(
@@ -270,7 +307,7 @@ def evaluate_rows(
     if not meter.count:
         raise BadInput(f"{called!r} has no label that counts")
     measured = meter.result() | ({} if margin is None else margin.result())
-    result = Evaluated(meter.comparison.task, measured, meter.count, called, shown, table)
+    result = Evaluated(meter.comparison.task, measured, meter.count, called, shown, table, notes=rows.notes)
     if table is not None:
         known = rows.classes or names or [str(c) for c in range(len(table))]
         each = per_class(table)

@@ -35,8 +35,8 @@ from onnxgrad.wording import tensor_text
 if TYPE_CHECKING:
     from onnxgrad.training.data.keywords import MeasuringKeywords
 
-#: The column with the paths of picture files.
-FILE = "file"
+#: The columns with the paths of picture files, and their sizes where these differ.
+FILE, SIZE = "file", ("height", "width")
 
 AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
 
@@ -153,7 +153,8 @@ def predict(
 
     Returns:
         Arrays [rows, …] by the names of the outputs, in the order of the data. Of picture files, ``file`` has their
-        paths, unless an output has this name; a detector that was trained here has a row for each box: ``file``,
+        paths, unless an output has this name. Pictures that differ in size are padded at the bottom and on the right;
+        ``height`` and ``width`` are their own. A detector that was trained here has a row for each box: ``file``,
         ``class``, ``score``, ``x1``, ``y1``, ``x2``, ``y2``. For a task of language models, not the scores of all
         tokens, but ``tokens``, ``log_loss``, ``perplexity`` and ``accuracy`` of each document.
 
@@ -179,9 +180,11 @@ def predict(
     for _, given in batches_of(opened, rows, wanted, batch_size, options):
         for name in wanted:
             parts[name].append(given[name])
-    found = {name: _join_batches(name, arrays) for name, arrays in parts.items()}
-    files = rows.files
-    return found if files is None or FILE in found else {FILE: files, **found}
+    sizes = rows.picture_sizes
+    found = {name: _join_batches(name, arrays, len(rows), sizes is not None) for name, arrays in parts.items()}
+    about = {} if rows.files is None else {FILE: rows.files}
+    about |= {} if sizes is None else dict(zip(SIZE, sizes.T))
+    return {**about, **found}
 
 
 def _predict_documents(
@@ -212,7 +215,15 @@ def _predict_documents(
     return {"tokens": tokens.astype(np.int64), "log_loss": loss, "perplexity": np.exp(loss), "accuracy": accuracy}
 
 
-def _join_batches(name: str, arrays: list[np.ndarray]) -> np.ndarray:
-    if len({a.shape[1:] for a in arrays}) > 1:
-        raise BadInput(f"the output {name!r} has other sizes in other batches; predict with a batch size of 1 row each")
+def _join_batches(name: str, arrays: list[np.ndarray], rows: int, pads: bool) -> np.ndarray:
+    """All rows of the output `name`; with `pads`, batches of smaller rows get zeros at the ends of their axes."""
+    shapes = {a.shape[1:] for a in arrays}
+    if len(shapes) > 1:
+        if not pads or len({*map(len, shapes)}) > 1:
+            raise BadInput(
+                f"the output {name!r} has other sizes in other batches\n"
+                f"  hint: --batch-size {rows} (in Python batch_size=) runs all rows at once, padded alike"
+            )
+        largest = np.max(list(shapes), axis=0)
+        arrays = [np.pad(a, [(0, 0), *((0, n) for n in largest - a.shape[1:])]) for a in arrays]
     return np.concatenate(arrays)

@@ -28,6 +28,7 @@ class Evaluated:
             is the last.
         curves: of each class of boxes, the precision at the IoU 0.5 at the recalls 0, 0.01, …, 1.
         pictures: the first pictures, where they were asked for, with boxes drawn on them, and their titles.
+        notes: lines about how the rows were made.
     """
 
     task: str
@@ -41,6 +42,7 @@ class Evaluated:
     names: Sequence[str] | None = None
     curves: Mapping[str, np.ndarray] | None = None
     pictures: Sequence[tuple[str, np.ndarray]] = ()
+    notes: Sequence[str] = ()
 
 
 def as_json(found: Evaluated) -> str:

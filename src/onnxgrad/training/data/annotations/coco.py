@@ -53,7 +53,8 @@ def _loaded(path: Path, source: str) -> dict[str, Any]:
     lists = [isinstance(content, dict) and isinstance(content.get(part), list) for part in parts]
     if not all(lists):
         missing = parts[lists.index(False)]
-        raise BadInput(f"{source} is no COCO file: it has no list {missing!r} (it needs {', '.join(parts)})")
+        hint = "\n  hint: a table in JSON is a .jsonl file, an object per line" if not any(lists) else ""
+        raise BadInput(f"{source} is no COCO file: it has no list {missing!r} (it needs {', '.join(parts)}){hint}")
     return content
 
 

@@ -13,6 +13,9 @@ from onnxgrad.training.data.annotations.samples import DetectionData
 from onnxgrad.training.data.annotations.voc import read_voc
 from onnxgrad.training.data.annotations.yolo_folder import PARTS, read_yolo
 
+#: Suffixes of files of annotations.
+ANNOTATIONS = (".json", ".yaml", ".yml", ".csv", ".tsv")
+
 
 def read_detection(
     path: str | os.PathLike | DetectionData, classes: Sequence[str] | None = None, part: str = "train"
@@ -69,4 +72,4 @@ def _read_folder(path: Path, part: str) -> tuple[DetectionData, bool]:
     return read_yolo(path, part), True
 
 
-__all__ = ["DetectionData", "read_detection"]
+__all__ = ["ANNOTATIONS", "DetectionData", "read_detection"]
