@@ -32,7 +32,19 @@ from onnxgrad.training.step.compile import Step
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "rewrites.json"
 PAGE = ROOT / "docs" / "internals" / "runtime.md"
-WORKLOADS = ("mlp", "cnn", "residual", "depthwise", "transformer", "lstm", "dlrm", "graph_net", "wavenet", "resnet18")
+WORKLOADS = (
+    "mlp",
+    "cnn",
+    "residual",
+    "depthwise",
+    "transformer",
+    "lstm",
+    "dlrm",
+    "graph_net",
+    "wavenet",
+    "resnet18",
+    "cnn3d",
+)
 STEPS = 4  #: in a turn
 ALL = "all of them"
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -97,9 +98,16 @@ def _gains(node: ir.Node, block: int) -> bool:
     group = _group(node)
     if len(taps) == 1 and not _is_long(x, node.outputs[0], out * inner * taps[0]):
         return False
+    if group == 1:
+        return fits_blocks(out, inner, taps, block)
+    return inner == 1 and group == out and fits_blocks(out, out, taps, block)
+
+
+def fits_blocks(out: int, inner: int, taps: Sequence[int], block: int) -> bool:
+    """True if channels are whole blocks, or few of the operand, and the taps are more than one, but no whole image."""
     if not block or out % block or max(taps) == 1 or max(taps) > (LARGEST if len(taps) == 2 else LONGEST):
         return False
-    return (inner % block == 0 or inner < block) if group == 1 else (inner == 1 and group == out)
+    return inner % block == 0 or inner < block
 
 
 def is_known_before(w: ir.Value) -> bool:
