@@ -34,7 +34,8 @@ OPTIONAL = {
 }
 
 #: Imports inside functions that have a reason: a command that answers Ctrl-C while it loads the rest, a checker that
-#: loads the runtime only to run on it, functions of formulas that stand on SciPy, an extra, and rich for what is shown.
+#: loads the runtime only to run on it, functions of formulas that stand on SciPy, an extra, rich for what is shown, and
+#: what a `Trainer` is built without (a sixth of the time to import it).
 LATE = {
     "cli/__init__.py onnxgrad",
     "cli/__init__.py onnxgrad.cli.app",
@@ -44,6 +45,16 @@ LATE = {
     "training/adapters/parts.py onnx.reference",
     "training/loop/listeners.py onnxgrad.training.loop.progress_bar",
     "training/loop/samples.py rich.console",
+    "training/loop/trained.py onnxgrad.training.adapters.folder",
+    "training/loop/trained.py onnxgrad.training.language.task",
+    "training/loop/trained.py onnxgrad.training.loop.evaluation",
+    "training/loop/trainer.py onnxgrad.training.loop.fit",
+    "training/loop/trainer.py onnxgrad.training.loop.listeners",
+    "training/loop/trainer.py onnxgrad.training.loop.peak",
+    "training/loop/trainer.py onnxgrad.training.loop.pruning",
+    "training/loop/trainer.py onnxgrad.training.loop.rate_finder",
+    "training/loop/trainer.py onnxgrad.training.loop.resume",
+    "training/loop/trainer.py onnxgrad.training.measure.predict",
     "training/loss/evaluated.py onnxgrad.eager.scipy",
     "training/loss/recorded.py onnxgrad.training.loss",
 }

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad._later import without_collection
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.bodies import TracedBody, trace
@@ -21,7 +22,6 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import end_derivation
 from onnxgrad.ir.subgraphs import give
-from onnxgrad.transforms.keep_functions import without_collection
 from onnxgrad.transforms.vmap import vmap as vmap_model
 
 #: How many shapes of arguments a compiled function is kept for.

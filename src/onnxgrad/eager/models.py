@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad._later import without_collection
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import Executable
@@ -25,7 +26,6 @@ from onnxgrad.ir.graph import required_inputs
 from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime.feeds import bind
 from onnxgrad.transforms.gradient_lowering import open_lowered
-from onnxgrad.transforms.keep_functions import without_collection
 from onnxgrad.transforms.linearize import split_vjp
 
 

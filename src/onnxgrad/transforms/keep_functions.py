@@ -6,13 +6,12 @@ A failure over a model that contradicts itself is an error of the model.
 from __future__ import annotations
 
 import functools
-import gc
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from onnxgrad._later import without_collection
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io.declared_shapes import undeclared
@@ -48,22 +47,6 @@ def keeping_functions(derive: Callable[[Attempt | None], Result]) -> Result:
         if not attempt.kept:
             raise
     return derive(None)
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Pause the collector of cyclic garbage for the whole process, until the end of the derivation.
-
-    A derivation makes many objects that stay, and little garbage: without the pause, that of a long graph takes up to
-    1.8 times as long. Objects without cycles are freed as ever.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def transform(derive: Derive) -> Derive:

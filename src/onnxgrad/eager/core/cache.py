@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from onnxgrad.transforms.keep_functions import without_collection
+from onnxgrad._later import without_collection
 
 
 class Cache:

@@ -10,16 +10,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgrad._later import without_collection
 from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.tape import computing, differs_between_calls
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, ReferenceSession, Session
-from onnxgrad.transforms.keep_functions import without_collection
 
 #: Options of the sessions. Idle threads do not spin: between two runs, Python is busy. Of small arrays, a thread takes
 #: longer to wake than to compute, and rewrites longer than they save.
 OPTIONS = Options(spinning=False)
-SMALL = Options(spinning=False, threads=1, layout="plain")
+SMALL = Options(spinning=False, threads=1, layout="plain", level="none")
 #: The most elements of a small array, and the most multiplications of a small product.
 LARGEST, LONGEST = 1 << 13, 1 << 20
 
@@ -84,15 +84,21 @@ class Executable:
 
 def _is_small(model: ir.Model) -> bool:
     """True if all arrays and products in `model` are known to be small."""
+    small: dict[tuple[int | ir.SymbolicDim, ...], bool] = {}
     for node in model.graph.all_nodes():
-        shapes = [v.shape for v in (*node.inputs, *node.outputs) if v is not None]
-        if any(s is None or not s.is_static() or math.prod(s.numpy()) > LARGEST for s in shapes):
-            return False
         if node.op_type in ("Conv", "ConvTranspose", "Einsum"):
             return False
+        shapes = [None if v.shape is None else v.shape.dims for v in (*node.inputs, *node.outputs) if v is not None]
+        for dims in shapes:
+            if dims is None:
+                return False
+            if dims not in small:
+                small[dims] = all(isinstance(d, int) for d in dims) and math.prod(dims) <= LARGEST  # type: ignore[arg-type]
+            if not small[dims]:
+                return False
         if node.op_type in ("MatMul", "Gemm"):
-            rows, columns = (s.numpy() for s in shapes[:2] if s is not None)
-            if math.prod(rows) * columns[-1] > LONGEST or math.prod(columns) * rows[0] > LONGEST:
+            rows, columns = shapes[:2]
+            if math.prod(rows) * columns[-1] > LONGEST or math.prod(columns) * rows[0] > LONGEST:  # type: ignore
                 return False
     return True
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import onnxruntime
 
@@ -30,13 +30,15 @@ from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.table import CATEGORIES, MISSING
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.language.recipe import DETECTION, TaskRecipe
-from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File, LoopRecipe
 from onnxgrad.training.loop.run import Callback
 from onnxgrad.training.metrics.registry import OF_PREDICTIONS, names_of
 from onnxgrad.training.option_strings import one_of
 from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.ranks import Ranks
+
+if TYPE_CHECKING:
+    from onnxgrad.training.loop.evaluation import Evaluation
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -18,7 +18,6 @@ from onnxgrad.model_io import save_model
 from onnxgrad.model_io.save import gathered
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options
-from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.build.pairs import unpaired
 from onnxgrad.training.data import Data, Field
@@ -32,9 +31,7 @@ from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.language.shift import warn_of_unshifted
-from onnxgrad.training.language.task import prepared, prepared_stream
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
-from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.metadata import CLASSES, PREPROCESSING
 from onnxgrad.training.optim.averages import with_averages
 from onnxgrad.training.parallel.ranks import Ranks
@@ -44,6 +41,9 @@ from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.training.step.snapshot import standing, training_model
 from onnxgrad.training.step.step import Step
+
+if TYPE_CHECKING:
+    from onnxgrad.training.loop.evaluation import Evaluation
 
 #: Sources that `onnxgrad.training.data.open_data` accepts, or opened data.
 AnyData = Any
@@ -141,6 +141,8 @@ class Trained:
     @cached_property
     def _evaluation(self) -> Evaluation | None:
         """The evaluation of validation data, if the loss has a value outside of training."""
+        from onnxgrad.training.loop.evaluation import Evaluation
+
         try:
             return Evaluation.of(self.step, self.options)
         except BadInput as error:  # which matters only for evaluation
@@ -189,6 +191,8 @@ class Trained:
         Raises:
             BadInput: they do not fit.
         """
+        from onnxgrad.training.language.task import prepared
+
         if isinstance(data, Data):
             if self.classes:
                 data.number(self.classes)
@@ -218,6 +222,8 @@ class Trained:
 
     def _stream(self, data: AnyData, what: str, preparation: PreparationRecipe) -> Stream | None:
         """`data` as a stream, if they are one or are to be read as one. Raises BadInput where a setting needs rows."""
+        from onnxgrad.training.language.task import prepared_stream
+
         if isinstance(data, Stream):
             return data
         if not is_stream(data) and not preparation.is_streamed:
@@ -316,6 +322,8 @@ class Trained:
         Raises:
             BadInput: the model has no adapter, or the folder cannot be written.
         """
+        from onnxgrad.training.adapters.folder import save_adapter
+
         if self.step.source is None:
             raise BadInput("a step without the model that it was compiled from has no adapter to save")
         model = self.strategy.on_writer(self.adapted_model)

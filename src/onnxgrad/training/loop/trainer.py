@@ -1,4 +1,7 @@
-"""The trainer: a step with its state, measured and run over data."""
+"""The trainer: a step with its state, measured and run over data.
+
+The parts that measure data and run over them are imported when a method needs them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from onnxgrad._later import without_collection
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_keywords, check_whole
 from onnxgrad.model_io import save_model
@@ -21,27 +25,20 @@ from onnxgrad.training.data.split import split_rows
 from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.language.recipe import METRICS_OF_TASKS
 from onnxgrad.training.language.shift import warn_of_own_input
-from onnxgrad.training.loop.fit import open_run, take_epochs
 from onnxgrad.training.loop.history import History
-from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
-from onnxgrad.training.loop.peak import check_platform, held_out_rows, within_peak
-from onnxgrad.training.loop.pruning import pruning_of
-from onnxgrad.training.loop.rate_finder import RateTest, range_test
 from onnxgrad.training.loop.recipe import FIT, TRAINER, DataRecipe, Recipe
-from onnxgrad.training.loop.resume import is_restarted
 from onnxgrad.training.loop.run import Position, Run
 from onnxgrad.training.loop.trained import AnyData, Trained
 from onnxgrad.training.loop.trainer_setup import set_up
-from onnxgrad.training.measure import predict
 from onnxgrad.training.metrics.registry import names_of
 from onnxgrad.training.parallel.joining import on_all_ranks
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.step import Step
-from onnxgrad.transforms.keep_functions import without_collection
 
 if TYPE_CHECKING:
     from onnxgrad.training.data.keywords import PreparationKeywords
     from onnxgrad.training.loop.keywords import DataKeywords, FitKeywords, TrainerKeywords
+    from onnxgrad.training.loop.rate_finder import RateTest
 
 
 class Trainer(Trained):
@@ -91,6 +88,8 @@ class Trainer(Trained):
             raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
         self.peak = ""
         if recipe.step.peak is not None:
+            from onnxgrad.training.loop.peak import check_platform, within_peak
+
             if isinstance(model, Step):
                 raise BadInput("peak chooses how a model is trained, not a compiled step")
             check_platform()
@@ -100,6 +99,8 @@ class Trainer(Trained):
             warn_of_own_input(recipe.loss.labels, [] if recipe.task.name else setup.step.batch)
             super().__init__(setup, recipe.step.evaluation, recipe.task)
         if self.peak and self._evaluation is not None:
+            from onnxgrad.training.loop.peak import held_out_rows
+
             self._evaluation.most_rows = held_out_rows(batch_size or 32, recipe)
         self.path = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
         self._position = Position()
@@ -129,6 +130,8 @@ class Trainer(Trained):
         Returns:
             Arrays [rows, …] by the names of the outputs (see `onnxgrad.training.predict`, also for the arguments).
         """
+        from onnxgrad.training.measure.predict import predict
+
         task: dict[str, Any] = {"task": self.task.name, "documents": self.task.documents} if self.task.name else {}
         return predict(
             self.inference_ir(), data, outputs=outputs, batch_size=batch_size, options=self.options, **task, **settings
@@ -204,6 +207,8 @@ class Trainer(Trained):
         Raises:
             BadInput: as `fit`; the model has several learning rates or none, or the loss falls at none.
         """
+        from onnxgrad.training.loop.rate_finder import range_test
+
         if self.strategy.exchange.sync_every > 1:
             raise BadInput("ranks that exchange weights seldom find no common rate; leave sync_every out for this")
         before = self.preprocessing, self.classes
@@ -246,6 +251,11 @@ class Trainer(Trained):
             TrainingError: the loss or the weights are no longer finite; the last checkpoint is good.
             Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state was kept.
         """
+        from onnxgrad.training.loop.fit import open_run, take_epochs
+        from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
+        from onnxgrad.training.loop.pruning import pruning_of
+        from onnxgrad.training.loop.resume import is_restarted
+
         if recipe is None:
             recipe = Recipe.of("Trainer.fit", settings, FIT)
         elif settings:

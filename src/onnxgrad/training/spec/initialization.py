@@ -6,6 +6,7 @@ step is compiled: its state then starts from the outputs of the graphs, which ma
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -71,7 +72,7 @@ def seed_all(nodes: Iterable[onnx.NodeProto], draws: np.random.Generator) -> Non
     for node in nodes:
         for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
             seed_all(inner.node, draws)
-        random = is_op(node, _RANDOM)
+        random = is_op(node, _seeded())
         if random and not any(a.name == "seed" for a in node.attribute):
             seed = int(draws.integers(1 << 24))  # a float32 holds it
             node.attribute.append(
@@ -79,7 +80,10 @@ def seed_all(nodes: Iterable[onnx.NodeProto], draws: np.random.Generator) -> Non
             )
 
 
-_RANDOM = {s.name for s in onnx.defs.get_all_schemas() if is_standard(s) and "seed" in s.attributes}
+@functools.cache
+def _seeded() -> set[str]:
+    """The operators that have a seed."""
+    return {s.name for s in onnx.defs.get_all_schemas() if is_standard(s) and "seed" in s.attributes}
 
 
 def as_model(model: ir.Model, graph: onnx.GraphProto) -> onnx.ModelProto:
