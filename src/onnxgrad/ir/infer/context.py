@@ -18,6 +18,8 @@ from onnxgrad.ir.constants import MOST_ELEMENTS
 from onnxgrad.ir.infer.limits import MOST_TEXT, check_shape
 from onnxgrad.ir.match import Dim
 
+#: Types of tensors that shapes may be made of.
+_INTEGERS = frozenset(ir.DataType[f"{sign}INT{bits}"] for sign in ("", "U") for bits in (8, 16, 32, 64))
 #: Sets types and shapes of the outputs of a node. Every context that it gets is a `InferenceContext`.
 Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
 
@@ -99,8 +101,17 @@ class InferenceContext(osi.ShapeInferenceContext):
 
     def get_symbolic_value(self, value: ir.Value) -> list[Dim] | None:
         """Return the elements of a short vector."""
+        known = self._symbolic_values.get(value)
+        if known is not None or value.dtype not in _INTEGERS:
+            return known
         tensor = value.const_value
-        return None if tensor is not None and tensor.size > MOST_ELEMENTS else super().get_symbolic_value(value)
+        if tensor is None:
+            return super().get_symbolic_value(value)
+        return tensor.numpy().ravel().tolist() if tensor.size <= MOST_ELEMENTS and len(tensor.shape) < 2 else None
+
+    def reads(self, value: ir.Value) -> bool:
+        """True if elements of `value` are known that no constant holds."""
+        return value in self._symbolic_values
 
     def set_symbolic_value(self, value: ir.Value, data: list[Dim]) -> None:
         """Store the elements of a short vector."""

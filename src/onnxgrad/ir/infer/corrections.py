@@ -12,7 +12,7 @@ from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.ir.infer import ranks
 from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.limits import check_asked
-from onnxgrad.ir.match import FLOATS, Dim, constant, is_constant
+from onnxgrad.ir.match import Dim, constant, is_constant
 
 #: Operators whose output is the multidirectional broadcast of all their inputs.
 BROADCASTING = [
@@ -42,34 +42,6 @@ def broadcast_dims(shapes: Sequence[Sequence[Dim]], unknown: Callable[[], Dim]) 
 
 #: Marks nodes of branches that are never taken: their operands need not fit.
 DEAD = "onnxgrad.dead"
-
-#: Those of them whose output has the type of their operands.
-_ARITHMETIC = frozenset({"Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum"})
-
-
-def alike(op_type: str, operands: Sequence[ir.Value | None]) -> tuple[ir.TypeProtocol, ir.Shape] | None:
-    """Type and shape of arithmetic on floats of one known shape, or scalars with it; else None.
-
-    Most nodes of a derivative are of this kind; the library infers the rest. Like the library, the result shares shapes
-    with an operand: no code changes a shape in place.
-    """
-    first = operands[0] if operands else None
-    if first is None or op_type not in _ARITHMETIC:
-        return None
-    shape, held = first.shape, first.type
-    if shape is None or not isinstance(held, ir.TensorType) or held.dtype not in FLOATS:
-        return None
-    for v in operands[1:]:
-        if v is None or v.shape is None or v.dtype != held.dtype:
-            return None
-        if v.shape is not shape and len(v.shape) and v.shape != shape:
-            if len(shape):
-                return None
-            shape = v.shape
-    for d in shape.dims:
-        if not isinstance(d, int) and d.value is None:
-            return None
-    return ir.TensorType(held.dtype) if held.denotation else held, shape
 
 
 def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Dim] | None]:
@@ -236,19 +208,14 @@ def correct_inference(infer: Infer, correct: Infer) -> Infer:
         declared = [out.shape for out in node.outputs]
         for out in node.outputs:
             out.shape = None
-        found = alike(node.op_type, node.inputs) if correct is broadcast else None
-        if found is not None:
-            node.outputs[0].type = node.outputs[0].type or found[0]
-            node.outputs[0].shape = found[1]
-        else:
-            try:
-                infer(ctx, node)
-            except osi.ShapeInferenceError:
-                if DEAD not in node.meta:
-                    raise
-            for out in node.outputs:
-                out.shape = None if out.shape is None else ir.Shape(out.shape)
-            correct(ctx, node)
+        try:
+            infer(ctx, node)
+        except osi.ShapeInferenceError:
+            if DEAD not in node.meta:
+                raise
+        for out in node.outputs:
+            out.shape = None if out.shape is None else ir.Shape(out.shape)
+        correct(ctx, node)
         for out, shape in zip(node.outputs, declared):
             if shape is None or (out.shape is not None and len(out.shape) != len(shape)):
                 continue

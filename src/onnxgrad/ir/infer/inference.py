@@ -15,13 +15,13 @@ import onnx_shape_inference as osi
 from onnxgrad.errors import BadInput, RuleError, close_to
 from onnxgrad.ir.graph import subgraphs, values_in, walk
 from onnxgrad.ir.infer import corrections, loops
+from onnxgrad.ir.infer.common import SIZES
 from onnxgrad.ir.infer.context import Calls, InferenceContext
-from onnxgrad.ir.infer.corrections import alike
-from onnxgrad.ir.infer.limits import check_shapes, distinct_shapes, symbols_in
+from onnxgrad.ir.infer.limits import check_shapes, distinct_shapes, is_possible, symbols_in
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
 from onnxgrad.ir.infer.registry import registry
 from onnxgrad.ir.known_branches import known_branches
-from onnxgrad.ir.match import FLOATS
+from onnxgrad.ir.match import FLOATS, Dim
 from onnxgrad.ir.names import described
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.schemas import schema_of
@@ -87,6 +87,7 @@ class Inference:
         self.context = InferenceContext(opset_imports, registry, calls)
         self.context.reserve_symbol_names(taken_dims)
         self._known: dict[object, Typed] = {}
+        self._shapes: dict[tuple[Dim, ...], ir.Shape] = {}  # of `_typed`
 
     @classmethod
     def of(cls, graph: ir.Graph, calls: Calls | None = None, elements: bool = True) -> Inference:
@@ -127,10 +128,37 @@ class Inference:
             operands: what it reads.
             held: its attributes, as `held_by` tells them.
         """
-        if (result := alike(op_type, operands)) is not None:
-            return None, result
+        if (typed := self._typed(op_type, operands, held)) is not None:
+            return None, typed
         kind = _kind(op_type, operands, held)
         return kind, None if kind is None else self._known.get((*kind, None, None))
+
+    def _typed(self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> Typed | None:
+        """The type and shape of a common operator on floats of known shape; None for others.
+
+        Results of equal sizes share a shape: no code changes a shape in place.
+        """
+        infer, x = SIZES.get(op_type), operands[0] if operands else None
+        if infer is None or x is None:
+            return None
+        shape, type_ = x.shape, x.type
+        if shape is None or type(type_) is not ir.TensorType or type_.dtype not in FLOATS or self.context.reads(x):
+            return None
+        dims = shape.dims
+        sizes = infer(dims, operands, dict(held), self.context.get_symbolic_value)
+        if sizes is None:
+            return None
+        if sizes is not dims:
+            sizes = tuple(sizes)
+            shared = self._shapes.get(sizes)
+            if shared is None and is_possible(sizes):
+                shared = self._shapes[sizes] = ir.Shape(sizes)
+            if shared is None:
+                return None
+            shape = shared
+        elif not all(isinstance(d, int) or d.value is not None for d in dims):
+            return None
+        return ir.TensorType(type_.dtype) if type_.denotation else type_, shape
 
     def infer_graph(self, graph: ir.Graph, after: Callable[[ir.Node], None] | None = None) -> None:
         """Infer every value of `graph` and of the graphs in it, in order; see `infer_model` for `after`.
@@ -192,7 +220,14 @@ class Inference:
         """
         context = self.context
         made = context.made
-        kind = kind or kind_of(node)
+        if kind is None and not node.domain and len(node.outputs) == 1:
+            held = held_by(node.attributes.data.values())
+            out = node.outputs[0]
+            if held is not None:
+                kind, typed = self.look_up(node.op_type, node.inputs, held)
+                if typed is not None and out.shape in (None, typed[1]) and out.dtype in (None, typed[0].dtype):
+                    out.type, out.shape = out.type or typed[0], out.shape or typed[1]
+                    return
         if kind is not None:
             out = node.outputs[0]
             kind = *kind, out.dtype, None if out.shape is None else out.shape.dims

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -32,6 +32,19 @@ def check_shape(value: ir.Value, shape: ir.Shape) -> None:
     if math.prod(d for d in shape if isinstance(d, int) and d) >= 2**63:
         dims = list(map(str, shape))
         raise BadInput(f"{_where(value)} would have {dims} elements, more than can be counted in 64 bits")
+
+
+def is_possible(dims: Sequence[Dim]) -> bool:
+    """True if a tensor can have these sizes (see `check_shape`), and every symbol among them has a name."""
+    elements = 1
+    for d in dims:
+        if isinstance(d, int):
+            if d < 0:
+                return False
+            elements *= d or 1
+        elif d.value is None or len(d.value) > MOST_TEXT:
+            return False
+    return len(dims) <= MOST_AXES and elements < 2**63
 
 
 def _where(value: ir.Value) -> str:

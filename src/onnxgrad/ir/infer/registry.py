@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import onnx_shape_inference as osi
 
-from onnxgrad.ir.infer import classical, corrections, limits, loops, ranks, sequences, sizes
+from onnxgrad.ir.infer import classical, common, corrections, limits, loops, ranks, sequences, sizes
 from onnxgrad.ir.infer.context import Infer
 
 
@@ -54,7 +54,8 @@ def _correct_after(correct: Infer, names: Iterable[str]) -> dict[str, Callable[[
 CORRECTIONS = [
     Correction(
         "sizes are formulas of sympy wherever they are broadcast or multiplied",
-        {name: sizes.first_by(infer) for name, infer in sizes.OPERATORS.items()},
+        {name: sizes.first_by(infer) for name, infer in sizes.OPERATORS.items()}
+        | {name: sizes.first_by(common.infer_first(name)) for name in ("Flatten", "Pad", "Reshape", "Resize", "Slice")},
     ),
     Correction(
         "two different symbols that meet in a broadcast are taken for equal ([N] + [M] → [N]), which is mostly meant, "

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from fractions import Fraction
 
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.corrections import BROADCASTING
-from onnxgrad.ir.match import FLOATS, Dim, constant, producer
+from onnxgrad.ir.match import FLOATS, Dim, producer
 
 #: Operators whose operands broadcast, and whose results are booleans.
 _COMPARING = frozenset({"And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
@@ -132,22 +131,6 @@ def infer_matmul(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     return True
 
 
-def infer_flatten(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
-    """Infer a Flatten."""
-    x = node.inputs[0] if node.inputs else None
-    if x is None or x.shape is None:
-        return False
-    dims, axis = x.shape.dims, node.attributes.get_int("axis", 1)
-    if not -len(dims) <= axis <= len(dims):
-        return False
-    axis += len(dims) if axis < 0 else 0
-    left, right = product(dims[:axis]), product(dims[axis:])
-    if left is None or right is None:
-        return False
-    ctx.set_shape_and_dtype(node.outputs[0], ir.Shape([left, right]), x.dtype)
-    return True
-
-
 def infer_size(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     """Infer a Size, and its element."""
     x = node.inputs[0] if node.inputs else None
@@ -156,81 +139,6 @@ def infer_size(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
         return False
     ctx.set_shape_and_dtype(node.outputs[0], ir.Shape([]), ir.DataType.INT64)
     ctx.set_symbolic_value(node.outputs[0], [total])
-    return True
-
-
-def infer_reshape(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
-    """Infer a Reshape of data with one open size."""
-    if len(node.inputs) != 2 or node.attributes.get_int("allowzero", 0) != 0:
-        return False
-    x, target = node.inputs
-    if x is None or x.shape is None or x.dtype is None or target is None or ctx.get_symbolic_value(x) is not None:
-        return False
-    asked = ctx.get_symbolic_value(target)
-    if asked is None or asked.count(-1) != 1 or any(d == 0 and i >= len(x.shape) for i, d in enumerate(asked)):
-        return False
-    dims: list[Dim] = [x.shape[i] if d == 0 else d for i, d in enumerate(asked)]
-    place = asked.index(-1)
-    size = product(x.shape, dims[:place] + dims[place + 1 :])
-    if size is None:
-        return False
-    dims[place] = size
-    ctx.set_shape_and_dtype(node.outputs[0], ir.Shape(dims), x.dtype)
-    return True
-
-
-def infer_slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
-    """Infer a Slice of data from the beginning of each axis to its end, or to a number."""
-    x, starts, stops, axes, steps = (*node.inputs, None, None)[:5]
-    begin, step, along, ends = constant(starts), constant(steps), constant(axes), None
-    if x is not None and x.dtype in FLOATS and x.shape is not None and stops is not None:
-        ends = ctx.get_symbolic_value(stops)
-    if ends is None or begin is None or begin.any() or (steps is not None and (step is None or (step != 1).any())):
-        return False
-    dims = list(x.shape.dims)  # type: ignore[union-attr]
-    if (axes is not None and along is None) or len(ends) > len(dims):
-        return False
-    for axis, end in zip(range(len(ends)) if along is None else along.tolist(), ends):
-        dim = dims[axis]
-        if isinstance(dim, int) and isinstance(end, int):
-            dims[axis] = len(range(dim)[:end])
-        elif end != dim:
-            return False
-    ctx.set_shape_and_dtype(node.outputs[0], ir.Shape(dims), x.dtype)  # type: ignore[union-attr]
-    return True
-
-
-def infer_pad(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
-    """Infer a Pad whose margins are known, and 0 where the size is a symbol."""
-    x, margins, _, axes = (*node.inputs, None, None, None, None)[:4]
-    pads, along = constant(margins), constant(axes)
-    if x is None or x.shape is None or pads is None or (along is None) != (axes is None):
-        return False
-    dims, half = list(x.shape.dims), len(pads) // 2
-    chosen = range(len(dims)) if along is None else [int(a) for a in along]
-    if len(pads) != 2 * len(chosen):
-        return False
-    for axis, more in zip(chosen, (pads[:half] + pads[half:]).tolist()):
-        dim = dims[axis]
-        if more:
-            if not isinstance(dim, int):
-                return False
-            dims[axis] = dim + more
-    ctx.set_shape_and_dtype(node.outputs[0], ir.Shape(dims), x.dtype)
-    return True
-
-
-def infer_resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
-    """Infer a Resize of all axes by known scales, 1 where the size is a symbol."""
-    x, _, scales, asked = (*node.inputs, None, None, None, None)[:4]
-    factors = constant(scales)
-    if x is None or x.shape is None or asked is not None or factors is None or "axes" in node.attributes:
-        return False
-    if len(factors) != len(x.shape) or any(f != 1 and not isinstance(d, int) for d, f in zip(x.shape, factors)):
-        return False
-    exact = [Fraction(str(f)) for f in factors.tolist()]  # as the library rounds
-    dims = [d * f.numerator // f.denominator if isinstance(d, int) else d for d, f in zip(x.shape, exact)]
-    ctx.set_shape_and_dtype(node.outputs[0], ir.Shape(dims), x.dtype)
     return True
 
 
@@ -246,10 +154,5 @@ def first_by(own: Callable[[osi.ShapeInferenceContext, ir.Node], bool]) -> Calla
 OPERATORS: dict[str, Callable[[osi.ShapeInferenceContext, ir.Node], bool]] = {
     **dict.fromkeys((*BROADCASTING, "Expand"), infer_broadcast),
     "MatMul": infer_matmul,
-    "Flatten": infer_flatten,
     "Size": infer_size,
-    "Reshape": infer_reshape,
-    "Slice": infer_slice,
-    "Pad": infer_pad,
-    "Resize": infer_resize,
 }
