@@ -22,18 +22,17 @@ def execution_order(nodes: Iterable[ir.Node], edges: Edges | None = None) -> lis
     """
     place = {node: i for i, node in enumerate(nodes)}
     before, after = edges_of(list(place)) if edges is None else edges
-    order: list[ir.Node] = []
+    order: dict[ir.Node, None] = {}
     seen: set[ir.Node] = set()
-    stack = [(node, False) for node in place if not after[node]]
+    stack = [node for node in place if not after[node]]
     while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-        elif node not in seen:
+        node = stack[-1]
+        if node in seen:
+            order[stack.pop()] = None
+        else:
             seen.add(node)
-            stack.append((node, True))
-            stack += [(p, False) for p in sorted(before[node], key=place.__getitem__) if p not in seen]
-    return order
+            stack += sorted([p for p in before[node] if p not in seen], key=place.__getitem__)
+    return list(order)
 
 
 def orders(graph: ir.Graph, edges: Edges | None = None) -> list[list[ir.Node]]:
@@ -106,7 +105,7 @@ def edges_of(nodes: Sequence[ir.Node]) -> Edges:
     before: dict[ir.Node, list[ir.Node]] = {}
     after: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
     for node in nodes:
-        before[node] = list(dict.fromkeys(p for v in reads(node) if (p := v.producer()) is not None and p in after))
+        before[node] = list(dict.fromkeys([p for v in reads(node) if (p := v.producer()) in after]))
         for p in before[node]:
             after[p].append(node)
     return before, after
@@ -116,6 +115,7 @@ def _steps(nodes: Sequence[ir.Node], before: Mapping[ir.Node, Sequence[ir.Node]]
     """The most products, and the most nodes, on a way through `before` from each node on."""
     steps: dict[ir.Node, tuple[int, int]] = {}
     for node in nodes:
-        products = max((steps[p][0] for p in before[node]), default=0) + traits_of(node).is_product
-        steps[node] = products, 1 + max((steps[p][1] for p in before[node]), default=0)
+        found = [steps[p] for p in before[node]]
+        products = max([s[0] for s in found], default=0) + traits_of(node).is_product
+        steps[node] = products, 1 + max([s[1] for s in found], default=0)
     return steps

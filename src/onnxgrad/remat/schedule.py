@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.ir.execution_order import Edges, edges_of, execution_order, orders
+from onnxgrad.ir.execution_order import edges_of, execution_order, orders
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.remat.costs import meanwhile
@@ -73,35 +73,33 @@ def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
     most room for savings.
     """
     found: list[tuple[int, int, int, list[ir.Node]]] = []
-    edges = edges_of(list(graph))
-    for order in orders(graph, edges):
-        taken = used(graph, size, order, edges)
-        products = sum(taken[node] for node in taken if traits_of(node).is_product)
-        found.append((products, max(taken.values(), default=0), len(found), order))
+    schedules = Schedules(graph, size)
+    products = [n for n in schedules.nodes if traits_of(n).is_product]
+    for order in orders(graph, schedules.edges):
+        taken = schedules.used(order)
+        found.append((sum(taken[n] for n in products), max(taken.values(), default=0), len(found), order))
     least = min(peak for _, peak, _, _ in found)
     _, peak, _, order = min(f for f in found if f[1] <= least * 1.05)
     reorder(graph, order)
     return peak
 
 
-def used(
-    graph: ir.Graph,
-    size: Mapping[ir.Value, int],
-    nodes: Sequence[ir.Node] | None = None,
-    edges: Edges | None = None,
-) -> dict[ir.Node, int]:
-    """The bytes of live results while each node of `graph` runs, in the runtime's order.
+class Schedules:
+    """The memory that orders of the nodes of `graph` take, by the bytes of each result."""
 
-    Args:
-        graph: whose results count.
-        size: the bytes of each result.
-        nodes: the nodes in another order, which the graph would have.
-        edges: of the nodes, if they are known.
-    """
-    order = execution_order(graph if nodes is None else nodes, edges)
-    roots = Roots(order, size, graph.outputs)
-    steps = [ScheduledNode([roots.of(v) for v in reads(n)], list(n.outputs), meanwhile(n, size)) for n in order]
-    return dict(zip(order, use(steps, {v: roots.takes(v) for n in order for v in n.outputs})))
+    def __init__(self, graph: ir.Graph, size: Mapping[ir.Value, int]) -> None:
+        self.nodes = list(graph)
+        self.edges = edges_of(self.nodes)
+        roots = Roots(self.nodes, size, graph.outputs)
+        self._steps = {
+            n: ScheduledNode([roots.of(v) for v in reads(n)], n.outputs, meanwhile(n, size)) for n in self.nodes
+        }
+        self._takes = {v: roots.takes(v) for n in self.nodes for v in n.outputs}
+
+    def used(self, order: Sequence[ir.Node]) -> dict[ir.Node, int]:
+        """The bytes of live results while each node runs, as the runtime runs a graph that lists them in `order`."""
+        run = execution_order(order, self.edges)
+        return dict(zip(run, use([self._steps[n] for n in run], self._takes)))
 
 
 def reorder(graph: ir.Graph, order: Sequence[ir.Node]) -> None:

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.execution_order import orders
 from onnxgrad.remat import amount, emit, megabytes, sizes
-from onnxgrad.remat.schedule import reorder, used
+from onnxgrad.remat.schedule import Schedules, reorder
 from onnxgrad.runtime import Options, StepRunner, measured_peak
 from onnxgrad.training import Trainer, attach, compile_step, split_step, within_memory
 from tests.large_models import gpt
@@ -424,10 +424,11 @@ def test_the_order_alone_gives_back_sooner(how):
     """Gradients are computed when their cotangents are there, also where the norm of all of them is taken."""
     step, rows = step_of("residual cnn", **how)
     size = sizes(step.model, dims_of(step, rows))
-    found = max(used(step.model.graph, size).values())
     given = list(step.model.graph)
+    schedules = Schedules(step.model.graph, size)
+    found = max(schedules.used(given).values())
     for order in orders(step.model.graph):
         reorder(step.model.graph, order)
-        assert found <= max(used(step.model.graph, size).values()) * 1.05
+        assert found <= max(schedules.used(order).values()) * 1.05
     reorder(step.model.graph, given)
     assert measured_peak(step, batch_of(step, rows), ONE) <= found * 1.25
