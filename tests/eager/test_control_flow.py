@@ -63,6 +63,29 @@ def test_while_loop():
     agree(f, plain, A)
 
 
+def test_the_number_of_steps_may_differ_between_calls():
+    def power(n):
+        return lambda a: np.sum(og.fori_loop(0, n, lambda i, v: v * np.sin(a * v) + v * v / 9, a))
+
+    def plain(n):
+        def f(v):
+            a = v
+            for _ in range(n):
+                v = v * np.sin(a * v) + v * v / 9
+            return np.sum(v)
+
+        return f
+
+    grown = og.grad(lambda a: np.sum(og.while_loop(lambda v: np.sum(v) < 100, lambda v: v * 1.5, a) * a))
+    for n, scale in ((3, 1.0), (5, 0.1), (0, 0.01), (3, 30.0)):
+        close(og.grad(power(n))(A), og.grad(plain(n))(A))
+        close(og.hessian(power(n))(A), og.hessian(plain(n))(A))
+        count = sum(numpy.sum(A * scale) * 1.5**k < 100 for k in range(40))
+        close(grown(A * scale), 2 * A * scale * 1.5**count)
+        kept = numpy.arange(3) < n - 2
+        close(og.grad(lambda a, c=kept: np.sum(np.exp(og.op.Compress(a, c))))(A), numpy.exp(A) * kept)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan(reverse):
     def plain(a):

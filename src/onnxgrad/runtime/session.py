@@ -90,7 +90,7 @@ def create(
             options = options.resolve_target() if wanted else dataclasses.replace(options, target="portable")
         if options.target == "native" and wanted and graph is not None:
             model = graph
-    wrong = wrong_fusions(model)
+    wrong = wrong_fusions(model) if options.level != "none" else []
     without = {"disabled_optimizers": wrong} if wrong else {}
     if isinstance(model, ir.Model) and options.level is None:
         options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")

@@ -91,6 +91,7 @@ class GraphCall(Primitive):
     """A graph as one operator, which is inlined where it is emitted."""
 
     __slots__ = ("graph", "versions")
+    open = True
 
     def __init__(self, graph: ir.Graph, versions: Any = None) -> None:
         super().__init__("Call", id(graph))
@@ -157,21 +158,22 @@ def write_into(b: Builder, p: Program, sources: list[Var]) -> Written:
         w.values.append(made)
         several = isinstance(made, tuple)
         for part, (var, value) in enumerate(zip(made, node.value) if several else [(made, node.value)]):
-            _fit(node.op, var, value)
+            _fit(node.op, var, value, several)
             w.recorded.setdefault(var.value, (i, part if several else None))
     used = [node.op.versions[1] for node in p.nodes if node.op.versions is not None]
     w.versions = (dict(b.graph.opset_imports), frozenset().union(*used)) if used else None
     return w
 
 
-def _fit(op: Primitive, var: Var, held: np.ndarray) -> None:
-    """Record the shape of the tape's value on `var`: the graph computes the same shape."""
+def _fit(op: Primitive, var: Var, held: np.ndarray, several: bool) -> None:
+    """Record the shape of the tape's value on `var`, which belongs to the structure unless it is one of `several`."""
     if var.dtype != ir.DataType.from_numpy(held.dtype):
         raise RuleError(f"{op} gave {held.dtype}, and in ONNX it gives {var.dtype}")
     if not allows(var.shape, held.shape):
         raise RuleError(f"{op} gave the shape {held.shape}, and in ONNX it gives {var.shape}")
-    if var.value.producer() is not None:
-        var.value.shape = ir.Shape(held.shape)
+    if var.value.producer() is None or (several and var.shape is not None):
+        return
+    var.value.shape = ir.Shape([None] * held.ndim if several else held.shape)
 
 
 class DerivativePlan:

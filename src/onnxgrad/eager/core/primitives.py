@@ -30,6 +30,8 @@ class Primitive:
 
     #: whether it has no form in a graph: its derivative is a Python function (see `custom_derivatives`)
     opaque = False
+    #: whether shapes of its results may depend on more than the shapes of its operands
+    open = False
     #: the opset of each domain it relies on, and the operators it uses from them; None if any opset will do
     versions: tuple[dict[str, int], frozenset[tuple[str, str]]] | None = None
 
@@ -69,6 +71,7 @@ class VersionedOp(StandardOp):
     """An ONNX operator as a given opset defines it."""
 
     __slots__ = ()
+    open = True
 
     @property
     def versions(self) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:  # type: ignore[override]
@@ -98,6 +101,7 @@ class Output(Primitive):
     """One output of a node with several."""
 
     __slots__ = ()
+    open = True
 
     def write(self, b: Builder, operands: Sequence[Var]) -> Any:
         """Select the output; nothing is emitted."""

@@ -138,7 +138,7 @@ class Program:
     """A part of the tape in canonical form: the same structure has the same key.
 
     Attributes:
-        key: the structure: primitives, wiring, dtypes and shapes.
+        key: the structure: primitives, wiring, dtypes and shapes (of sources, and of results that these do not decide).
         nodes: the nodes, in order.
         wiring: for each node the places of its operands: ``i`` is node i, ``~k`` is source k.
         sources: the operands from outside, the variables first.
@@ -200,7 +200,8 @@ def program(
         moving.add(node)
         kept.append(node)
         wiring.append(tuple(refs))
-        operators.append(node.op)
+        op = node.op
+        operators.append((op, node.value.shape) if op.open and type(node.value) is not tuple else op)
     if exporting.get():  # integers and booleans matter as well
         tracked = reaches_outside(results, leaves)
     ends = tuple(place.get(node) for node in results)
