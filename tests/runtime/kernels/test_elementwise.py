@@ -80,6 +80,8 @@ EXACT = [
 ROUNDED = {
     "Exp(x)": (2e-6, 1e-37), "Log(x)": (3e-7, 1e-7), "Erf(x)": (1e-6, 1e-7), "Tanh(x)": (1e-6, 3e-7),
     "Sigmoid(x)": (1e-6, 1e-7), "Softplus(x)": (1e-6, 1e-6), "Gelu(x)": (1e-5, 1e-6), "Mish(x)": (1e-5, 1e-6),
+    "Elu(x)": (1e-6, 3e-7), "Elu<alpha=0.3>(x)": (1e-6, 1e-7), "Selu(x)": (1e-6, 1e-6),
+    "Selu<alpha=0.5, gamma=2.0>(x)": (1e-6, 1e-6),
     'Gelu<approximate="tanh">(x)': (1e-5, 1e-6),
 }  # fmt: skip
 _CONSTANTS = "<float one = {1}, float[1] two = {2.0}, float three = {3.0}, float low = {-1.5}, float high = {2.25}>"
@@ -356,6 +358,33 @@ def test_little_is_left_alone():
         assert not groups(model_of(text, f"(float[{size}] x, float[{size}] y) => (float[{size}] z)"))
     text = "a = Mul(x, y) b = Mul(a, y) z = Add(b, y)"
     assert len(groups(model_of(text, "(float[100] x, float[100] y) => (float[100] z)"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("shapes", "count"),
+    [
+        (((900, 4, 16), (900, 4, 1)), 1),
+        (((8, 64, 5, 1), (8, 1, 1, 7)), 1),
+        (((64, 3, 31), (31,)), 1),
+        (((64, 99), (64, 1)), 0),
+        (((9, 1, 8, 32), (9, 1, 1, 1)), 0),
+        (((64, 99), (64, 99)), 0),
+        (((4096, 7), (1,)), 0),
+    ],
+)
+def test_one_operator_with_operands_in_short_runs(shapes, count):
+    """Alone, it is left to the runtime where it has long rows."""
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in zip("xy", shapes)}
+    ends = ", ".join(f"float[{','.join(map(str, a.shape))}] {name}" for name, a in feeds.items())
+    of_result = ",".join(map(str, np.broadcast_shapes(*shapes)))
+    same(model_of("z = Mul(x, y)", f"({ends}) => (float[{of_result}] z)"), feeds, count=count)
+
+
+@pytest.mark.parametrize("text", ["Sqrt(x)", "Log(x)", "Elu(x)", "Softplus(x)", "Sigmoid(x)"])
+def test_one_operator_that_is_quicker(text):
+    feeds = {"x": pairs(1000)["x"]}
+    same(model_of(f"z = {text}", "(float[N] x) => (float[N] z)"), feeds, *ROUNDED.get(text, (0, 0)), count=1)
 
 
 def test_what_the_runtime_does_better():

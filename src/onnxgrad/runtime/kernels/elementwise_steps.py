@@ -267,6 +267,14 @@ def _hard_sigmoid(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("MAX", b("MIN", b("ADD", scaled, b.float(node.attributes.get_float("beta", 0.5))), b.float(1)), b.float(0))
 
 
+@_operator("Elu", "Selu")
+def _elu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    read, is_scaled = node.attributes.get_float, node.op_type == "Selu"
+    alpha = b.float(read("alpha", _SELU[0] if is_scaled else 1.0))
+    y = _if_positive(b, x[0], b("MUL", alpha, b("SUB", b("EXP", x[0]), b.float(1))))
+    return b("MUL", b.float(read("gamma", _SELU[1])), y) if is_scaled else y
+
+
 @_operator("Softsign")
 def _softsign(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("MUL", x[0], b("DIV", b.float(1), b("ADD", b.float(1), b("ABS", x[0]))))
@@ -289,8 +297,11 @@ def _gelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("MUL", half, b("ADD", inner, b.float(1)))
 
 
+#: The numbers of Selu, alpha and gamma.
+_SELU = 1.67326319217681884765625, 1.05070102214813232421875
+
 #: Operators that are written for floating-point numbers alone.
-_REAL_ONLY = frozenset({"LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish", "Gelu"})
+_REAL_ONLY = frozenset({"Elu", "Selu", "LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish", "Gelu"})
 
 
 def operands_of(node: ir.Node) -> list[ir.Value | None]:
