@@ -7,6 +7,8 @@ the same place removes temporary files without a lock. On systems or disks witho
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import re
 import shutil
@@ -15,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from onnxgrad.errors import BadInput
 
@@ -25,6 +27,10 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _SUFFIX = ".partial"
+#: Byte order marks, longer ones first, and the encodings that they stand for; without one, text is UTF-8.
+_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+#: Bytes of a text that are decoded at once.
+_BLOCK = 1 << 18
 
 
 def cache() -> Path:
@@ -87,6 +93,75 @@ def open_ordinary(path: str | os.PathLike) -> BinaryIO:
     return open(path, "rb", opener=opener)
 
 
+def open_text(path: str | os.PathLike) -> BinaryIO:
+    """Open a text for reading as UTF-8 without a byte order mark; the mark of UTF-16 or UTF-32 says how it is decoded.
+
+    Raises:
+        BadInput: as `open_ordinary`; and when read, the text is not in this encoding. OSError: it is not there.
+    """
+    file = open_ordinary(path)
+    begin = file.read(4)
+    encoding = next((encoding for mark, encoding in _MARKS.items() if begin.startswith(mark)), "utf-8-sig")
+    return io.BufferedReader(_Decoded(file, repr(os.fspath(path)), encoding), _BLOCK)
+
+
+class _Decoded(io.RawIOBase):
+    """A text in any encoding, as bytes of UTF-8; it goes back to its beginning only."""
+
+    def __init__(self, file: BinaryIO, name: str, encoding: str) -> None:
+        self.file, self.name, self.encoding = file, name, encoding
+        self.seek(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if offset or whence:
+            raise io.UnsupportedOperation("a decoded text goes back to its beginning only")
+        self.file.seek(0)
+        self.decoder = codecs.getincrementaldecoder(self.encoding)()
+        self.waiting, self.position, self.line = b"", 0, 1
+        return 0
+
+    def readinto(self, buffer: Any) -> int:
+        content = b" "
+        while content and not self.waiting:
+            content = self.file.read(_BLOCK)
+            self.waiting = self._decode(content).encode()
+            self.line += self.waiting.count(b"\n")
+        count = min(len(buffer), len(self.waiting))
+        buffer[:count], self.waiting = self.waiting[:count], self.waiting[count:]
+        self.position += count
+        return count
+
+    def _decode(self, content: bytes) -> str:
+        known = self.encoding.upper().removesuffix("-SIG")
+        if known == "UTF-8" and b"\0" in content:
+            raise BadInput(
+                f"{self.name} is no text in UTF-8, but may be UTF-16 without a byte order mark\n"
+                "  hint: save it as UTF-8"
+            )
+        try:
+            return self.decoder.decode(content, final=not content)
+        except UnicodeDecodeError as error:
+            line = self.line + error.object[: error.start].count(b"\n")
+            raise BadInput(
+                f"{self.name} is no text in {known}: {error.object[error.start : error.start + 1]!r} in line {line}\n"
+                "  hint: save it as UTF-8 (in Excel: CSV UTF-8), or convert it: "
+                "iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW, with the encoding that it has"
+            ) from error
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
 def read_text(path: str | os.PathLike, most: int) -> str:
     """The text of an ordinary file of at most `most` bytes, without a byte order mark.
 
@@ -94,15 +169,13 @@ def read_text(path: str | os.PathLike, most: int) -> str:
         BadInput: the file does not exist, is larger, or is no text in UTF-8. OSError: it cannot be read.
     """
     try:
-        with open_ordinary(path) as file:
+        with open_text(path) as file:
             content = file.read(most + 1)
         if len(content) > most:
             raise BadInput(f"{str(path)!r} has more than {most:,} bytes")
-        return content.decode("utf-8-sig")
+        return content.decode()
     except FileNotFoundError as error:
         raise BadInput(f"there is no file {str(path)!r}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{str(path)!r} is no text in UTF-8: byte {error.start} is none of its characters") from error
 
 
 def check_readable(path: str | os.PathLike) -> None:

@@ -66,7 +66,7 @@ def test_objects_line_by_line(tmp_path):
         ('{"a":\n1}\n', "line 1 "),
         ('{"a":' * 20_000 + "1" + "}" * 20_000, "line 1 of .*deep"),
         ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "line 1 of .*deep"),
-        ('{"a": "x\xff"}', "cannot read .* as a table"),
+        ('{"a": "x\xff"}', r"d.jsonl' is no text in UTF-8: b'.xff' in line 1"),
     ],
     ids=lambda text: text[:8].strip(),
 )

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import check_readable, open_ordinary
+from onnxgrad.files import check_readable, open_ordinary, open_text
 from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.images import SUFFIXES as PICTURES
 from onnxgrad.training.data.images import EncodedPicture
@@ -73,7 +73,7 @@ class Shards:
         """Lines about the form of text tables."""
         if self.files[0].suffix.lower() not in text_tables.SUFFIXES:
             return []
-        with open_ordinary(self.files[0]) as file:
+        with open_text(self.files[0]) as file:
             return text_tables.notes(file, self.files[0])
 
     def __iter__(self) -> Iterator[Any]:
@@ -130,7 +130,7 @@ class Shards:
                 for k in range(opened.num_record_batches):
                     yield opened.get_batch(k)
         elif suffix in (".jsonl", ".ndjson"):
-            with open_ordinary(file) as opened:
+            with open_text(file) as opened:
                 while lines := opened.readlines(_BLOCK):
                     block = io.BytesIO(b"".join(lines))
                     text_tables.check_lines(block, file)
@@ -147,7 +147,7 @@ class Shards:
         while True:
             behind = rows
             try:
-                with open_ordinary(file) as opened:
+                with open_text(file) as opened:
                     types = {n: pa.type_for_alias(t) for n, t in self.types.items()}
                     options = text_tables.csv_options(opened, suffix, types)
                     size = pyarrow.csv.ReadOptions(block_size=_BLOCK)
@@ -175,7 +175,7 @@ def _paragraphs(path: Path) -> Iterator[dict[str, str]]:
     """The paragraphs of a text, which blank lines separate."""
     lines: list[str] = []
     indented = True
-    with open_ordinary(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig") as file:
+    with open_text(path) as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
         for line in itertools.chain(file, [""]):
             if line.strip():
                 lines.append(line if lines or indented else line.lstrip())

@@ -32,7 +32,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import check_readable, open_ordinary
+from onnxgrad.files import check_readable, open_ordinary, open_text
 from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.arrow_size import unpacked_size
 from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Mapped, Remembered, Unusable, column
@@ -219,7 +219,7 @@ def _table(path: Path, texts: Collection[str]) -> dict[str, Column]:
         if path.suffix.lower() in (".parquet", ".pq"):
             table = _parquet(path)
         elif path.suffix.lower() in text_tables.SUFFIXES:
-            with open_ordinary(path) as file:
+            with open_text(path) as file:
                 table = text_tables.read_text_table(file, path, texts)
                 notes = text_tables.notes(file, path)
         else:

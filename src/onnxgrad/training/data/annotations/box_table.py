@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import open_ordinary
+from onnxgrad.files import open_text
 from onnxgrad.training.data.annotations.samples import DetectionData, Remarks, box_row, picture_size
 
 #: Names of columns, by what they are.
@@ -33,11 +33,11 @@ def read_box_table(path: Path) -> DetectionData:
     """
     source = repr(str(path))
     try:
-        with open_ordinary(path) as file:
-            text = file.read().decode("utf-8-sig")
+        with open_text(path) as file:
+            text = file.read().decode()
     except FileNotFoundError as error:
         raise BadInput(f"there is no file {source}") from error
-    except (UnicodeDecodeError, OSError) as error:
+    except OSError as error:
         raise BadInput(f"cannot read {source} as text: {error}") from error
     heading = text.partition("\n")[0]
     delimiter = max("\t;,", key=heading.count)
