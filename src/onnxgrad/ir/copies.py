@@ -30,6 +30,7 @@ def copy_model(model: ir.Model) -> ir.Model:
         doc_string=model.doc_string,
         functions=[function.clone() for function in model.functions.values()],
         metadata_props=dict(model.metadata_props),
+        device_configurations=model.device_configurations,
     )
 
 
@@ -83,6 +84,7 @@ class Copies:
             version=node.version,
             name=self.names.fresh(name) if name and self.names else name,
             doc_string=node.doc_string,
+            device_configurations=node.device_configurations,
         )
         return _copy_notes(made, node)
 

@@ -13,8 +13,10 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, printable, warn_caller
 from onnxgrad.ir import Builder
 from onnxgrad.ir.cleanup import end_derivation
+from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.ir.fold import infer_and_fold
+from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.match import is_standard
 from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
@@ -118,24 +120,28 @@ class Opened:
 
 
 def open_model(
-    model: AnyModel, first: Callable[[ir.Model], None] | None = None, *, keep: Keep = keep_no_function
+    model: AnyModel,
+    first: Callable[[ir.Model], None] | None = None,
+    *,
+    keep: Keep = keep_no_function,
+    own: bool = False,
 ) -> Opened:
     """A private copy of `model`, ready to be differentiated.
 
     Local functions are inlined, except those that `keep` chooses; nodes below opset 18 are raised, types and shapes are
     inferred, and arithmetic on known shapes is folded. `first` sees, and may change, the model as written, before all
-    that.
+    that. With `own`, the result is `model` itself, an ``ir.Model``.
 
     Raises:
         BadInput: it cannot be read, is no valid model, or cannot be raised.
     """
     with blamed(model):
-        return _open_private(model, first, keep)
+        return _open_private(model, first, keep, own)
 
 
-def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Keep) -> Opened:
+def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Keep, own: bool) -> Opened:
     if isinstance(model, ir.Model):
-        opened = Opened(_private(model), ir.Model)
+        opened = Opened(model if own else _private(model), ir.Model)
     elif isinstance(model, onnx.ModelProto):
         opened = Opened(read_proto(model), onnx.ModelProto)
         _refuse_lost_data(opened.model)
@@ -190,11 +196,13 @@ def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, kee
 def _private(model: ir.Model) -> ir.Model:
     """A copy that shares only weights and attribute values, which are never changed in place."""
     check_scopes(model)
-    copy = model.clone()
-    for graph in copy.graphs():
-        for value in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)):
+    copy = copy_model(model)
+    for graph in scopes(copy.graph):
+        for value in [*graph.inputs, *graph.initializers.values(), *[v for n in graph for v in n.outputs]]:
             if isinstance(value.type, ir.TensorType):
                 value.type = ir.TensorType(value.type.dtype, denotation=value.type.denotation)
+            if value.shape is not None:
+                value.shape = value.shape.copy()
     infos = model.meta.get(TRAINING, ())
     copy.meta[TRAINING] = [onnx.TrainingInfoProto.FromString(i.SerializeToString()) for i in infos]
     return copy

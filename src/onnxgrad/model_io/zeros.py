@@ -21,7 +21,7 @@ _LARGE = 1 << 16
 def declare_tensor(tensor: ir.TensorProtocol) -> onnx.TensorProto:
     """The message of `tensor`; for large zeros only the declaration."""
     if tensor.dtype.bitwidth < 8 or tensor.nbytes < _LARGE or tensor.numpy().reshape(-1).view(np.uint8).any():
-        return ir.to_proto(tensor)
+        return ir.serde.serialize_tensor(tensor)
     return onnx.TensorProto(name=tensor.name, data_type=tensor.dtype, dims=list(tensor.shape.numpy()))
 
 

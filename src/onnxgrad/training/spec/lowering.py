@@ -25,9 +25,9 @@ from onnxgrad.transforms.gradient_lowering import WithoutGradients
 from onnxgrad.transforms.gradient_node import DOMAIN, bind, is_gradient
 
 
-def open_bound(model: AnyModel, constants: Collection[str] = ()) -> Opened:
-    """`model` opened, every Gradient in it bound to the values that it names (see `gradients.bind`)."""
-    return open_model(model, first=functools.partial(bind, constants=constants))
+def open_bound(model: ir.Model, constants: Collection[str] = ()) -> Opened:
+    """`model` itself opened, every Gradient in it bound to the values that it names (see `gradients.bind`)."""
+    return open_model(model, first=functools.partial(bind, constants=constants), own=True)
 
 
 class Lowered(WithoutGradients):

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.graph import add_initializer, named_values, required_inputs
 from onnxgrad.model_io import load_model, training_info, zeros
 from onnxgrad.model_io.read import is_ordered, read_proto
@@ -137,7 +138,7 @@ def concatenate(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
     inputs as well are initializers only.
     """
     algorithm = source.infos[index].algorithm
-    model = source.model.clone()
+    model = copy_model(source.model)
     graph = model.graph
     for value in list(graph.inputs):
         if value.is_initializer():  # an input with a default value: a weight
