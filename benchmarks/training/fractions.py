@@ -1,34 +1,43 @@
 """The time of a step by kinds of operators, against the roofline of the machine.
 
-``python -m benchmarks.training.fractions [--workload NAME …]`` profiles steps of every workload on one thread and
-keeps the shares as ``fractions.json`` beside the other results. The roofline of a step is the sum over its nodes of
-what each takes at least: its multiplications and additions at the best rate of the BLAS of NumPy on this machine, or
-the bytes that it reads and writes at the bandwidth of a copy of as many, whichever is more (Williams, Waterman,
-Patterson, "Roofline", 2009; Ilic, Pratas, Sousa, "Cache-aware roofline model", 2014). A convolution counts the
-multiplications of its definition, of which the kernel for windows of 3 × 3 makes fewer (Winograd). The cotangents of
-attention count the scores twice, as they are not kept. Operators inside of control flow count by themselves.
+``python -m benchmarks.training.fractions [--workload NAME …]`` runs steps of every workload on one thread and keeps the
+shares as ``fractions.json`` beside the other results. The roofline of a step is the sum over its nodes of what each
+takes at least, whichever is the most (Williams, Waterman, Patterson, "Roofline", 2009; Ilic, Pratas, Sousa,
+"Cache-aware roofline model", 2014):
+
+- its products, at the best rate of ONNX Runtime's (MLAS) here. A convolution counts the multiplications of its
+  definition, of which the kernel for windows of 3 × 3 makes fewer (Winograd). The cotangents of attention count the
+  scores twice, as they are not kept;
+- its elementwise steps, each of which is an instruction of a vector, at half that rate: a multiply-add counts as two
+  operations. An exponential, a logarithm, an error function, … counts as an Exp of ONNX Runtime;
+- the bytes that it reads and writes, at the bandwidth of a copy of as many.
+
+That is divided by the time of a step without the profiler, which adds some microseconds to each node. These are also
+taken off the nodes, alike, before their shares are told. Operators inside of control flow count by themselves.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 
 from benchmarks.rewrites import step_of
 from benchmarks.training.__main__ import RESULTS, WORKLOADS, processor
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.kernels.programs import CODES
+from onnxgrad.runtime.kernels.programs import KINDS as KINDS_OF_VALUES
 
 KINDS = {
     "products": "MatMul Gemm FusedMatMul FusedGemm TransposeMatMul Einsum Product",
@@ -39,7 +48,8 @@ KINDS = {
     " SimplifiedLayerNormalization BatchNormalization InstanceNormalization",
     "softmax": "Softmax LogSoftmax SoftmaxCrossEntropy",
     "elementwise": "Elementwise Add Sub Mul Div Neg Abs Sqrt Exp Log Erf Tanh Sigmoid Softplus Relu Pow Where"
-    " Greater GreaterOrEqual Less LessOrEqual Equal And Or Not Cast Max Min Sum Reciprocal Sign Sin Cos Gelu BiasGelu",
+    " Greater GreaterOrEqual Less LessOrEqual Equal And Or Not Cast Max Min Sum Reciprocal Sign Sin Cos Gelu BiasGelu"
+    " Elu Selu LeakyRelu HardSigmoid HardSwish QuickGelu Clip Softsign Mish PRelu IsNaN Floor Ceil Round",
     "sums, pooling": "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL2 ReduceSumSquare RunningSum RunningSumAdd CumSum"
     " MaxPool MaxPoolGrad AveragePool GlobalAveragePool",
     "optimizer": "Sgd Momentum Adam NAdam Adagrad",
@@ -55,10 +65,47 @@ Tensors = list[tuple[str, list[int]]]  #: types and shapes
 SIZES = {"float": 4, "double": 8, "int64": 8, "int32": 4, "bool": 1, "float16": 2, "uint8": 1}
 
 
-def best_rate() -> float:
-    """The most operations per second of a product of 1024 × 1024 in NumPy on one thread."""
-    a = np.ones((1024, 1024), np.float32)
-    return 2 * 1024**3 / min(_seconds(lambda: a @ a) for _ in range(10))
+@dataclass(frozen=True)
+class Machine:
+    """What this machine does on one thread.
+
+    Attributes:
+        rate: operations of products per second.
+        function: seconds for a number of an Exp.
+        bandwidths: as of `bandwidths`.
+    """
+
+    rate: float
+    function: float
+    bandwidths: dict[int, float]
+
+
+def measured_machine() -> Machine:
+    """The best of several runs of products of 512 and of 1024 rows, of an Exp in the cache, and of copies."""
+    sides = (512, 1024)
+    products = [_operator("MatMul", *[np.ones((side, side), np.float32)] * 2) for side in sides]
+    rates = [2 * side**3 / min(_seconds(run) for _ in range(20)) for side, run in zip(sides, products)]
+    function = _operator("Exp", np.ones(1 << 18, np.float32))
+    return Machine(max(rates), min(_seconds(function) for _ in range(20)) / (1 << 18), bandwidths())
+
+
+def _operator(op_type: str, *operands: np.ndarray) -> Callable[[], Any]:
+    """A run of one operator by ONNX Runtime on one thread, with its memory bound."""
+    tensor = onnx.helper.make_tensor_value_info
+    ends = [tensor(f"x{i}", onnx.TensorProto.FLOAT, a.shape) for i, a in enumerate(operands)]
+    result = tensor("y", onnx.TensorProto.FLOAT, operands[0].shape)
+    node = onnx.helper.make_node(op_type, [x.name for x in ends], ["y"])
+    opset = onnx.helper.make_opsetid("", 20)
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends, [result]), opset_imports=[opset])
+    model.ir_version = 10
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    bound = session.io_binding()
+    for x, array in zip(ends, operands):
+        bound.bind_cpu_input(x.name, array)
+    bound.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(operands[0])))
+    return lambda: session.run_with_iobinding(bound)
 
 
 def bandwidths() -> dict[int, float]:
@@ -111,6 +158,57 @@ def operations(kind: str, inputs: list[list[int]], outputs: list[list[int]], att
     return 0.0
 
 
+#: Operations that count as an exponential.
+FUNCTIONS = frozenset(
+    """EXP LOG POW SIN COS TAN ASIN ACOS ATAN SINH COSH ASINH ACOSH ATANH ERF TANH SIGMOID SOFTPLUS""".split()  # noqa: SIM905
+)
+#: Those of operators by numbers of the result, or of the scores: functions, and others.
+ARITHMETIC = {
+    **{name.title(): (1, 0) for name in FUNCTIONS},
+    "Gelu": (1, 5), "BiasGelu": (1, 6), "QuickGelu": (1, 2), "Mish": (2, 1), "Elu": (1, 3), "Selu": (1, 4),
+    "Softmax": (1, 3), "LogSoftmax": (1, 3), "SoftmaxCrossEntropy": (1, 4),
+    "Adam": (0, 12), "NAdam": (0, 14), "Momentum": (0, 4), "Adagrad": (0, 6), "Sgd": (0, 2),
+}  # fmt: skip
+
+
+def arithmetic(
+    op: str, inputs: list[list[int]], outputs: list[list[int]], attributes: Mapping[str, Any]
+) -> tuple[float, float]:
+    """How often a node computes functions such as an exponential, and other elementwise operations."""
+    if op in ("Elementwise", "ElementwiseDouble"):
+        steps = list(_steps_of(inputs, attributes))
+    elif op == "Recurrence":
+        rows = max(_count(s[:-1]) for s in inputs if len(s) > 2)
+        program = np.reshape(attributes["steps"], (-1, 10))
+        steps = [(CODES[step[0]], rows * step[1]) for step in program if CODES[step[0]] != "PRODUCT"]
+    elif op in ("Attention", "AttentionGrad"):
+        pairs = operations("Attention", inputs[op == "AttentionGrad" :], outputs, attributes)
+        columns = [[1] * (4 - len(s)) + s for s in inputs[op == "AttentionGrad" :][:3]]
+        order = np.reshape(attributes["order"], (-1, 4))
+        return pairs / 2 / (np.array(columns[0])[order[0]][3] + np.array(columns[2])[order[2]][3]), 0.0
+    else:
+        functions, others = ARITHMETIC.get(op, (0, KIND.get(op) in ("elementwise", "normalization", "sums, pooling")))
+        numbers = max(map(_count, (*outputs, *inputs)), default=0.0)
+        return functions * numbers, others * numbers
+    return tuple(sum(n for code, n in steps if (code in FUNCTIONS) == which) for which in (True, False))  # type: ignore[return-value]
+
+
+def _steps_of(inputs: list[list[int]], attributes: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The operations of a program of elements, and of how many numbers each is."""
+    values = np.reshape(attributes["values"], (-1, 4)).tolist()
+    fixed, whole = KINDS_OF_VALUES.index("FIXED"), list(np.broadcast_shapes(*map(tuple, inputs)))
+    places = sorted({place for kind, _, place, _ in values if kind == fixed})  # those left out have no shape
+    shapes: dict[int, Any] = {}
+    for i, (kind, _, place, _) in enumerate(values):
+        if kind == fixed:
+            shapes[i] = tuple(inputs[places.index(place)]) if len(places) == len(inputs) else tuple(whole)
+    for code, _, to, *operands in np.reshape(attributes["steps"], (-1, 10))[:, :6].tolist():
+        read = operands[:1] if CODES[code] in ("SUM", "MEAN", "COPY") else [i for i in operands if i >= 0]
+        shapes[to] = np.broadcast_shapes(*(shapes.get(i, ()) for i in read))
+        if CODES[code] != "COPY":
+            yield CODES[code], _count(shapes[to])
+
+
 def _count(shape: Any) -> float:
     return float(np.prod(shape))
 
@@ -124,8 +222,8 @@ class _Kept(Options):
         return options
 
 
-def shares(workload: str, rate: float, widths: dict[int, float]) -> dict[str, float]:
-    """The share of each kind in the kernel time of a step, and the roofline as a share of that time."""
+def shares(workload: str, machine: Machine) -> dict[str, float]:
+    """The share of each kind in the kernel time of a step, and the roofline as a share of the time of a step."""
     step, batches = step_of(workload)
     with tempfile.TemporaryDirectory() as folder:
         profile = str(Path(folder) / "step")
@@ -142,31 +240,63 @@ def shares(workload: str, rate: float, widths: dict[int, float]) -> dict[str, fl
             node = event["name"].removesuffix("_kernel_time"), event["args"]["node_index"]  # some have no name
             seconds[node].append(event["dur"] / 1e6)
             about[node] = event["args"]
+    seconds = {node: taken for node, taken in seconds.items() if about[node]["op_name"] not in CONTROL_FLOW}
+    each = {node: float(np.median(taken)) * len(taken) / len(batches) for node, taken in seconds.items()}
+    whole = seconds_of_step(StepRunner(step, options=Options(threads=1)), batches)
+    calls = {node: len(taken) / len(batches) for node, taken in seconds.items()}
+    added = max(0.0, sum(each.values()) - whole) / sum(calls.values())  # by the profiler
     taken: dict[str, float] = defaultdict(float)
     least = 0.0
-    for node, durations in seconds.items():
+    for node, duration in each.items():
         op = about[node]["op_name"]
-        if op in CONTROL_FLOW:
-            continue
-        taken[op] += float(np.median(durations)) * len(durations)  # the first step takes longer
+        taken[op] += max(0.0, duration - added * calls[node])
         inputs, outputs = (_tensors(about[node][f"{end}_type_shape"]) for end in ("input", "output"))
-        work = operations(op, [s for _, s in inputs], [s for _, s in outputs], attributes.get(node[0], {}))
-        least += len(durations) * max(work / rate, _least_moving(op, inputs, outputs, widths))
+        least += calls[node] * least_time(op, inputs, outputs, attributes.get(node[0], {}), machine)
     total = sum(taken.values())
     found = dict.fromkeys(KINDS, 0.0) | {"others": 0.0}
     for op, time_taken in taken.items():
         share = time_taken / total
         kind = KIND.get(op, op if share >= NAMED else "others")
         found[kind] = found.get(kind, 0.0) + share
-    return found | {"roofline": float(least / total)}
+    return found | {"roofline": float(least / whole)}
+
+
+def seconds_of_step(runner: StepRunner, batches: list[dict[str, np.ndarray]]) -> float:
+    """The median CPU time of a step, of several rounds the quickest."""
+    rounds = []
+    for _ in range(8):
+        taken = []
+        for batch in batches:
+            begin = time.thread_time()
+            runner.step(batch)
+            taken.append(time.thread_time() - begin)
+        rounds.append(float(np.median(taken)))
+    return min(rounds)
+
+
+def least_time(op: str, inputs: Tensors, outputs: Tensors, attributes: Mapping[str, Any], machine: Machine) -> float:
+    """The seconds that a node takes at least."""
+    if op in VIEWS:
+        return 0.0
+    shapes = [s for _, s in inputs], [s for _, s in outputs]
+    functions, others = arithmetic(op, *shapes, attributes)
+    computing = operations(op, *shapes, attributes) / machine.rate
+    steps = functions * machine.function + others * 2 / machine.rate
+    return max(computing, steps, _least_moving(op, inputs, outputs, machine.bandwidths))
 
 
 def _least_moving(op: str, inputs: Tensors, outputs: Tensors, widths: dict[int, float]) -> float:
     """The seconds that reading and writing these takes at least; a move reads no more than it writes."""
-    read, written = (sum(SIZES.get(t, 4) * _count(s) for t, s in some) for some in (inputs, outputs))
-    if op in VIEWS:
-        return 0.0
-    moved = written + (min(read, written) if KIND.get(op) == "moves" else read)
+    sizes = [[SIZES.get(t, 4) * _count(s) for t, s in some] for some in (inputs, outputs)]
+    if op == "GatherGrad":  # of a tensor of the same shape, rows, and their places
+        rows, *index = sizes[0][1:]
+        if len(inputs) > 3:  # rows that are gathered
+            rows = min(rows, _count(inputs[-1][1]) * rows / max(1, inputs[1][1][0]))
+        moved = rows + sum(index) + sum(sizes[1])
+    else:
+        read, written = map(sum, sizes)
+        is_sum = op.startswith("Scatter")
+        moved = written + (min(read, written) if KIND.get(op) == "moves" and not is_sum else read)
     return moved / next((width for size, width in widths.items() if size >= moved), widths[max(widths)])
 
 
@@ -178,16 +308,14 @@ def main() -> None:
     file = args.results / re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-") / "fractions.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    rate, widths = best_rate(), bandwidths()
-    print(f"{rate / 1e9:.0f} GFLOP/s, GB/s of copies: {[round(width / 1e9, 1) for width in widths.values()]}")
+    machine = measured_machine()
+    copies = [round(width / 1e9, 1) for width in machine.bandwidths.values()]
+    print(f"{machine.rate / 1e9:.0f} GFLOP/s, {machine.function * 1e9:.3f} ns for an Exp, GB/s of copies: {copies}")
     for workload in args.workload or [w for w in WORKLOADS if w != "resnet50"]:
-        rate = max(rate, best_rate())
-        kept[workload] = shares(workload, rate, widths)
+        kept[workload] = shares(workload, machine)
         print(workload, {k: round(v, 2) for k, v in kept[workload].items()}, flush=True)
         file.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    if hasattr(os, "sched_setaffinity"):  # the BLAS of NumPy takes as many threads as it may use cores
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     main()

@@ -168,9 +168,10 @@ def _fractions(fractions: dict[str, dict[str, float]]) -> list[str]:
     kinds = [k for k in kinds if any(f.get(k, 0.0) >= 0.005 for f in fractions.values())] + ["roofline"]
     lines = [
         "Share of the kernel time of a step on one thread by kinds of operators. The last column is roofline time ÷ "
-        "measured time: the sum over its nodes of what the multiplications take at the best rate of NumPy's BLAS here, "
-        "or the bytes at the bandwidth of a copy of as many, whichever is more. Convolutions count the multiplications "
-        "of their definition; that of 3 × 3 windows makes fewer (Winograd), so that a step may be above its roofline. "
+        "measured time: the sum over its nodes of what products take at the best rate of ONNX Runtime's here, "
+        "elementwise steps as instructions of vectors, or the bytes at the bandwidth of a copy of as many, whichever "
+        "is the most. Convolutions count the multiplications of their definition; that of 3 × 3 windows makes fewer "
+        "(Winograd), so that a step may be above its roofline. "
         "`python -m benchmarks.training.fractions` measures it:\n",
         f"| | {' | '.join(kinds)} |",
         "|---" * (len(kinds) + 1) + "|",

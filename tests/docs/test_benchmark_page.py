@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from benchmarks.training.__main__ import regressions
 from benchmarks.training.environments import Missing, environment
-from benchmarks.training.fractions import operations
+from benchmarks.training.fractions import Machine, arithmetic, least_time, operations
 from benchmarks.training.report import ratio, write
 
-from onnxgrad.runtime.kernels.programs import CODES
+from onnxgrad.runtime.kernels.programs import CODES, KINDS
 
 SETTING = {"threads": 2, "processor": "a processor", "rounds": 2, "date": "2026-01-01", "versions": {"jax": "jax==1.0"}}
 
@@ -91,6 +91,42 @@ def test_operations_of_attention_and_recurrences():
     program = {"steps": [product, 512, *[0] * 7, 128, *other, product, 32, *[0] * 7, 64]}
     steps = [[50, 32, 512], [512], [512, 128], [32, 64]]
     assert operations("Recurrence", steps, [[50, 32, 128]], program) == 2 * 50 * 32 * (128 * 512 + 64 * 32)
+
+
+def _program(values, steps):
+    """The attributes of a program, of (kind, place) and (operation, written, read …)."""
+    numbers = [n for kind, place in values for n in (KINDS.index(kind), 1, place, 0)]
+    rows = [(CODES.index(code), 1, *at, *[-1] * (4 - len(at)), 0, 0, 0, 0) for code, *at in steps]
+    return {"values": numbers, "steps": [n for row in rows for n in row]}
+
+
+def test_steps_of_programs_count_by_the_numbers_that_they_give():
+    """x·σ(b) and its sum, with one b for each row."""
+    values = [("FIXED", 0), ("FIXED", 1), ("REGISTER", 0), ("RESULT", 0), ("RESULT", 1)]
+    program = _program(values, [("SIGMOID", 2, 1), ("MUL", 3, 0, 2), ("SUM", 4, 3, 1, 0)])
+    assert arithmetic("Elementwise", [[6, 8], [6, 1]], [[6, 8], [6, 1]], program) == (6, 2 * 48)
+    assert arithmetic("Exp", [[6, 8]], [[6, 8]], {}) == (48, 0)
+    assert arithmetic("Mul", [[6, 8], [8]], [[6, 8]], {}) == (0, 48)
+    assert arithmetic("Transpose", [[6, 8]], [[8, 6]], {}) == (0, 0)
+    order = {"order": [0, 2, 1, 3, 0, 1, 3, 2] + [0, 2, 1, 3] * 6}
+    q, k, v, y = [2, 7, 5, 3], [2, 5, 3, 11], [2, 11, 5, 4], [2, 7, 5, 4]
+    assert arithmetic("Attention", [q, k, v, []], [y], order) == (2 * 5 * 7 * 11, 0)
+    assert arithmetic("AttentionGrad", [y, q, k, v, []], [q, k, v], order) == (2 * 5 * 7 * 11, 0)
+
+
+def test_the_least_time_is_that_of_what_takes_longest():
+    machine = Machine(rate=100.0, function=3.0, bandwidths={1 << 20: 1000.0})
+
+    def least(op, inputs, outputs):
+        return least_time(op, *([("float", shape) for shape in some] for some in (inputs, outputs)), {}, machine)
+
+    assert least("MatMul", [[2, 30], [30, 4]], [[2, 4]]) == pytest.approx(2 * 2 * 30 * 4 / 100)
+    assert least("Exp", [[5]], [[5]]) == 15
+    assert least("Add", [[5], [5]], [[5]]) == pytest.approx(5 * 2 / 100)
+    assert least("Transpose", [[50, 9]], [[9, 50]]) == pytest.approx(2 * 450 * 4 / 1000)
+    assert least("Reshape", [[50, 9]], [[9, 50]]) == 0
+    rows = [[7, 3], [20, 3], [20]]  # added to a table of seven rows
+    assert least("GatherGrad", rows, [[7, 3]]) == pytest.approx((20 * 3 + 20 + 7 * 3) * 4 / 1000)
 
 
 def test_an_environment_that_cannot_be_had_says_why(monkeypatch):
