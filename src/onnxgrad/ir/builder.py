@@ -240,15 +240,13 @@ class Builder:
         beside, seen = None, False
         values: list[ir.Value | None] = []
         for x in operands:
-            if isinstance(x, Var):
+            if type(x) is Var:
                 values.append(x.value)
-            elif x is None:
-                values.append(None)
-            elif isinstance(x, ir.Value):
+            elif x is None or type(x) is ir.Value:  # a number compared with a class of the library takes 1 µs
                 values.append(x)
             else:
                 if not seen:
-                    variables = [v for v in operands if isinstance(v, (Var, ir.Value))]
+                    variables = [v for v in operands if type(v) in (Var, ir.Value)]
                     dtypes = [v.dtype for v in variables if v.dtype != ir.DataType.BOOL]
                     beside, seen = next((d for d in dtypes if d in FLOATS), dtypes[0] if dtypes else None), True
                 values.append(self._literals.literal(x, beside))

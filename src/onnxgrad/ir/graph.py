@@ -197,7 +197,7 @@ def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
 
 def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     """Add an initializer with the name of `tensor` to `graph`."""
-    shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+    shape = tensor.shape if type(tensor) is ir.Tensor else ir.Shape(tensor.shape)  # type: ignore[arg-type]
     value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
     graph.register_initializer(value)
     return value

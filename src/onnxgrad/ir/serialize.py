@@ -40,6 +40,13 @@ _TENSOR, _DIM = _tag(onnx.TypeProto, "tensor_type"), _tag(onnx.TensorShapeProto,
 _ELEMENT, _SHAPE = _tag(onnx.TypeProto.Tensor, "elem_type", 0), _tag(onnx.TypeProto.Tensor, "shape")
 _SIZE = _tag(onnx.TensorShapeProto.Dimension, "dim_value", 0)
 _SYMBOL = _tag(onnx.TensorShapeProto.Dimension, "dim_param")
+#: Fields of attributes that are numbers.
+_FIELDS = {
+    ir.AttributeType.INT: "i",
+    ir.AttributeType.INTS: "ints",
+    ir.AttributeType.FLOAT: "f",
+    ir.AttributeType.FLOATS: "floats",
+}
 #: Bytes of a tensor in an attribute that may be there twice for a moment.
 _COPIED = 1 << 16
 #: Bytes of an attribute that other nodes may share.
@@ -76,14 +83,27 @@ class _Texts(dict[str, bytes]):
         return found
 
 
+class _Dims(dict["int | ir.SymbolicDim", bytes]):
+    """Fields of shapes, each of which holds a size, a symbol or nothing."""
+
+    def __missing__(self, dim: int | ir.SymbolicDim) -> bytes:
+        if isinstance(dim, int):
+            encoded = _SIZE + varint(dim)
+        else:
+            encoded = b"" if dim.value is None else _SYMBOL + _prefix_length(dim.value.encode())
+        found = self[dim] = _DIM + _prefix_length(encoded)
+        return found
+
+
 class _Writer:
     """Fills messages of graphs."""
 
     def __init__(self, ir_version: int) -> None:
         self.ir_version = ir_version
         self._texts, self._operands, self._operators = _Texts(), _Texts(_INPUT), _Texts(_OP_TYPE)
+        self._dims = _Dims()
         self._types: dict[tuple[int, int], bytes] = {}  # of values that share them
-        self._alike: dict[tuple[ir.DataType, tuple[int | str | None, ...]], bytes] = {}  # equal ones are shared
+        self._alike: dict[tuple[ir.DataType, tuple[int | ir.SymbolicDim, ...]], bytes] = {}  # equal ones are shared
         self._attributes: dict[int, bytes] = {}  # nodes share their attributes
 
     def graph(self, proto: onnx.GraphProto, graph: ir.Graph, weights: bool = True) -> None:
@@ -106,8 +126,7 @@ class _Writer:
                 self.describe(value, parts)
             _annotate(proto, value)
             if weights and value.const_value is not None:
-                value.const_value.name = value.name
-                ir.serde.serialize_tensor_into(proto.initializer.add(), value.const_value)
+                _add_tensor(proto, value)
         for node in graph:
             encoded = self.node(node)
             if encoded is None:
@@ -119,7 +138,8 @@ class _Writer:
             for value in node.outputs:
                 if value.name and not value.is_graph_output():
                     self.describe(value, parts)
-                    _annotate(proto, value)
+                    if notes(value):
+                        _annotate(proto, value)
         for value in graph.outputs:
             parts += _OUT, self.value(value)
             _annotate(proto, value)
@@ -132,11 +152,10 @@ class _Writer:
         texts = self._texts
         operands = self._operands
         parts = [operands["" if v is None else v.name or ""] for v in node.inputs]
-        outputs = node.outputs
-        for name in [outputs[0].name] if len(outputs) == 1 and outputs[0].name else _value_names(outputs):
+        for name in _value_names(node.outputs):
             parts += _OUTPUT, texts[name]
-        if node.name:
-            parts += _NAME, texts[node.name]
+        if name := node.name:
+            parts += _NAME, texts[name]
         parts.append(self._operators[node.op_type])
         if attributes := node.attributes.data:
             for a in attributes.values():
@@ -154,6 +173,8 @@ class _Writer:
             if a.type == ir.AttributeType.GRAPH and not a.is_ref() and not a.doc_string:
                 proto = onnx.AttributeProto(name=a.name, type=onnx.AttributeProto.GRAPH)
                 self.graph(proto.g, a.as_graph())
+            elif (field := _FIELDS.get(a.type)) and not a.is_ref() and not a.doc_string:
+                proto = onnx.AttributeProto(name=a.name, type=int(a.type), **{field: a.value})  # type: ignore[arg-type]
             else:
                 proto = onnx.AttributeProto()
                 write = ir.serde.serialize_reference_attribute_into if a.is_ref() else ir.serde.serialize_attribute_into
@@ -180,27 +201,35 @@ class _Writer:
 
     def type(self, held: ir.TypeProtocol, shape: ir.Shape) -> bytes:
         """The field of a value for type and shape."""
-        dims = tuple([d if isinstance(d, int) else d.value for d in shape.dims])
-        has_denotation = held.denotation or any(map(shape.get_denotation, range(len(dims))))
-        if (
-            has_denotation
-            or type(held) is not ir.TensorType
-            or min((d for d in dims if isinstance(d, int)), default=0) < 0
-        ):
-            message = ir.serde.serialize_type(held)
-            ir.serde.serialize_shape_into(message, shape)
-            return _VALUE_TYPE + _prefix_length(message.SerializeToString())
-        key = held.dtype, dims
-        known = self._alike.get(key)
+        dims = shape.dims
+        denoted = held.denotation or any(map(shape.get_denotation, range(len(dims))))
+        if denoted or type(held) is not ir.TensorType:
+            return self._type_in_full(held, shape)
+        known = self._alike.get((held.dtype, dims))
         if known is None:
-            tensor = _ELEMENT + varint(held.dtype) + _SHAPE + _prefix_length(b"".join(map(self._dim, dims)))
-            known = self._alike[key] = _VALUE_TYPE + _prefix_length(_TENSOR + _prefix_length(tensor))
+            if min([d for d in dims if isinstance(d, int)], default=0) < 0:
+                return self._type_in_full(held, shape)
+            tensor = _ELEMENT + varint(held.dtype) + _SHAPE + _prefix_length(b"".join([self._dims[d] for d in dims]))
+            known = self._alike[held.dtype, dims] = _VALUE_TYPE + _prefix_length(_TENSOR + _prefix_length(tensor))
         return known
 
-    def _dim(self, dim: int | str | None) -> bytes:
-        """A field of a shape that holds a size, a symbol or nothing."""
-        encoded = b"" if dim is None else _SIZE + varint(dim) if isinstance(dim, int) else _SYMBOL + self._texts[dim]
-        return _DIM + _prefix_length(encoded)
+    def _type_in_full(self, held: ir.TypeProtocol, shape: ir.Shape) -> bytes:
+        """`type` by ``onnx_ir``: with denotations, of any kind, of a negative size."""
+        message = ir.serde.serialize_type(held)
+        ir.serde.serialize_shape_into(message, shape)
+        return _VALUE_TYPE + _prefix_length(message.SerializeToString())
+
+
+def _add_tensor(proto: onnx.GraphProto, value: ir.Value) -> None:
+    """Add the initializer `value` to `proto`."""
+    tensor = value.const_value
+    assert tensor is not None
+    if type(tensor) is ir.Tensor and not tensor.doc_string and not tensor.metadata_props:
+        dims, data = tensor.shape.dims, tensor.tobytes()
+        proto.initializer.add(name=value.name, data_type=int(tensor.dtype), dims=dims, raw_data=data)  # type: ignore[arg-type]
+    else:
+        tensor.name = value.name
+        ir.serde.serialize_tensor_into(proto.initializer.add(), tensor)
 
 
 def _annotate(proto: onnx.GraphProto, value: ir.Value) -> None:
