@@ -185,15 +185,15 @@ def _of_node(node: ir.Node, known: Mapping[ir.Value, str]) -> str | None:
         if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or a.is_ref():
             return None
         attributes.append(
-            (name, _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else _plain_value(a.value))
+            (name, _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else plain_value(a.value))
         )
     return _hash(node.domain, node.op_type, operands, attributes)
 
 
-def _plain_value(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """The value of an attribute in the form that a file stores."""
     if isinstance(value, (list, tuple)):
-        return [_plain_value(v) for v in value]
+        return [plain_value(v) for v in value]
     return float(np.float32(value)) if isinstance(value, float) else value
 
 

@@ -196,23 +196,14 @@ def test_a_disk_without_room_leaves_external_weights_in_memory(apart, small, mon
     trainer.fit(blobs(64), batch_size=16, progress=False)
 
 
-def test_digests_of_large_constants_are_those_of_their_numbers(monkeypatch):
+def test_the_digest_of_a_step_sees_its_constants_change():
     def of(change=0.0):
         model = ir.from_proto(classifier())
         weight = max(model.graph.initializers.values(), key=lambda v: v.const_value.size)
         weight.const_value = ir.tensor(weight.const_value.numpy() + np.float32(change), name=weight.name)
         return step_digest(model, {"y": model.graph.outputs[0].name}, ())
 
-    plain = of()
-    monkeypatch.setattr(aside, "FROM", 1)
-    monkeypatch.setattr(ir, "to_proto", lambda model, to=ir.to_proto: (bare(model), to(model))[1])
     assert of() == of() != of(1e-3)
-    assert of() != plain
-
-
-def bare(model):
-    """Raise AssertionError if a message of `model` would hold its constants."""
-    assert sum(v.const_value.nbytes for v in model.graph.initializers.values()) < 200
 
 
 def test_a_machine_that_reads_the_state_of_another_copies_none_of_it():

@@ -7,19 +7,18 @@ for every target, and in versions of onnxgrad that write derivatives in another 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.custom.rules import RULE
 from onnxgrad.engine.resolve import CONSTANT
-from onnxgrad.ir.serialize import serialize
-from onnxgrad.model_io import aside
-from onnxgrad.transforms.gradient_node import DOMAIN
+from onnxgrad.ir.composites import plain_value
+from onnxgrad.ir.graph import ancestors, named_values
+from onnxgrad.ir.notes import properties
+from onnxgrad.transforms.gradient_node import is_gradient
 
-_BODIES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 #: Notes on nodes that change what is computed.
 _NOTES = (CONSTANT, RULE)
 
@@ -41,82 +40,60 @@ def step_digest(model: ir.Model, ends: Mapping[str, str], settings: Sequence[obj
         ends: the names of the loss and of the next values of state, by what they are.
         settings: what else decides the numbers of the step.
     """
-    proto, digests = _without_constants(model)
-    graph = proto.graph
-    _keep_read(graph, set(ends.values()))
-    names = {value.name: value.name for value in graph.input}
-    _rename(graph, names)
-    lines = [f"{names[name]} {digest}" for name, digest in digests.items() if name in names]
-    lines += [f"{what} {names.get(name, name)}" for what, name in ends.items()]
-    del proto.metadata_props[:], proto.opset_import[:]
-    text = "\n".join([*sorted(lines), *map(repr, settings)])
-    found = hashlib.sha256(proto.SerializeToString(deterministic=True))
-    found.update(text.encode())
-    return found.hexdigest()
+    graph, values = model.graph, named_values(model.graph)
+    text = _Text(graph)
+    text.add(ancestors(graph, [values[name] for name in ends.values() if name in values]))
+    lines = [*text.lines, *(f"{what} is {text.name(values.get(name))}" for what, name in ends.items())]
+    lines += [
+        ir.to_proto(function).SerializeToString(deterministic=True).hex() for function in model.functions.values()
+    ]
+    return hashlib.sha256("\n".join([*lines, *map(repr, settings)]).encode()).hexdigest()
 
 
-def _without_constants(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """`model` as a message, and digests of its constants where these are too large to be in it."""
-    values = {n: v for n, v in model.graph.initializers.items() if v.const_value is not None}
-    held = {n: v.const_value for n, v in values.items() if v.const_value is not None}
-    if sum(t.nbytes for t in held.values()) < aside.FROM:
-        return serialize(model), {}
-    digests = {n: digest_of(t.numpy()) for n, t in held.items()}
-    try:
-        for name, value in values.items():
-            value.const_value = ir.tensor([0.0], name=name)
-        return serialize(model), digests
-    finally:
-        for name, value in values.items():
-            value.const_value = held[name]
+class _Text:
+    """The nodes of a graph as lines of text, where inner values are called by numbers in the order of their use."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.lines: list[str] = []
+        self._inputs = set(graph.inputs)
+        self._names: dict[ir.Value | None, str] = {None: ""}
+
+    def name(self, value: ir.Value | None) -> str:
+        """The name of `value`; the first time, a line describes an input or a constant."""
+        if value not in self._names and value is not None:
+            self._names[value] = name = (value.name or "") if value in self._inputs else f"#{len(self._names)}"
+            if value in self._inputs:
+                self.lines.append(f"{name}: {value.type} {value.shape}")
+            elif value.is_initializer() and value.const_value is not None:
+                self.lines.append(f"{name} = {_of_tensor(value.const_value)}")
+        return self._names[value]
+
+    def add(self, nodes: Iterable[ir.Node]) -> None:
+        """Append a line for each of `nodes`, and lines for the bodies in it before."""
+        for node in nodes:
+            held = (
+                [] if is_gradient(node) else sorted(node.attributes.values(), key=lambda a: a.name)
+            )  # names of values
+            attributes = [(a.name, self._attribute(a)) for a in held]
+            notes = [item for item in (properties(node) or {}).items() if item[0] in _NOTES]
+            operands, results = [[self.name(v) for v in values] for values in (node.inputs, node.outputs)]
+            self.lines.append(f"{results} = {node.domain}.{node.op_type}{operands} {attributes} {notes}")
+
+    def _attribute(self, a: ir.Attr) -> object:
+        if a.is_ref():
+            return a.ref_attr_name
+        if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            return [self._body(g) for g in ([a.value] if a.type == ir.AttributeType.GRAPH else a.value)]
+        if a.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS):
+            return [_of_tensor(t) for t in ([a.value] if a.type == ir.AttributeType.TENSOR else a.value)]
+        return plain_value(a.value)
+
+    def _body(self, graph: ir.Graph) -> list[list[str]]:
+        inputs = [self.name(v) for v in graph.inputs]
+        self.add(graph)
+        return [inputs, [self.name(v) for v in graph.outputs]]
 
 
-def _keep_read(graph: onnx.GraphProto, needed: set[str]) -> None:
-    """Remove what no value called as in `needed` is computed from."""
-    nodes = []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            nodes.append(node)
-            needed |= _names_read(node)
-    for i in reversed(range(len(graph.initializer))):  # in place: they may be large
-        if graph.initializer[i].name not in needed:
-            del graph.initializer[i]
-    kept = [*reversed(nodes)], [v for v in graph.input if v.name in needed]
-    for field, items in zip((graph.node, graph.input), kept):
-        copies = [type(item).FromString(item.SerializeToString()) for item in items]
-        del field[:]
-        field.extend(copies)
-    del graph.output[:]
-
-
-def _names_read(node: onnx.NodeProto) -> set[str]:
-    """The names that `node` reads, in its bodies as well."""
-    bodies = [body for a in node.attribute if a.type in _BODIES for body in (a.g, *a.graphs)]
-    inner = (_names_read(n) | {v.name for v in body.output} for body in bodies for n in body.node)
-    return set(node.input).union(*inner)
-
-
-def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Rename values to numbers in the order of their use; `names` has the known ones."""
-
-    def numbered(name: str) -> str:
-        return names.setdefault(name, f"#{len(names)}") if name else ""
-
-    del graph.value_info[:]
-    for node in graph.node:
-        node.name = node.doc_string = ""
-        notes = [onnx.StringStringEntryProto(key=p.key, value=p.value) for p in node.metadata_props if p.key in _NOTES]
-        del node.metadata_props[:]
-        node.metadata_props.extend(notes)
-        if node.domain == DOMAIN and node.op_type == "Gradient":
-            del node.attribute[:]  # names of values that are inputs by now
-        node.input[:] = [numbered(name) for name in node.input]
-        for attribute in node.attribute:
-            for body in [attribute.g, *attribute.graphs] if attribute.type in _BODIES else ():
-                for value in body.input:
-                    value.name = numbered(value.name)
-                _rename(body, names)
-        node.output[:] = [numbered(name) for name in node.output]
-    for held in [*graph.output, *graph.initializer]:
-        held.name = numbered(held.name)
-    graph.initializer.sort(key=lambda tensor: tensor.name)
+def _of_tensor(tensor: ir.TensorProtocol) -> str:
+    array = tensor.numpy()
+    return digest_of(repr(array.tolist()) if tensor.dtype == ir.DataType.STRING else array)
