@@ -5,6 +5,7 @@ import pytest
 
 import onnxgrad.eager as og
 import onnxgrad.eager.numpy as np
+from onnxgrad.eager.core import executable
 from onnxgrad.errors import BadInput
 
 RNG = numpy.random.default_rng(0)
@@ -105,6 +106,16 @@ def test_scan(reverse):
         return np.sum(h) + np.sum(ys * np.arange(4.0)[:, None])
 
     agree(f, plain, A)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, og.jit])
+def test_the_steps_run_once_for_value_and_gradient(monkeypatch, wrap):
+    made = []
+    session = executable._session
+    monkeypatch.setattr(executable, "_session", lambda model: made.append(model) or session(model))
+    f = lambda a: np.sum(og.scan(lambda h, x: (np.cos(h * a) + x / 7, np.sum(h)), a, XS)[1] ** 2)  # noqa: E731
+    wrap(og.value_and_grad(f))(A)
+    assert sum(node.op_type == "Scan" for model in made for node in model.graph) == 2
 
 
 def test_gradient_of_what_is_scanned():

@@ -23,7 +23,7 @@ from onnxgrad.eager.core.bodies import call_on_variables
 from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.plans import formal, new_builder
 from onnxgrad.eager.core.primitives import Macro, StandardOp
-from onnxgrad.eager.core.tape import Node, leaf
+from onnxgrad.eager.core.tape import Node, parameter
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.cleanup import end_derivation
@@ -84,7 +84,7 @@ class _Recording:
             if x.dtype.kind == "c":
                 hint = "hand over the real and the imaginary part"
                 raise BadInput(f"{name} is {x.dtype}; ONNX has no complex numbers\n  hint: {hint}")
-        self.leaves = [leaf(x._data) for _, x in leaves]
+        self.leaves = [parameter(x._data) for _, x in leaves]
         self.inputs = [Array(n.value, n) for n in self.leaves]
         _, self.results, self.nodes = call_on_variables(f, self.name, args, self.leaves)
         several = len(self.results) > 1

@@ -15,15 +15,15 @@ from onnxgrad._later import without_collection
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import Executable
-from onnxgrad.eager.core.plans import GraphCall
+from onnxgrad.eager.core.plans import GraphCall, Pullback
 from onnxgrad.eager.core.recording import record_several
-from onnxgrad.eager.core.tape import exporting
+from onnxgrad.eager.core.tape import is_differentiated
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import required_inputs
-from onnxgrad.model_io import AnyModel
+from onnxgrad.model_io import AnyModel, signature
 from onnxgrad.runtime.feeds import bind
 from onnxgrad.transforms.gradient_lowering import open_lowered
 from onnxgrad.transforms.linearize import split_vjp
@@ -69,7 +69,7 @@ class EagerModel:
 
     def results(self, names: tuple[str, ...], operands: Sequence[Array]) -> dict[str, Array]:
         """The outputs by name, given the `operands` of the inputs and weights of these names, in their dtypes."""
-        wrt = () if exporting.get() else tuple(n for n, x in zip(names, operands) if x._node is not None)
+        wrt = tuple(n for n, x in zip(names, operands) if is_differentiated(x._node))
         call, run, outputs = self._made.get((names, wrt), lambda: self._make(names, wrt))
         return dict(zip(outputs, record_several(call, operands, run.results(operands))))
 
@@ -97,12 +97,14 @@ class EagerModel:
                 value.const_value = None
         graph.inputs[:] = [by_name[name] for name in given]
         floats = [name for name in wrt if by_name[name].dtype in FLOATS]
+        linear = None
         if floats:
             with suppress(NotDifferentiable):  # raised when the derivative is asked for
-                model = split_vjp(model, wrt=floats).forward
+                model, linear = split_vjp(model, wrt=floats)
         graph = model.graph
         used = frozenset((n.domain, n.op_type) for n in graph.all_nodes())
-        return GraphCall(graph, (dict(graph.opset_imports), used)), Executable(model), names
+        pullback = None if linear is None else Pullback(linear.graph, signature(linear), len(names))
+        return GraphCall(graph, (dict(graph.opset_imports), used), pullback), Executable(model), names
 
 
 def from_onnx(model: AnyModel | Function) -> EagerModel:

@@ -15,7 +15,7 @@ import numpy as np
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.plans import write_into
-from onnxgrad.eager.core.tape import Node, Program, Source, compiling, computing, exporting, history, leaf, program
+from onnxgrad.eager.core.tape import Node, Program, Source, compiling, computing, exporting, history, parameter, program
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 
@@ -108,7 +108,7 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
     for x in examples:
         if x.dtype.kind == "c":
             raise BadInput(f"an argument of {name} is {x.dtype}; ONNX has no complex numbers\n  hint: pass its parts")
-    parameters = [leaf(x) for x in examples]
+    parameters = [parameter(x) for x in examples]
     tokens = compiling.set((*compiling.get(), *parameters)), computing.set(False)
     try:
         with np.errstate(all="ignore"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -84,21 +85,21 @@ class Executable:
 
 def _is_small(model: ir.Model) -> bool:
     """True if all arrays and products in `model` are known to be small."""
-    small: dict[tuple[int | ir.SymbolicDim, ...], bool] = {}
+    small: dict[tuple[Any, ...], bool] = {}
     for node in model.graph.all_nodes():
         if node.op_type in ("Conv", "ConvTranspose", "Einsum"):
             return False
-        shapes = [None if v.shape is None else v.shape.dims for v in (*node.inputs, *node.outputs) if v is not None]
-        for dims in shapes:
-            if dims is None:
+        shapes = [v.shape for v in (*node.inputs, *node.outputs) if v is not None]
+        for shape in shapes:
+            if shape is None:
                 return False
-            if dims not in small:
-                small[dims] = all(isinstance(d, int) for d in dims) and math.prod(dims) <= LARGEST  # type: ignore[arg-type]
-            if not small[dims]:
+            if shape.dims not in small:
+                small[shape.dims] = shape.is_static() and math.prod(shape.numpy()) <= LARGEST
+            if not small[shape.dims]:
                 return False
         if node.op_type in ("MatMul", "Gemm"):
-            rows, columns = shapes[:2]
-            if math.prod(rows) * columns[-1] > LONGEST or math.prod(columns) * rows[0] > LONGEST:  # type: ignore
+            rows, columns = (s.numpy() for s in shapes[:2] if s is not None)
+            if math.prod(rows) * columns[-1] > LONGEST or math.prod(columns) * rows[0] > LONGEST:
                 return False
     return True
 

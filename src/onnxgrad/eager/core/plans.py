@@ -20,7 +20,7 @@ from onnxgrad.eager.core.arithmetic import Arithmetic, is_arithmetic
 from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import Executable, model_of
-from onnxgrad.eager.core.primitives import OPSET, STOP, Primitive
+from onnxgrad.eager.core.primitives import OPSET, STOP, Output, Primitive
 from onnxgrad.eager.core.primitives import output as pick
 from onnxgrad.eager.core.recording import record_several
 from onnxgrad.eager.core.tape import Node, Program, Source
@@ -36,6 +36,9 @@ from onnxgrad.ir.outline import restrict
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.ir.shapes import allows
 from onnxgrad.ir.subgraphs import rewire
+from onnxgrad.model_io import Signature
+from onnxgrad.rules.op import Op
+from onnxgrad.rules.rule import OWN, General
 
 #: Indices of results in a program; None for a missing one.
 Places = Sequence[int | None]
@@ -87,16 +90,55 @@ def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None
     return b.var(v)
 
 
+@dataclass(frozen=True)
+class Pullback:
+    """The backward pass of a graph, which reads its results.
+
+    Attributes:
+        graph: gradients of inputs, from cotangents of results, results, and inputs.
+        signature: the names of gradients and cotangents, by those of the inputs and results that they are of.
+        count: how many of the results may have a cotangent; the others are residuals.
+    """
+
+    graph: ir.Graph
+    signature: Signature
+    count: int
+
+
 class GraphCall(Primitive):
     """A graph as one operator, which is inlined where it is emitted."""
 
-    __slots__ = ("graph", "versions")
+    __slots__ = ("graph", "pullback", "versions")
     open = True
 
-    def __init__(self, graph: ir.Graph, versions: Any = None) -> None:
+    def __init__(self, graph: ir.Graph, versions: Any = None, pullback: Pullback | None = None) -> None:
         super().__init__("Call", id(graph))
         self.graph = graph
         self.versions = versions
+        self.pullback = pullback
+
+    def write_whole(self, b: Builder, operands: Sequence[Var]) -> Any:
+        """Emit one node, whose rule is the pullback. Its results must be recorded: no runtime has it."""
+        node = ir.Node("onnxgrad.eager", "Call", [x.value for x in operands], num_outputs=len(self.graph.outputs))
+        for v, like in zip(node.outputs, self.graph.outputs):
+            v.type = like.type
+            v.shape = like.shape if like.shape is None or like.shape.is_static() else ir.Shape([None] * len(like.shape))
+        node.meta[OWN] = General(self._pull)
+        results = b.append(node)
+        return results if len(results) > 1 else results[0]
+
+    def _pull(self, op: Op, g: Any, *values: Var) -> list[Var | None]:
+        assert self.pullback is not None
+        names, ends = self.pullback.signature, [v.name or "" for v in self.graph.outputs]
+        there = dict(zip([*(v.name for v in self.graph.inputs), *ends], values))
+        for name, given in zip(ends, g if isinstance(g, tuple) else (g,)):
+            if name in names.cotangents:
+                there[names.cotangents[name]] = op.zeros_like(there[name]) if given is None else given
+        call = GraphCall(self.pullback.graph, self.versions)
+        made = call.write(op.builder, [there[v.name] for v in self.pullback.graph.inputs])
+        results = made if isinstance(made, tuple) else (made,)
+        found = dict(zip((v.name for v in self.pullback.graph.outputs), results))
+        return [found.get(names.gradients.get(v.name or "", "")) for v in self.graph.inputs]
 
     def write(self, b: Builder, operands: Sequence[Var]) -> Any:
         """Emit the nodes of the graph."""
@@ -144,17 +186,22 @@ class Written:
         return self.values[place] if place >= 0 else self.sources[~place]
 
 
-def write(p: Program) -> Written:
-    """The program `p` in a new graph."""
+def write(p: Program, whole: bool = False) -> Written:
+    """The program `p` in a new graph; with `whole`, graphs that have a pullback are a node each."""
     b = new_builder(node.op for node in p.nodes)
-    return write_into(b, p, [formal(b, p.value(~k), "in") for k in range(len(p.sources))])
+    return write_into(b, p, [formal(b, p.value(~k), "in") for k in range(len(p.sources))], whole)
 
 
-def write_into(b: Builder, p: Program, sources: list[Var]) -> Written:
+def write_into(b: Builder, p: Program, sources: list[Var], whole: bool = False) -> Written:
     """The program `p`, written by `b`; `sources` stand for what it reads."""
     w = Written(b, sources, [], {})
+    calls = {i: n.op for i, n in enumerate(p.nodes) if whole and type(n.op) is GraphCall and n.op.pullback is not None}
+    for node, (at, *_) in zip(p.nodes, p.wiring) if calls else ():
+        if at in calls and type(node.op) is Output and node.op.key[1] >= calls[at].pullback.count:  # type: ignore[operator, union-attr]
+            del calls[at]  # a residual may have a cotangent
     for i, (node, refs) in enumerate(zip(p.nodes, p.wiring)):
-        made = node.op.write(b, [w.at(r) for r in refs])
+        operands = [w.at(r) for r in refs]
+        made = calls[i].write_whole(b, operands) if i in calls else node.op.write(b, operands)
         w.values.append(made)
         several = isinstance(made, tuple)
         for part, (var, value) in enumerate(zip(made, node.value) if several else [(made, node.value)]):
@@ -267,7 +314,7 @@ def pull(
 
 
 def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool) -> DerivativePlan:
-    w = write(p)
+    w = write(p, whole=True)
     b = w.b
     seeds = [formal(b, s._data, "cotangent") for _, s in given]
     ends = [_own(b, w.at(end)) for end, _ in given]

@@ -135,6 +135,9 @@ def output(i: int) -> Output:
 #: A variable of a transform, as the transforms around it see it.
 LEAF = standard("Identity")
 
+#: An input of a function that is compiled or exported.
+PARAMETER = StandardOp(*LEAF.key)
+
 
 def _stop(b: Builder, x: Var) -> Var:
     """An Identity whose metadata say that no derivative passes."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.primitives import LEAF, STOP, Primitive
+from onnxgrad.eager.core.primitives import LEAF, PARAMETER, STOP, Primitive
 
 _count = itertools.count().__next__
 
@@ -58,6 +58,11 @@ def leaf(value: np.ndarray, parent: Node | None = None) -> Node:
     return Node(LEAF, () if parent is None else (parent,), value)
 
 
+def parameter(value: np.ndarray) -> Node:
+    """A new input of a function that is compiled or exported."""
+    return Node(PARAMETER, (), value)
+
+
 def carries_derivative(value: Any) -> bool:
     """True if `value` can carry a derivative: a tuple, or an array that is not of integers or booleans."""
     return isinstance(value, tuple) or value.dtype.kind not in "biu"
@@ -87,8 +92,8 @@ def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = Fa
     return nodes
 
 
-def varies(node: Node, discrete: bool = False) -> bool:
-    """True if `node` depends on a variable, so that reading its value as a constant loses a derivative.
+def varies(node: Node, discrete: bool = False, on: Sequence[Primitive] = (LEAF, PARAMETER)) -> bool:
+    """True if `node` depends on a variable (or what else is `on`): read as a constant, its derivative is lost.
 
     Integers, booleans and results of `stop_gradient` have no derivative to lose; with `discrete` they count too.
     """
@@ -98,11 +103,16 @@ def varies(node: Node, discrete: bool = False) -> bool:
         n = stack.pop()
         if n in seen or not (discrete or (n.op is not STOP and carries_derivative(n.value))):
             continue
-        if n.op is LEAF:
+        if any(n.op is op for op in on):
             return True
         seen.add(n)
         stack.extend(p for p in n.inputs if type(p) is Node)
     return False
+
+
+def is_differentiated(node: Node | None) -> bool:
+    """True if `node` depends on a variable of a transform; parameters of an exported program are none."""
+    return node is not None and (not exporting.get() or varies(node, on=(LEAF,)))
 
 
 def differs_between_calls(nodes: Iterable[Node | None]) -> bool:
