@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
 import onnxgrad
+from onnxgrad.ir import constants
 
 
 def parsed(body: str, initializers: str = "") -> onnx.ModelProto:
@@ -22,6 +24,34 @@ def operators(model: onnx.ModelProto) -> list[str]:
 
 def run(model: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
     return onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+
+
+@pytest.mark.parametrize("op_type", sorted(constants._NUMPY))
+def test_numpy_computes_what_the_evaluator_of_the_onnx_package_does(op_type, monkeypatch):
+    x, y = np.array([[0.1, -3e38, 2]], np.float32), np.array([3e38, -0.7, 2], np.float32)
+    n, m = np.array([[-7, 3, 2**62]]), np.array([2, 3, 4])
+    flags = x > 0, np.array([True, False, True])
+    moved = {"Expand": [2, 1, 3], "Squeeze": [0], "Unsqueeze": [0, 2]}.get(op_type)
+    pairs = [(a, np.array(moved)) for a in (x, n)] if moved else [flags] if op_type == "And" else [(x, y), (n, m)]
+    for operands in pairs:
+        operands = {"Not": flags[:1], "Where": (flags[1], *operands), "Identity": operands[:1]}.get(op_type, operands)
+        values = [
+            ir.Value(name=f"v{i}", type=ir.TensorType(ir.DataType.from_numpy(a.dtype))) for i, a in enumerate(operands)
+        ]
+        node = ir.Node("", op_type, values, name="node")
+        compares = op_type in ("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not")
+        node.outputs[0].name, node.outputs[0].type = (
+            "y",
+            ir.TensorType(ir.DataType.BOOL) if compares else values[-1].type,
+        )
+        node.outputs[0].type = values[0].type if moved else node.outputs[0].type
+        ours = constants.evaluate(node, dict(zip(values, operands)), 21)
+        with monkeypatch.context() as patch:
+            patch.setattr(constants, "_NUMPY", {})
+            wanted = constants.evaluate(node, dict(zip(values, operands)), 21)
+        assert wanted is not None
+        assert ours is not None
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
 
 
 CONSTANTS = """
