@@ -22,7 +22,7 @@ from onnxgrad.training import compile_step
 from onnxgrad.training.step.compile import Step
 
 RESULTS = ROOT / "benchmarks" / "results" / "lowerings.json"
-WORKLOADS = ("mlp", "cnn", "residual", "depthwise", "transformer", "unet")
+WORKLOADS = ("mlp", "cnn", "residual", "depthwise", "transformer", "unet", "cnn3d")
 
 
 def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[float, float, float]]:

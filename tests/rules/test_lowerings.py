@@ -42,6 +42,12 @@ MODELS = {
         "z = Mul (x, w) y = MaxPool <kernel_shape = [3, 2], strides = [3, 2]> (z)",
         "2,3,2,2",
     ),
+    "planes_first": (
+        "2,3,4,6,2",
+        "2,3,4,6,2",
+        "z = Mul (x, w) y = MaxPool <kernel_shape = [2, 3, 2], strides = [2, 3, 2]> (z)",
+        "2,3,2,2,1",
+    ),
     "repeated_tiles": (
         "2,3,6,4",
         "2,3,6,4",

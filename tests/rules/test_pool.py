@@ -82,11 +82,15 @@ CASES = [
 test_rule = ladder("pool", CASES)
 
 
+@pytest.mark.parametrize("target", ["portable", "auto"])
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kernel", [[2, 1, 3], [3, 2, 2], [9, 2, 1]], ids=str)
-def test_max_pool_tiles_over_three_axes(kernel):
-    """In float32, where tiles are written by copies: each is reached, as with float64, which has no such lowering."""
+def test_max_pool_tiles_over_three_axes(kernel, tied, target):
+    """In float32, where planes are first: each is reached, as with float64, which has no such lowering."""
     sizes = [2 * k for k in kernel]
-    x = np.random.default_rng(0).permutation(4 * int(np.prod(sizes))).reshape(2, 2, *sizes)
+    rng = np.random.default_rng(0)
+    count = 4 * int(np.prod(sizes))
+    x = (rng.integers(-1, 2, count) if tied else rng.permutation(count)).reshape(2, 2, *sizes)
     g = np.random.default_rng(1).standard_normal((2, 2, 2, 2, 2))
     found = []
     for dtype in (np.float32, np.float64):
@@ -97,7 +101,7 @@ def test_max_pool_tiles_over_three_axes(kernel):
         graph = helper.make_graph([node], "pool", [x_info], [y_info])
         derived = vjp(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), wrt=["x"])
         feeds = {"x": x.astype(dtype), "y_cotangent": g.astype(dtype)}
-        found.append(Session(derived, Options(target="portable")).run(feeds)["x_grad"])
+        found.append(Session(derived, Options(target=target)).run(feeds)["x_grad"])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
 
 
