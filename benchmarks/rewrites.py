@@ -42,6 +42,7 @@ WORKLOADS = (
     "dlrm",
     "graph_net",
     "wavenet",
+    "mamba",
     "resnet18",
     "cnn3d",
 )

@@ -69,6 +69,10 @@ class Setting:
         """The reason to skip rewrites of standard operators; empty if they run."""
         return self.keeps_order() or ("" if self.layout == "auto" else f"layout is {self.layout!r}")
 
+    def keeps_functions(self) -> str:
+        """The reason to skip rewrites of functions that kernels in C compute; empty if they run."""
+        return self.keeps_layout() or ("" if self.target == "portable" else "kernels have them")
+
     def keeps_operators(self) -> str:
         """The reason to skip kernels in C; empty if they run."""
         return self.keeps_order() or ("" if self.target == "native" else f"target is {self.target!r}")

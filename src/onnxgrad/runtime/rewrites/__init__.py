@@ -17,6 +17,7 @@ from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
+from onnxgrad.runtime.rewrites.slow_functions import SLOW_FUNCTIONS
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
 from onnxgrad.runtime.rewrites.turned_products import TURNED_PRODUCTS
 from onnxgrad.runtime.rewrites.unexpanded import UNEXPANDED
@@ -37,6 +38,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     WHOLE_ROWS,
     TURNED_PRODUCTS,
     UNEXPANDED,
+    SLOW_FUNCTIONS,
     BATCHED_UPDATES,
     RANKED_SCALARS,
 )
