@@ -11,7 +11,6 @@ output over the inputs, and `Part.holds` checks that the graph still has the sam
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.exact import exact
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import constant_tensor, is_op
 from onnxgrad.ir.notes import notes, properties
 
 _KEY = "onnxgrad.part"
+
+#: Operators of an expression, and which of their results it is.
+Digest = tuple[tuple[Any, ...], Any]
 
 #: An expression of more operators is none that was named.
 _LARGEST = 300
@@ -48,7 +50,7 @@ class Part:
     inputs: Sequence[ir.Value | None]
     outputs: Sequence[ir.Value | None]
     attributes: Mapping[str, Any]
-    digests: Sequence[str | None]
+    digests: Sequence[Digest | None]
 
     @classmethod
     def of(
@@ -142,65 +144,72 @@ def _read(text: str, find: Callable[[str], ir.Value | None], written: Written) -
     return None if part is None else Part(part.name, inputs, outputs, part.attributes, part.digests)
 
 
-def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
-    """A digest of `value` as an expression of `inputs`, constants and shapes; None if it is computed from more."""
-    known = {v: f"input {i}" for i, v in reversed(list(enumerate(inputs))) if v is not None}
+def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> Digest | None:
+    """`value` as an expression of `inputs`, constants and shapes; None if it is computed from more.
+
+    Operators are numbered in the order of a walk, equal ones once. A constant, folded or not, is part of its readers.
+    """
+    known: dict[ir.Value | None, Any] = {None: None}
+    known |= {v: f"input {i}" for i, v in reversed(list(enumerate(inputs))) if v is not None}
+    lines: dict[Any, int] = {}
     arrays: dict[ir.Value, np.ndarray] = {}
+    fixed = {None, *(v for v in inputs if constant_tensor(v) is not None)}
     owner = value.producer()
     opset = 1 if owner is None or owner.graph is None else owner.graph.opset_imports.get("", 1)
     todo, count = [value], 0
     while todo:
         top = todo[-1]
-        node = top.producer()
         if top in known:
             todo.pop()
-        elif top.is_initializer() and not top.is_graph_input() and top.const_value is not None:
-            known[todo.pop()] = _of_tensor(top.const_value)
-        elif node is None or count > _LARGEST:
-            return None
-        elif is_op(node, "Constant") and "value" in node.attributes:
-            known[todo.pop()] = _of_tensor(node.attributes["value"].value)
-        elif is_op(node, ("Shape", "Size")):  # of any value with the same dimensions
-            known[todo.pop()] = "shape"
-        elif missing := [v for v in node.inputs if v is not None and v not in known]:
-            todo.extend(missing)
-            count += len(missing)
-        elif (array := exact(node, opset, arrays)) is not None:  # folded by now, or later
-            arrays[top] = array
-            known[todo.pop()] = _of_tensor(ir.Tensor(array, dtype=top.dtype))
-        else:
-            digest = _of_node(node, known)
-            if digest is None:
+            continue
+        node = top.producer()
+        if node is None:
+            if top.const_value is None or top.is_graph_input() or not top.is_initializer():
                 return None
-            known |= {v: f"{digest} {i}" for i, v in enumerate(node.outputs) if v not in known}
-    return known[value]
+            known[top] = _of_tensor(top.const_value)
+            fixed.add(top)
+            continue
+        if count > _LARGEST:
+            return None
+        if is_op(node, "Constant") and "value" in node.attributes:
+            known[top] = _of_tensor(node.attributes["value"].value)
+            fixed.add(top)
+        elif is_op(node, ("Shape", "Size")):  # of any value with the same dimensions
+            known[top] = "shape"
+        elif missing := [v for v in node.inputs if v not in known]:
+            todo.extend(missing)  # type: ignore[arg-type]
+            count += len(missing)
+        elif fixed.issuperset(node.inputs) and (array := exact(node, opset, arrays)) is not None:  # folded, or later
+            arrays[top] = array
+            known[top] = _of_tensor(ir.Tensor(array, dtype=top.dtype))
+            fixed.add(top)
+        else:
+            line = _of_node(node, known)
+            if line is None:
+                return None
+            number = lines.setdefault(line, len(lines))
+            known |= {v: (number, i) for i, v in enumerate(node.outputs) if v not in known}
+    return tuple(lines), known[value]
 
 
-def _of_node(node: ir.Node, known: Mapping[ir.Value, str]) -> str | None:
-    operands = ["" if v is None else known[v] for v in node.inputs]
-    if is_op(node, "Pad"):  # `finish` rewrites its constants
-        operands = operands[:1]
+def _of_node(node: ir.Node, known: Mapping[ir.Value | None, Any]) -> Any:
+    operands = tuple([known[v] for v in node.inputs[: 1 if is_op(node, "Pad") else None]])  # `finish` rewrites a Pad's
     attributes = []
-    for name, a in sorted(node.attributes.items()):
+    for name, a in sorted(node.attributes.data.items()):
         if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or a.is_ref():
             return None
-        attributes.append(
-            (name, _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else plain_value(a.value))
-        )
-    return _hash(node.domain, node.op_type, operands, attributes)
+        held = _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else plain_value(a.value)
+        attributes.append((name, held))
+    return node.domain, node.op_type, operands, tuple(attributes)
 
 
 def plain_value(value: Any) -> Any:
     """The value of an attribute in the form that a file stores."""
     if isinstance(value, (list, tuple)):
-        return [plain_value(v) for v in value]
+        return tuple([plain_value(v) for v in value])
     return float(np.float32(value)) if isinstance(value, float) else value
 
 
-def _of_tensor(tensor: ir.TensorProtocol) -> str:
+def _of_tensor(tensor: ir.TensorProtocol) -> Any:
     small = tensor.size <= _COMPARED and tensor.dtype != ir.DataType.STRING
-    return _hash(tensor.dtype.name, [int(d) for d in tensor.shape], tensor.tobytes() if small else b"")  # type: ignore[arg-type]
-
-
-def _hash(*parts: Any) -> str:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+    return tensor.dtype, tuple(map(int, tensor.shape)), tensor.tobytes() if small else b""  # type: ignore[arg-type]
