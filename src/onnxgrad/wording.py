@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,16 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def no_number(texts: Sequence[str]) -> str:
+    """The first of `texts` that shows why they are no numbers: it is none, or a code with a leading zero.
+
+    >>> no_number(["1", "02", "x"]), no_number(["1", "02"])
+    ('x', '02')
+    """
+    first = next((t for t in texts if not is_number(t)), None)
+    return first or next((t for t in texts if t.lstrip("+- ").startswith("0")), texts[0])
 
 
 def shape_text(shape: Iterable[Any] | None) -> str:

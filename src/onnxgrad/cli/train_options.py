@@ -20,7 +20,7 @@ from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Columns
 from onnxgrad.training.data.items import is_stream
 from onnxgrad.training.data.preprocessing import Preprocessing
-from onnxgrad.training.data.sources import text_columns
+from onnxgrad.training.data.sources import column_kinds
 from onnxgrad.training.language.documents import open_documents
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loss.config import Loss
@@ -72,15 +72,15 @@ def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns | Path,
         return read(data), recipe
     if recipe.data.tables is not None:  # which the training rows decide
         inputs = {}
-    columns = open_data(data, images, inputs, trained.inputs, texts=trained.texts)
+    columns = open_data(data, images, inputs, trained.inputs, kinds=trained.kinds)
     columns.source = str(data)
     if recipe.data.validation is not None:  # by the names of the columns that are trained on, here in any order
         same = {n: c.features for n, c in columns.items() if c.features is not None}
-        texts = trained.texts | text_columns(columns)
-        held_out = open_data(recipe.data.validation, images, inputs, {**trained.inputs, **same}, texts=texts)
+        kinds = column_kinds(columns) | trained.kinds
+        held_out = open_data(recipe.data.validation, images, inputs, {**trained.inputs, **same}, kinds=kinds)
         held_out.source = str(recipe.data.validation)
         recipe = replace(recipe, data=replace(recipe.data, validation=held_out))
-    if labels is not None and labels not in columns:
+    if labels is not None and labels not in columns and labels not in (recipe.data.inputs or {}):
         if any(c in labels for c in (",", "..", "*")):
             raise BadInput(f"--labels is one array, not {labels}\n  hint: --inputs labels={labels} joins columns")
         raise UnknownName(labels, columns, f"array in {data}")

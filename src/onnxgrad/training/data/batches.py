@@ -84,7 +84,7 @@ class Data:
         pictures = trained.images_for(images)
         tables_of = Joining.of(tables, fields, fit_rows)
         opened = open_data(
-            named_source(source, fields, name), pictures, inputs, trained.inputs, tables_of, trained.texts
+            named_source(source, fields, name), pictures, inputs, trained.inputs, tables_of, trained.kinds
         )
         columns, self.fields = trained.raw_rows(opened, fields, name)
         fields = self.fields

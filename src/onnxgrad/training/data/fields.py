@@ -11,6 +11,7 @@ narrower one (float64 to float32), which round. Floats are not truncated to inte
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.loss.label_inputs import LABELS as LABELS
-from onnxgrad.wording import tensor_text, type_text
+from onnxgrad.wording import no_number, tensor_text, type_text
 
 #: Names of arrays that feed a model.
 INPUTS = ("x", "input", "inputs", "data", "image", "images", "features", "tokens", "ids", "input_ids")
@@ -150,7 +151,9 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.nda
                 f"{where} has no value in row {row if rows is None else rows[row]}\n"
                 "  hint: fill it in; --missing drop of train and evaluate (in Python missing='drop') leaves the row out"
             )
-        raise BadInput(f"{where} holds {_kind(array)}, not numbers; expected {field.wanted}")
+        kind = _kind(array)
+        code = "\n  hint: numbers have no leading zeros" if re.match(r"text \('0\d+'", kind) else ""
+        raise BadInput(f"{where} holds {kind}, not numbers; expected {field.wanted}{code}")
     array = _last_axis(array, field)
     shape = array.shape[1:]
     if array.ndim != len(field.shape) + 1 or any(w not in (None, n) for w, n in zip(field.shape, shape)):
@@ -237,7 +240,7 @@ def _kind(array: np.ndarray) -> str:
     """A description of the elements of an array without numbers."""
     texts = [v for v in array.flat if isinstance(v, str)] if array.dtype.kind in "UO" else []
     if texts:
-        return f"text ({texts[0][:40]!r})"
+        return f"text ({no_number(texts)[:40]!r})"
     return type_text(array.dtype)
 
 

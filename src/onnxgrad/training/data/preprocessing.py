@@ -73,11 +73,13 @@ class Preprocessing:
         return bool(self.images or self.inputs or self.tokenizer or self.task or self.columns)
 
     @property
-    def texts(self) -> set[str]:
-        """The names of columns that were text when the model was trained."""
-        tables = [f.table for f in self.inputs.values() if f.table is not None]
-        prepared = {c.name for table in tables for c in table.columns if c.kind == "text"}
-        return prepared | {name for name, kind, _ in self.columns.values() if kind == "text"}
+    def kinds(self) -> dict[str, str]:
+        """The kinds of columns that the model was trained on, by their names (see `RawColumn`)."""
+        found = {name: kind for name, kind, _ in self.columns.values()}
+        for features in self.inputs.values():
+            prepared = {} if features.table is None else {c.name: c.kind for c in features.table.columns}
+            found |= prepared or dict.fromkeys(features.names, "number")
+        return found
 
     def updated(self, other: Preprocessing) -> Preprocessing:
         """`other`, with missing settings taken from this one."""
@@ -141,7 +143,7 @@ class Preprocessing:
             if f.name in self.columns:
                 name, kind, may_miss = self.columns[f.name]
                 check_present(f.name, Features((name,), name), columns)
-                raw = checked_raw(raw_column(columns[name], name), name, kind == "text", may_miss, source)
+                raw = checked_raw(raw_column(columns[name], name), name, kind, may_miss, source)
                 found[f.name] = Dense(raw.values)
                 f = replace(f, raw=True)
             changed.append(f)

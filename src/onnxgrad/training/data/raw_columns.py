@@ -20,10 +20,17 @@ _DAY = 86400e9
 
 @dataclass(frozen=True)
 class RawColumn:
-    """The rows of one column. `kind` is number, boolean, date or text."""
+    """The rows of one column.
+
+    Attributes:
+        kind: number, boolean, date or text.
+        values: of the rows.
+        is_typed: the source has dates of their own, so that numbers are none.
+    """
 
     kind: str
     values: np.ndarray
+    is_typed: bool = False
 
     @property
     def missing(self) -> np.ndarray:
@@ -39,23 +46,23 @@ class RawColumn:
             raise BadInput(f"{what} is not finite: {value}\n  hint: leave the row out, or give it a number")
 
 
-def checked_raw(raw: RawColumn, name: str, is_text: bool, may_miss: bool, source: str) -> RawColumn:
-    """`raw` as in training; without any value, of that type.
+def checked_raw(raw: RawColumn, name: str, kind: str, may_miss: bool, source: str) -> RawColumn:
+    """`raw` of this `kind` as in training; without any value, of that type. In arrays, numbers may be days.
 
     Raises:
-        BadInput: it is of another type, or a value is missing where none is allowed.
+        BadInput: it is of another kind, or a value is missing where none is allowed.
     """
+    is_text = kind == "text"
     if raw.missing.all():
         raw = (
             RawColumn("text", np.full(len(raw.values), "", object))
             if is_text
             else RawColumn("number", np.full(len(raw.values), np.nan))
         )
-    if (raw.kind == "text") != is_text:
-        raise BadInput(
-            f"column {name!r} of {source} holds {raw.kind}s, and {'text' if is_text else 'numbers'} when the model was "
-            "trained"
-        )
+    other_days = (raw.kind == "date") != (kind == "date") and (raw.kind == "date" or raw.is_typed)
+    if (raw.kind == "text") != is_text or other_days:
+        held = kind if is_text else f"{kind}s"
+        raise BadInput(f"column {name!r} of {source} holds {raw.kind}s, and {held} when the model was trained")
     missing = raw.missing
     raw.check_finite(f"column {name!r} of {source}")
     if missing.any() and not may_miss:
@@ -125,7 +132,7 @@ def _of_arrow(chunks: Any, name: str) -> RawColumn:
     if pa.types.is_boolean(kind):
         return RawColumn("boolean", chunks.cast(pa.int8()).cast(pa.float64()).to_numpy(zero_copy_only=False))
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind):
-        return RawColumn("number", np.asarray(chunks.cast(pa.float64(), safe=False).to_numpy()))
+        return RawColumn("number", np.asarray(chunks.cast(pa.float64(), safe=False).to_numpy()), is_typed=True)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view":
         texts = ["" if v is None else v for v in chunks.to_pylist()]
         return RawColumn("text", np.array(texts, object))

@@ -51,13 +51,15 @@ class Shards:
 
     Attributes:
         types: of columns of text tables whose first lines show another one.
+        codes: columns of text tables whose numbers have leading zeros, by file.
 
     Raises:
         BadInput: there is no such file, or it cannot be read as a stream.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.types = path, dict[str, str]()
+        self.path, self.types, self.codes = path, dict[str, str](), dict[Path, list[str]]()
+        self._known: set[str] = set()
         self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
         kinds = {p.suffix.lower() for p in self.files}
         if not self.files or len(kinds) > 1 or not kinds <= set(SUFFIXES):
@@ -74,7 +76,14 @@ class Shards:
         if self.files[0].suffix.lower() not in text_tables.SUFFIXES:
             return []
         with open_text(self.files[0]) as file:
-            return text_tables.notes(file, self.files[0])
+            return text_tables.notes(
+                file, self.files[0], dict.fromkeys(n for names in self.codes.values() for n in names)
+            )
+
+    def know(self, kinds: Mapping[str, str]) -> None:
+        """Read columns as the `kinds` that the model was trained on: text stays text, and numbers are no codes."""
+        self.types |= {name: "string" for name, kind in kinds.items() if kind == "text"}
+        self._known |= kinds.keys()
 
     def __iter__(self) -> Iterator[Any]:
         return self.read(0)
@@ -151,15 +160,19 @@ class Shards:
                     types = {n: pa.type_for_alias(t) for n, t in self.types.items()}
                     options = text_tables.csv_options(opened, suffix, types)
                     size = pyarrow.csv.ReadOptions(block_size=_BLOCK)
-                    with pyarrow.csv.open_csv(opened, read_options=size, **options) as reader:
+                    searched = text_tables.Searched(opened)
+                    with pyarrow.csv.open_csv(searched, read_options=size, **options) as reader:
                         schema = reader.schema
                         for block in reader:
+                            if searched.may_have_codes and file not in self.codes and self._find_codes(file, schema):
+                                break
                             gone = min(behind, block.num_rows)
                             behind -= gone
                             if gone < block.num_rows:
                                 rows += block.num_rows - gone
                                 yield block.slice(gone)
-                return
+                        else:
+                            return
             except pa.ArrowInvalid as error:
                 column = _WRONG_TYPE.search(str(error))
                 if column is None or schema is None:
@@ -169,6 +182,14 @@ class Shards:
                 if now not in _TYPES[:-1]:
                     raise
                 self.types[name] = _TYPES[_TYPES.index(now) + 1]
+
+    def _find_codes(self, file: Path, schema: Any) -> bool:
+        """Read columns of `file` whose numbers have leading zeros as text; True if there are any."""
+        with open_text(file) as opened:
+            names = text_tables.whole_numbers(schema, self._known)
+            self.codes[file] = text_tables.find_codes(opened, file.suffix.lower(), names)
+        self.types |= dict.fromkeys(self.codes[file], "string")
+        return bool(self.codes[file])
 
 
 def _paragraphs(path: Path) -> Iterator[dict[str, str]]:

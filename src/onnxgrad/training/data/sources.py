@@ -25,7 +25,7 @@ import math
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,7 +54,7 @@ def open_data(
     inputs: Mapping[str, str] | None = None,
     trained: Mapping[str, Features] | None = None,
     tables: Joining | None = None,
-    texts: Collection[str] = (),
+    kinds: Mapping[str, str] | None = None,
 ) -> Columns:
     """The columns of `source` (see the table above).
 
@@ -64,12 +64,12 @@ def open_data(
         inputs: which columns feed which input of the model (see `onnxgrad.training.data.wide`).
         trained: the columns that fed them when the model was trained.
         tables: how columns with missing values, text or dates are prepared.
-        texts: columns of a text table that are text, also where all of it looks like numbers.
+        kinds: of columns of a text table that the model was trained on (see `RawColumn`).
 
     Raises:
         BadInput: it is missing, unreadable, empty, or nothing of the above; or has no such column.
     """
-    columns = source if isinstance(source, Columns) else _opened(source, images, texts)
+    columns = source if isinstance(source, Columns) else _opened(source, images, kinds or {})
     name, notes = source_name(source), getattr(columns, "notes", ())
     is_joined = getattr(columns, "is_joined", False)
     if (inputs or trained) and not is_joined:
@@ -85,9 +85,9 @@ def source_name(data: Any, otherwise: str = "the data") -> str:
     return repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else otherwise
 
 
-def _opened(source: Any, images: Images | None, texts: Collection[str]) -> dict[str, Column]:
+def _opened(source: Any, images: Images | None, kinds: Mapping[str, str]) -> dict[str, Column]:
     if isinstance(source, (str, os.PathLike)):
-        return _open_path(Path(source), images or Images(), texts)
+        return _open_path(Path(source), images or Images(), kinds)
     if hasattr(source, "__arrow_c_stream__"):  # tables of pyarrow, pandas, polars, …
         return _in_memory(source)
     if isinstance(source, Mapping):
@@ -151,12 +151,12 @@ def _items(rows: Any, images: Images | None) -> dict[str, Column]:
     return found
 
 
-def _open_path(path: Path, images: Images, texts: Collection[str]) -> dict[str, Column]:
+def _open_path(path: Path, images: Images, kinds: Mapping[str, str]) -> dict[str, Column]:
     if path.is_dir():
         return _folder(path, images)
     suffix = path.suffix.lower()
     if suffix in _TABLES or suffix in text_tables.SUFFIXES:
-        return _table(path, texts)
+        return _table(path, kinds)
     if suffix == ".json":
         return object_columns(path, images)
     if suffix == ".npy":
@@ -200,12 +200,13 @@ def _map_array(path: Path) -> np.ndarray:
         raise BadInput(f"cannot read {str(path)!r} as an .npy file: {reason}") from error
 
 
-def text_columns(columns: Mapping[str, Column]) -> set[str]:
-    """The names of columns of a table that are text."""
-    return {n for n, c in columns.items() if c.chunks is not None and str(c.chunks.type) in ("string", "large_string")}
+def column_kinds(columns: Mapping[str, Column]) -> dict[str, str]:
+    """The kinds of columns of a table, text or number, by their names."""
+    tables = {name: str(c.chunks.type) for name, c in columns.items() if c.chunks is not None}
+    return {name: "text" if kind in ("string", "large_string") else "number" for name, kind in tables.items()}
 
 
-def _table(path: Path, texts: Collection[str]) -> dict[str, Column]:
+def _table(path: Path, kinds: Mapping[str, str]) -> dict[str, Column]:
     try:
         import pyarrow.feather
         import pyarrow.parquet
@@ -220,8 +221,7 @@ def _table(path: Path, texts: Collection[str]) -> dict[str, Column]:
             table = _parquet(path)
         elif path.suffix.lower() in text_tables.SUFFIXES:
             with open_text(path) as file:
-                table = text_tables.read_text_table(file, path, texts)
-                notes = text_tables.notes(file, path)
+                table, notes = text_tables.read_text_table(file, path, kinds)
         else:
             with open_ordinary(path) as file:
                 _check_unpacked_size(unpacked_size(file), path)

@@ -81,10 +81,10 @@ class Stream:
         self.fields, self.name, self.buffer, self.steps_per_epoch = list(fields), name, shuffle_buffer, steps_per_epoch
         self.source: Any = Shards(Path(source)) if isinstance(source, (str, os.PathLike)) else source
         if isinstance(self.source, Shards) and arguments.get("trained") is not None:
-            self.source.types |= dict.fromkeys(arguments["trained"].texts, "string")
+            self.source.know(arguments["trained"].kinds)
         self._cut, self._lacks_rows = cut, False
         self._opened = self._open(0)
-        self._notes: list[str] = [*getattr(self.source, "notes", ())] if isinstance(self.source, Shards) else []
+        self._notes: list[str] = []
         if tables is not None:
             arguments |= self._fit_tables(tables, arguments.get("inputs") or {}, arguments["trained"])
         self._prepare: Any = functools.partial(Data, fields=fields, classes=classes, **arguments)
@@ -130,7 +130,7 @@ class Stream:
     @property
     def notes(self) -> list[str]:
         """Lines about how rows are made."""
-        return [*self._notes, *self.first.notes]
+        return [*(self.source.notes if isinstance(self.source, Shards) else ()), *self._notes, *self.first.notes]
 
     @property
     def labels(self) -> None:

@@ -108,7 +108,7 @@ class Table:
         """The rows of the input, [N, numbers]. Raises BadInput for a missing value or another type."""
         feeds = {}
         for k, c in enumerate(self.columns):
-            raw = checked_raw(raws[c.name], c.name, c.kind == "text", not self.needs(c), source)
+            raw = checked_raw(raws[c.name], c.name, c.kind, not self.needs(c), source)
             feeds[f"raw_{k}"] = raw.values
         (found,) = self._session.run(feeds).values()
         return np.asarray(found)

@@ -3,16 +3,21 @@
 pyarrow reads them and finds the type of each column: numbers, or text. Text that the loss compares with becomes class
 numbers (see `onnxgrad.training.data.batches`). Spreadsheets of many languages write ``.csv`` with semicolons
 between its columns and commas in its numbers, which is found out from its beginning.
+
+A column of whole numbers, any of which begins with a zero (``01067``), holds codes: it is text, unless the model was
+trained on its numbers.
 """
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, printable
 
 #: Bytes at the beginning of a table that show its format.
 BEGINNING = 1 << 16
@@ -23,17 +28,25 @@ _COMMA_NUMBER = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")
 _DATES = ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S")
 SUFFIXES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson")
 
+#: A cell that may be a whole number with a leading zero, and one that is.
+_MAYBE_CODE, _CODE = re.compile(rb'[,;\t"\r\n] *[+-]?0\d'), r"^\s*[+-]?0\d+\s*$"
+
 #: Lists and objects inside each other.
 DEEPEST = 500
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{\]}]')
 
 
-def read_text_table(file: BinaryIO, path: Path, texts: Collection[str] = ()) -> Any:
-    """The ``pyarrow.Table`` in `file`, which was opened at `path`; the columns `texts` are text.
+def read_text_table(file: BinaryIO, path: Path, kinds: Mapping[str, str]) -> tuple[Any, list[str]]:
+    """The ``pyarrow.Table`` in `file`, which was opened at `path`, and lines about its form.
+
+    Args:
+        file: at its beginning.
+        path: of the file.
+        kinds: of columns that the model was trained on, see `RawColumn`: text stays text, and numbers are no codes.
 
     Raises:
         BadInput: a line of JSON holds something other than an object, or is nested too deeply.
-        Exception: pyarrow's own, for rows that differ in their number of columns, or text that is not UTF-8.
+        Exception: pyarrow's own, for rows that differ in their number of columns.
     """
     import pyarrow.csv
     import pyarrow.json
@@ -41,8 +54,64 @@ def read_text_table(file: BinaryIO, path: Path, texts: Collection[str] = ()) -> 
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
         check_lines(file, path)
-        return pyarrow.json.read_json(file)
-    return pyarrow.csv.read_csv(file, **csv_options(file, suffix, dict.fromkeys(texts, "string")))
+        return pyarrow.json.read_json(file), []
+    types = {name: "string" for name, kind in kinds.items() if kind == "text"}
+    searched = Searched(file)
+    table = pyarrow.csv.read_csv(searched, **csv_options(file, suffix, types))
+    codes = find_codes(file, suffix, whole_numbers(table.schema, kinds)) if searched.may_have_codes else []
+    if codes:
+        table = pyarrow.csv.read_csv(file, **csv_options(file, suffix, types | dict.fromkeys(codes, "string")))
+    return table, notes(file, path, codes)
+
+
+class Searched(io.RawIOBase):
+    """A text table that notes, while it is read, if any of its cells may be a code.
+
+    Attributes:
+        may_have_codes: such a cell was read.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.end, self.may_have_codes = file, b"", False
+
+    def readable(self) -> bool:
+        """True, as pyarrow asks."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with what comes next."""
+        content = self.file.read(len(buffer))
+        buffer[: len(content)] = content
+        if not self.may_have_codes:
+            self.may_have_codes = _MAYBE_CODE.search(self.end + content) is not None
+            self.end = content[-16:]
+        return len(content)
+
+
+def whole_numbers(schema: Any, known: Collection[str]) -> list[str]:
+    """The columns of whole numbers in `schema` that are not `known`."""
+    counts = Counter(schema.names)
+    return [f.name for f in schema if str(f.type) == "int64" and f.name not in known and counts[f.name] == 1]
+
+
+def find_codes(file: BinaryIO, suffix: str, names: Sequence[str]) -> list[str]:
+    """The columns of text table `file`, among `names`, with leading zeros; leaves `file` at its beginning."""
+    import pyarrow.compute
+    import pyarrow.csv
+
+    found: set[str] = set()
+    file.seek(0)
+    options = csv_options(file, suffix, dict.fromkeys(names, "string"))
+    options["convert_options"].include_columns = list(names)
+    if names:
+        for block in pyarrow.csv.open_csv(file, **options):
+            found |= {
+                n
+                for n in names
+                if pyarrow.compute.any(pyarrow.compute.match_substring_regex(block.column(n), _CODE)).as_py()
+            }
+    file.seek(0)
+    return [n for n in names if n in found]
 
 
 def csv_options(file: BinaryIO, suffix: str, types: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -67,15 +136,17 @@ def csv_options(file: BinaryIO, suffix: str, types: Mapping[str, str] | None = N
     }
 
 
-def notes(file: BinaryIO, path: Path) -> list[str]:
-    """Lines about the form of the table in `file`, where it is not that of the suffix."""
+def notes(file: BinaryIO, path: Path, codes: Collection[str] = ()) -> list[str]:
+    """Lines about the form of the table in `file`, where it is not that of the suffix; `codes`: names of columns."""
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         return []
     file.seek(0)
     delimiter, point = _written(file, path.suffix.lower())
     found = ["semicolons between columns"] if delimiter == ";" else []
     found += ["decimal commas"] if point == "," else []
-    return [f"{path.name} is read with {' and '.join(found)}"] if found else []
+    lines = [f"{path.name} is read with {' and '.join(found)}"] if found else []
+    named = ", ".join(map(printable, codes))
+    return [*lines, f"text, as numbers have leading zeros: {named} of {path.name}"] if named else lines
 
 
 def check_lines(file: BinaryIO, path: Path) -> None:

@@ -22,9 +22,9 @@ from onnxgrad.training.data.fields import LABELS, Field
 from onnxgrad.training.data.labels import missing_labels
 from onnxgrad.training.data.raw_columns import raw_column, raw_columns
 from onnxgrad.training.data.table import Table
-from onnxgrad.wording import is_number, type_text
+from onnxgrad.wording import is_number, no_number, type_text
 
-_HINT = "\n  hint: --categories onehot (in Python categories='onehot') makes numbers of text, and of dates"
+_HINT = "\n  hint: --categories onehot (in Python categories='onehot') makes numbers of text, codes and dates"
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
@@ -352,9 +352,10 @@ def _describe_rows(array: np.ndarray) -> str:
     """The rows of a column that cannot be joined, in words."""
     if array.dtype.kind in "fiub":
         return f"has the shape {list(array.shape)}"
-    texts = [(row, value) for row, value in enumerate(array.flat) if isinstance(value, str)]
-    texts = [(row, value) for row, value in texts if not is_number(value)] or texts
-    return f"is text ({texts[0][1][:40]!r} in row {texts[0][0]})" if texts else f"holds {type_text(array.dtype)}"
+    texts = [value for value in array.flat if isinstance(value, str)]
+    if not texts:
+        return f"holds {type_text(array.dtype)}"
+    return f"is text ({(shown := no_number(texts))[:40]!r} in row {array.ravel().tolist().index(shown)})"
 
 
 def _select_columns(text: str, names: list[str]) -> list[str]:

@@ -198,7 +198,7 @@ def open_labelled(
     data = named_source(data, [*fields_of(opened), Field(labels or "labels", np.dtype(np.int64), (), label=True)])
     if drops:
         data = _complete(data, labels, [f.name for f in fields_of(opened)], preparation, trained, source)
-    columns = open_data(data, preparation.pictures(trained), preparation.inputs, trained.inputs)
+    columns = open_data(data, preparation.pictures(trained), preparation.inputs, trained.inputs, kinds=trained.kinds)
     called = _labels(columns, labels, source, {f.name for f in fields_of(opened)})
     where = f"array {called!r} of {source}"
     if columns[called].problem:
@@ -230,7 +230,7 @@ def _complete(
     source: str,
 ) -> Columns:
     """The rows of `data` with a label, and with the values that the inputs `fed` need."""
-    columns = open_data(data, preparation.pictures(trained), texts=trained.texts)
+    columns = open_data(data, preparation.pictures(trained), kinds=trained.kinds)
     wanted: dict[str, Features | str] = {
         n: f for n, f in trained.inputs.items() if f.table is None or not f.table.missing
     }
