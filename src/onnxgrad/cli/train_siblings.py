@@ -12,6 +12,8 @@ from onnxgrad.runtime.trial import check_runs
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Columns
 from onnxgrad.training.data.items import first_rows
+from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.shards import Shards
 from onnxgrad.training.data.wide import complete_rows
 from onnxgrad.training.loop.quantize import ROWS, quantized
 from onnxgrad.training.loop.recipe import Recipe
@@ -43,7 +45,11 @@ def write_siblings(paths: dict[str, Path], trained: Path, data: Columns | Path, 
         BadInput: nothing in the model can be quantized so.
     """
     preparation = recipe.data
-    rows: Any = first_rows(data, ROWS) if isinstance(data, Path) else data
+    rows: Any = data
+    if isinstance(data, Path):
+        stream = Shards(data)
+        stream.know(Preprocessing.of(load_model(trained)).kinds)
+        rows = first_rows(stream, ROWS)
     if preparation.missing == "drop":
         rows = complete_rows(open_data(rows), preparation.inputs)
     if preparation.tables is not None:  # the file takes the columns that fed its input

@@ -127,3 +127,16 @@ def test_a_table_learns_its_own_columns(tmp_path):
     write(tmp_path / "d.csv", {"plz": CODES, "age": [*map(str, AGES)]})
     line = "train PLACE/m.onnx --data PLACE/d.csv --input x=plz,age --labels x --categories onehot --loss mse"
     assert "data    32 rows; x → x" in said(tmp_path, f"{line} --epochs 1 -o PLACE/o.onnx")
+
+
+def test_a_stream_is_quantized_as_it_was_trained(tmp_path):
+    """Its first rows, which calibrate, show no leading zero; those of another file show only digits."""
+    onnx.save(linear(5), tmp_path / "m.onnx")
+    write(tmp_path / "d.csv", {"plz": CODES, "age": [*map(str, AGES)], "price": [*map(str, PRICES)]})
+    write(tmp_path / "e.csv", {"plz": CODES[:9], "age": [*map(str, AGES[:9])], "price": [*map(str, PRICES[:9])]})
+    rest = "--loss mse --stream --epochs 1 --also int8"
+    line = "train PLACE/m.onnx --data PLACE/d.csv --input x=plz,age --labels price --categories onehot"
+    assert "o.int8.onnx" in said(tmp_path, f"{line} {rest} -o PLACE/o.onnx")
+    assert "p.int8.onnx" in said(
+        tmp_path, f"train PLACE/o.onnx --data PLACE/e.csv --labels price {rest} -o PLACE/p.onnx"
+    )
