@@ -183,6 +183,7 @@ class _Grouping:
         #: operators whose results calls must return anyway, and those that are not recomputed
         self.called: set[ir.Node] = set()
         self.once: set[ir.Node] = set()
+        self._wholes: dict[ir.Node, list[tuple[ir.Value, ir.Node | None]]] = {}
 
     def _leaves(self, value: ir.Value) -> bool:
         users = value.consumers()
@@ -323,28 +324,44 @@ class _Grouping:
 
     def _computed_again(self, group: _Group, inside: set[ir.Node]) -> set[ir.Node]:
         """Operators of earlier groups that are better computed again in this one than read."""
-        whole = {v for n in inside for v in n.inputs if v is not None and dims(v) == group.shape}
-        foreign = {m for v in whole if (m := self.maker(v)) is not None and m not in inside}
+        foreign = {m for n in inside for _, m in self._whole(n) if m is not None and m not in inside}
         if not foreign:
             return set()
-        given = {v for v in whole if self.maker(v) is None}
+        given = {v for n in inside for v, m in self._whole(n) if m is None}
+        prices: dict[ir.Value, float] = {}
+
+        def total(values: Iterable[ir.Value]) -> float:
+            for v in values:
+                if v not in prices:
+                    prices[v] = self._price(v, group, inside)
+            return sum([prices[v] for v in values])
+
         best: set[ir.Node] = set()
         attempts: list[Collection[ir.Node]] = [foreign]
         attempts += [[m] for m in sorted(foreign, key=self.place.__getitem__, reverse=True)] if len(foreign) > 1 else []
-        price = sum(self._price(m.outputs[0], group, inside) for m in foreign)
+        price = total([m.outputs[0] for m in foreign])
         for start in attempts:
             for halting in (False, True):
-                taken = self._closure(start, group, halting) | best
+                taken = self._closure(start, halting) | best
                 if len(taken) > _AGAIN:
                     continue
-                leaves = {v for n in taken | inside for v in n.inputs if v is not None and dims(v) == group.shape}
-                leaves = {v for v in leaves if self.maker(v) not in taken and self.maker(v) not in inside}
-                fresh = sum(self._price(v, group, inside) for v in leaves - given) + self._work(taken)
+                both = taken | inside
+                leaves = {v for n in both for v, m in self._whole(n) if m not in both}
+                fresh = total(leaves - given) + self._work(taken)
                 if fresh < price and len(leaves) <= _WIDEST:
                     best, price = taken, fresh
         return best
 
-    def _closure(self, start: Iterable[ir.Node], group: _Group, halting: bool) -> set[ir.Node]:
+    def _whole(self, node: ir.Node) -> list[tuple[ir.Value, ir.Node | None]]:
+        """The operands of `node` that have the shape of its result, with the supported operators that compute them."""
+        found = self._wholes.get(node)
+        if found is None:
+            shape = dims(node.outputs[0])
+            found = [(v, self.maker(v)) for v in node.inputs if v is not None and dims(v) == shape]
+            self._wholes[node] = found
+        return found
+
+    def _closure(self, start: Iterable[ir.Node], halting: bool) -> set[ir.Node]:
         """The nodes that compute the results of `start`, back to other operators, or also to kept values."""
         taken: set[ir.Node] = set()
         todo = list(start)
@@ -353,7 +370,7 @@ class _Grouping:
             if node in taken or node in self.once or (halting and node.outputs[0] in self.needed):
                 continue
             taken.add(node)
-            todo += [m for v in node.inputs if (m := self.maker(v)) is not None and dims(m.outputs[0]) == group.shape]
+            todo += [m for _, m in self._whole(node) if m is not None]
         return taken
 
     def _price(self, value: ir.Value, group: _Group, inside: Collection[ir.Node]) -> float:
