@@ -85,6 +85,23 @@ def test_its_cotangents(name):
     _agree(model, _feeds(model, 3))
 
 
+@pytest.mark.parametrize("images", [0, 1, 5])
+@pytest.mark.parametrize(("batch", "size"), [("N", (1, 1)), (5, (2, 3)), (2, (7,))])
+def test_the_cotangent_of_the_operand_of_one_tap(batch, size, images):
+    model = vjp(_model(("Conv", 160, 224, size, (1,) * len(size), {}), batch), wrt=["x"])
+    operators = _operators(model)
+    assert operators["Conv"] == 1  # the convolution itself reads weights as they are
+    assert operators["MatMul"] == 1
+    _agree(model, _feeds(model, images if batch == "N" else batch))
+
+
+@pytest.mark.parametrize(("size", "attributes"), [((2, 3), {}), ((1, 1), {"pads": [1] * 4}), ((1, 3), {"group": 2})])
+def test_other_cotangents_of_one_tap_stay(size, attributes):
+    model = vjp(_model(("Conv", 160, 224, size, (1, 1), attributes)), wrt=["x"])
+    assert not _operators(model)["MatMul"]
+    _agree(model, _feeds(model, 2))
+
+
 def test_second_derivatives():
     first = vjp(_model(SITES["strides"]), wrt=["w"], of=["y"])
     gradient = signature(first).gradients["w"]

@@ -141,9 +141,11 @@ def original_filter(w: ir.Value) -> ir.Value | None:
     """The filter whose flipped, channel-exchanged form is `w`; None for other forms."""
     dims = sizes(w)
     back = producer(w, "Slice")
-    swap = producer(back.inputs[0], "Transpose") if back is not None else None
-    if dims is None or back is None or swap is None or permutation(swap) != (1, 0, *range(2, len(dims))):
+    swap = producer(w if back is None else back.inputs[0], "Transpose")
+    if dims is None or swap is None or permutation(swap) != (1, 0, *range(2, len(dims))):
         return None
+    if back is None:  # of one tap
+        return swap.inputs[0] if max(dims[2:], default=0) == 1 else None
     steps, axes, starts, ends = (constant(back.inputs[i]) if len(back.inputs) > i else None for i in (4, 3, 1, 2))
     if steps is None or axes is None or starts is None or ends is None:
         return None

@@ -4,9 +4,9 @@ The last layers of an image network have few pixels and many weights. There, mos
 out: in blocks of channels, turned round for the cotangent of the operand, and their cotangent back from the layout of
 its convolution. A product of matrices reads and writes them as they are, [M, C·taps]. Its other operand holds what each
 window covers, [pixels, C·taps]: rows of channels that a Gather copies by a table of places, with one more row of zeros.
-The cotangent of the operand is the same backwards: rows of a product, picked and added up. With four images of 5×5
-pixels and 512 channels, the three convolutions of a layer take two thirds of the time; where all images have as many
-pixels as there are channels, as at the end of ResNet-26, a step takes .97 to 1.
+The cotangent of the operand is the same backwards: rows of a product, picked and added up; of one tap, rows alone.
+With four images of 5×5 pixels and 512 channels, the three convolutions of a layer take two thirds of the time; where
+all images have as many pixels as there are channels, as at the end of ResNet-26, a step takes .97 to 1.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class _Windows:
     def is_worth(self, images: int | None) -> bool:
         """True if the weights outnumber what the windows cover."""
         ends, taps = math.prod(self.small), math.prod(self.taps)
-        if taps == 1 or not ends or max(ends * taps, math.prod(self.big)) > _PLACES:
+        pixels, weights = ends * (images or _IMAGES), self.outer * self.inner * taps
+        if not ends or max(ends * taps, math.prod(self.big)) > _PLACES or weights < _WEIGHTS:
             return False
-        return ends * (images or _IMAGES) <= self.outer and self.outer * self.inner * taps >= _WEIGHTS
+        return pixels <= self.outer if taps > 1 else 2 * pixels * (self.outer + self.inner) <= weights
 
     def met(self) -> np.ndarray:
         """The pixel of the big side under each tap of each window, [small, taps]; their number where there is none."""
@@ -122,8 +123,9 @@ def _spread(b: Builder, w: _Windows, g: Var, weights: Var, *bias: Var) -> Var:
     ends, taps = math.prod(w.small), math.prod(w.taps)
     y = b.reshape(_pixels(b, g, w.outer, ends), [-1, w.outer]) @ _matrix(b, weights, w)
     rows = b.Transpose(b.reshape(y, [-1, ends, w.inner, taps]), perm=[0, 1, 3, 2])
-    rows = _pick_rows(b, b.reshape(rows, [-1, ends * taps, w.inner]), w.meeting())
-    rows = b.ReduceSum(rows, [2], keepdims=0)
+    rows = b.reshape(rows, [-1, ends * taps, w.inner])
+    if taps > 1:
+        rows = b.ReduceSum(_pick_rows(b, rows, w.meeting()), [2], keepdims=0)
     return _image(b, rows + bias[0] if bias else rows, w.inner, w.big)
 
 
@@ -168,6 +170,8 @@ def _match_convolution(node: ir.Node) -> _Site | None:
     strides, dilations, head = own
     turned = original_filter(weights) if is_op(node, "Conv") and max(strides) == 1 else None
     sides = x[1][1:], y[1][1:]
+    if max(taps) == 1 and (turned is None or any(head) or sides[0] != sides[1]):  # weights are read as they are
+        return None
     write: Callable[..., Var] = _convolve
     if turned is not None or is_op(node, "ConvTranspose"):
         write, sides = _spread, (sides[1], sides[0])
@@ -221,6 +225,6 @@ def _write(b: Builder, site: _Site) -> Var:
 FEW_PIXELS = rewrite_results(
     "few_pixels",
     "convolutions and cotangents of their operands as products with the weights as they are",
-    "float32, one group, more than one tap, weights that change, in 16 images not more pixels than channels",
+    "float32, one group, weights that change, in 16 images not more pixels than channels; of one tap, cotangents alone",
     NodeRule(lambda node: _match_convolution(node) or _match_cotangent(node), _write),
 )
