@@ -34,12 +34,15 @@ OPTIONAL = {
 }
 
 #: Imports inside functions that have a reason: a command that answers Ctrl-C while it loads the rest, a checker that
-#: loads the runtime only to run on it, functions of formulas that stand on SciPy, an extra, rich for what is shown, and
-#: what a `Trainer` is built without (a sixth of the time to import it).
+#: loads the runtime only to run on it, functions of formulas that stand on SciPy, an extra, rich for what is shown,
+#: what a `Trainer` is built without (a sixth of the time to import it), and the pass that inlines functions (a
+#: twentieth of the time of a first derivative).
 LATE = {
     "cli/__init__.py onnxgrad",
     "cli/__init__.py onnxgrad.cli.app",
     "ir/constants.py onnx.reference",
+    "model_io/local_functions.py onnx_ir.passes.common",
+    "model_io/open.py onnxgrad.model_io.inline",
     "runtime/reference.py onnx.reference",
     "testing.py onnxruntime",
     "training/adapters/parts.py onnx.reference",

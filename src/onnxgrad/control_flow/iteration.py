@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from onnxgrad.engine.activity import active_values, is_differentiable, on_path
-from onnxgrad.engine.resolve import rule_of
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.copies import Copies
@@ -20,8 +20,7 @@ from onnxgrad.ir.graph import captured, free, reach, reads
 from onnxgrad.rules.op import Op
 
 
-@dataclass(frozen=True)
-class ScanAxis:
+class ScanAxis(NamedTuple):
     """The layout of slices in a scan input or output: the axis, and the direction."""
 
     axis: int = 0
@@ -127,8 +126,7 @@ class Iteration:
         ends = {v for v in wanted if v in moved}
         while True:
             reached = set(ends)
-            for node in on_path(list(self.body), moved, ends, builder):
-                rule = rule_of(node, builder)
+            for node, rule in on_path(list(self.body), moved, ends, builder).items():
                 reached.update(v for i, v in enumerate(node.inputs) if v in moved and (rule is None or rule.carries(i)))
                 reached.update(v for v in captured(node) if v in moved)
             more = {a for s, a in zip(self.states, self.following) if s in reached and a in moved}

@@ -6,7 +6,7 @@ measured by ``python -m benchmarks.lowerings`` with each switch. The tests compa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnxgrad.context import ScopedSetting
 
@@ -14,8 +14,7 @@ from onnxgrad.context import ScopedSetting
 WITHOUT: ScopedSetting[frozenset[str]] = ScopedSetting("without_lowerings", frozenset())
 
 
-@dataclass(frozen=True)
-class Lowering:
+class Lowering(NamedTuple):
     """A way to write a derivative where another would do.
 
     Attributes:

@@ -8,7 +8,7 @@ Only the keys that a GroupQueryAttention does not see have probability 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -222,8 +222,7 @@ def _rotate(b: Builder, x: Var, places: Var, cos: Var, sin: Var, paired: bool, w
 # --- heads that share keys -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _GroupQuery:
+class _GroupQuery(NamedTuple):
     """The operands of GroupQueryAttention."""
 
     query: Var

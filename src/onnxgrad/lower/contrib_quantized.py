@@ -10,7 +10,7 @@ The kernels of DynamicQuantizeLSTM round intermediate values to eight bits; the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -285,8 +285,7 @@ def qattention(
     return projected(b, node, whole, mask_index, past, None)
 
 
-@dataclass(frozen=True)
-class _Recurrence:
+class _Recurrence(NamedTuple):
     """The operands of DynamicQuantizeLSTM."""
 
     X: Var

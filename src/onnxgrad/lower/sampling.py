@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -24,8 +24,7 @@ from onnxgrad.lower.registry import attribute, lowering
 Size = Any
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """The first tap relative to the floor of a coordinate, and per tap the coefficients of 1, f, f², …"""
 
     first: int

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from onnxgrad.errors import BadInput
 
@@ -18,8 +17,7 @@ from onnxgrad.errors import BadInput
 _FORM = re.compile(r"hf:/{1,2}([\w.-]+/[\w.-]+)(?:@([^/]+))?/(.+)")
 
 
-@dataclass(frozen=True)
-class HubFile:
+class HubFile(NamedTuple):
     """A file of a repository.
 
     Attributes:
@@ -47,7 +45,7 @@ class HubFile:
         """The file at `location`, relative to the folder of this one. Raises BadInput if it is outside of it."""
         if PurePosixPath(location).is_absolute() or ".." in PurePosixPath(location).parts:
             raise BadInput(f"{self} keeps weights in {location!r}, outside of its folder")
-        return replace(self, file=str(PurePosixPath(self.file).parent / location))
+        return self._replace(file=str(PurePosixPath(self.file).parent / location))
 
     def fetch(self) -> Path:
         """The file in the cache, downloaded if it is not there yet.

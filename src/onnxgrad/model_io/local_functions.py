@@ -22,7 +22,6 @@ from typing import Any
 
 import onnx_ir as ir
 import onnx_shape_inference as osi
-from onnx_ir.passes.common import InlinePass
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.constants import MOST_ELEMENTS
@@ -123,6 +122,8 @@ class Functions:
         copy = function.clone()
         copy.opset_imports.update({d: v for d, v in self.imports.items() if d in copy.opset_imports})
         model = ir.Model(graph, ir_version=10, functions=[copy])
+        from onnx_ir.passes.common import InlinePass  # it takes 5 ms
+
         InlinePass()(model)
         _forget_declared(graph)
         unshadow(graph, set(), Names.of(model))

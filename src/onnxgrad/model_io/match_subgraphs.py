@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -18,8 +18,7 @@ from onnxgrad.ir.outline import part_of
 CUT_DOMAIN = "onnxgrad.custom"
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """The sub-graph that computes the values `outputs` from the values `inputs`."""
 
     inputs: tuple[str, ...]
@@ -31,8 +30,7 @@ class Cut:
         return identifier("__".join(["_".join(self.outputs), "of", "_".join(self.inputs)]))
 
 
-@dataclass(frozen=True)
-class RuleTargets:
+class RuleTargets(NamedTuple):
     """The parts of models that rules of the user are for.
 
     Attributes:

@@ -21,7 +21,6 @@ from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.match import is_standard
 from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.checks.nodes import check_nodes
-from onnxgrad.model_io.inline import inline_functions
 from onnxgrad.model_io.local_functions import (
     Functions,
     Identifier,
@@ -176,7 +175,10 @@ def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, kee
             f"the function {name}, which has a rule of its own, is not written for opset {LOWEST_RULES} or newer, "
             "or not for that of the model\n  hint: export the model again"
         )
-    inline_functions(private, kept)
+    if private.functions:
+        from onnxgrad.model_io.inline import inline_functions  # the library's pass for it takes 5 ms to import
+
+        inline_functions(private, kept)
     settle_unbinding(private)
     raise_opset(private)
     if private.functions:

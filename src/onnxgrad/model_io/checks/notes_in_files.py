@@ -8,9 +8,8 @@ of tensors is counted once the message is there (`declared_sizes`).
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO, NamedTuple
 
 import onnx
 
@@ -20,8 +19,7 @@ from onnxgrad.model_io.checks.declared_sizes import MOST_NOTES, check_size_of_no
 _LARGE_NODE = 1 << 10
 
 
-@dataclass(frozen=True)
-class _Message:
+class _Message(NamedTuple):
     """A kind of message.
 
     Attributes:
@@ -31,7 +29,7 @@ class _Message:
     """
 
     notes: frozenset[int]
-    inner: dict[int, _Message] = field(default_factory=dict)
+    inner: Mapping[int, _Message] = {}
     least: int = 0
 
 
