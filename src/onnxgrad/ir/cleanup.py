@@ -85,11 +85,6 @@ def _write_same_pads(node: ir.Node) -> None:
         node.attributes["pads"] = ir.AttrInt64s("pads", [*heads, *tails])
 
 
-def has_transpose(graph: ir.Graph) -> bool:
-    """True if a node anywhere in `graph` exchanges axes."""
-    return any(node.op_type == "Transpose" for node in walk(graph))
-
-
 def vector_products(graph: ir.Graph) -> list[ir.Node]:
     """Each MatMul anywhere in `graph` whose right operand is a vector, or is not known not to be one."""
     return [node for node in walk(graph) if node.op_type == "MatMul" and _has_vector(node)]

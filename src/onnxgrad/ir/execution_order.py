@@ -84,12 +84,16 @@ def ordered_by(
     return order
 
 
-def run_as(graph: ir.Graph, like: ir.Graph) -> None:
-    """Reorder `graph`, a rewrite of `like`, so that equally named values are computed in the same order.
+def places(graph: ir.Graph) -> dict[str | None, int]:
+    """When the values of `graph` are computed, by name."""
+    return {v.name: i for i, node in enumerate(execution_order(graph)) for v in node.outputs}
 
-    That applies to nodes without readers: they come when the last of their results, or other operands, came in `like`.
+
+def run_as(graph: ir.Graph, place: Mapping[str | None, int]) -> None:
+    """Reorder `graph`, a rewrite of a graph with these `places`, so that values are computed in the same order.
+
+    That applies to nodes without readers: they come when the last of their results, or other operands, came there.
     """
-    place = {v.name: i for i, node in enumerate(execution_order(like)) for v in node.outputs}
 
     def when(node: ir.Node) -> int:
         made = [place[v.name] for v in node.outputs if v.name in place]

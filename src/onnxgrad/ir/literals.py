@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,11 @@ class Attributes:
             if plain:
                 self._known[key] = converted
         return converted
+
+
+def attributes_of(values: Mapping[str, Any]) -> list[ir.Attr]:
+    """The attributes of Python values, without those that are None."""
+    return [_attribute(name, value) for name, value in values.items() if value is not None]
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:

@@ -89,12 +89,12 @@ def _prepare(model: ir.Model, setting: Setting) -> int:
 
 def _order_rewritten(model: ir.Model, setting: Setting) -> int:
     compute_soon(setting.builder(model.graph, "soon"))
-    run_as(model.graph, setting.given)
+    run_as(model.graph, setting.places)
     return 1
 
 
 def _order(model: ir.Model, setting: Setting) -> int:
-    run_as(model.graph, setting.given)
+    run_as(model.graph, setting.places)
     return 1
 
 

@@ -21,6 +21,7 @@ import onnxruntime
 
 from onnxgrad.errors import BadInput, is_unicode
 from onnxgrad.external_data import check_external
+from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.passes import Passed, run_passes, warn_of
 from onnxgrad.ir.serialize import serialize
@@ -218,7 +219,7 @@ def _may_want_kernels(model: ir.Model) -> bool:
 
 
 def _has_external_data(model: ir.Model) -> bool:
-    tensors = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
+    tensors = (v.const_value for graph in scopes(model.graph) for v in graph.initializers.values())
     return any(isinstance(tensor, ir.ExternalTensor) for tensor in tensors)
 
 
@@ -268,7 +269,7 @@ def give_back() -> None:
 
 def _has_constant_filters(model: ir.Model) -> bool:
     """True if a Conv anywhere in `model` has weights that no input changes."""
-    convolutions = (n for g in model.graphs() for n in g if is_op(n, "Conv"))
+    convolutions = (n for g in scopes(model.graph) for n in g if is_op(n, "Conv"))
     return any(w.is_initializer() and not w.is_graph_input() for n in convolutions if (w := n.inputs[1]) is not None)
 
 

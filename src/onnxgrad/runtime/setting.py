@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder
+from onnxgrad.ir.execution_order import places
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import Names
 from onnxgrad.runtime.kernels_of_provider import CPU
@@ -44,6 +46,11 @@ class Setting:
         if self._scope is None:
             self._scope = Names.of_graph(graph), Inference.of(graph, elements=False)
         return Builder(graph, *self._scope, noting=False, prefix=prefix)
+
+    @cached_property
+    def places(self) -> dict[str | None, int]:
+        """When the values of the graph before all passes are computed."""
+        return places(self.given)
 
     @property
     def on_cpu(self) -> bool:

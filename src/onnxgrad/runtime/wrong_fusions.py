@@ -14,7 +14,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.ir.cleanup import has_transpose, vector_products
+from onnxgrad.ir.cleanup import vector_products
+from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.match import is_op
 
 #: Operators through which rounding is propagated.
@@ -33,12 +34,13 @@ def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
             read = ir.from_proto(onnx.ModelProto.FromString(content))
         except Exception:  # unreadable models are reported by the runtime
             return []
-    graphs = [read.graph, *(f.graph for f in read.functions.values())]
-    nodes = [n for g in graphs for n in g.all_nodes()]
+    outer = [read.graph, *(f.graph for f in read.functions.values())]
+    graphs = [inner for graph in outer for inner in scopes(graph)]
+    nodes = [n for g in graphs for n in g]
     operators = {n.op_type for n in nodes}
     names = []
     if "MatMul" in operators:
-        if any(map(has_transpose, graphs)) and any(map(vector_products, graphs)):
+        if "Transpose" in operators and any(map(vector_products, outer)):
             names.append("MatmulTransposeFusion")
         if any(map(_has_doubles, graphs)):
             names.append("MatMulScaleFusion")
@@ -57,13 +59,12 @@ def _moves_signed(node: ir.Node) -> bool:
 
 
 def _has_doubles(graph: ir.Graph) -> bool:
-    """True if a value in `graph` is declared as float64."""
+    """True if a value in `graph`, without graphs inside it, is declared as float64."""
     double = ir.DataType.DOUBLE
-    values = [v for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())]
-    nodes = list(graph.all_nodes())
+    values = [*graph.inputs, *graph.initializers.values(), *[v for n in graph for v in n.outputs]]
+    attributes = [a for n in graph for a in n.attributes.data.values() if not a.is_ref()]
     return (
-        any(v.dtype == double for v in (*values, *(v for n in nodes for v in n.outputs)))
-        or any(n.op_type == "Cast" and n.attributes.get_int("to", 0) == double for n in nodes)
-        or any(a.type == ir.AttributeType.TENSOR and a.value.dtype == double for n in nodes
-               for a in n.attributes.values() if not a.is_ref())
-    )  # fmt: skip
+        any(v.dtype == double for v in values)
+        or any(a.type == ir.AttributeType.TENSOR and a.value.dtype == double for a in attributes)
+        or any(a.type == ir.AttributeType.INT and a.name == "to" and a.value == double for a in attributes)
+    )

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.attention import Scores, is_idle
 from onnxgrad.ir.graph import add_initializer, prune
+from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import constant, is_number, is_op, pattern, permutation, producer
 from onnxgrad.ir.shapes import same_dim
 
@@ -289,7 +290,7 @@ def _call(
 ) -> None:  # fmt: skip
     """Insert a call after `after` that replaces the producers of `results`."""
     kernel = name.split(".")[1]
-    node = ir.Node(domain, kernel, inputs, ir.convenience.convert_attributes(dict(attributes)),
+    node = ir.Node(domain, kernel, inputs, attributes_of(attributes),
                    num_outputs=len(results), name=name)  # fmt: skip
     graph.insert_after(after, node)
     for i, (old, new) in enumerate(zip((r.root for r in results), node.outputs)):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import is_constant, is_op
 
 #: The name of the kernel.
@@ -53,7 +54,7 @@ def fuse_convolutions(graph: ir.Graph, domain: str) -> int:
         if pads is None:
             continue
         old = node.outputs[0]
-        attributes = ir.convenience.convert_attributes({"pads": pads, "turned": 0})
+        attributes = attributes_of({"pads": pads, "turned": 0})
         call = ir.Node(domain, KERNEL, node.inputs, attributes, num_outputs=1, name=f"native.{KERNEL}.forward.{count}")
         graph.insert_before(node, call)
         new = call.outputs[0]

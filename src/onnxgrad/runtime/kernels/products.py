@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import prune, subgraphs
+from onnxgrad.ir.graph import prune, scopes
+from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import is_constant, is_op, producer
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.kernels.elementwise import PHASE
@@ -29,13 +30,13 @@ _SHORTEST, _LONGEST, _MOST, _ROWS = 96, 1024, 1 << 19, 64
 def _call_products(model: ir.Model, setting: Setting) -> int:
     """Replace products of `model` by calls. Returns the count."""
     places = 0
-    for graph in [model.graph, *(body for node in model.graph.all_nodes() for body in subgraphs(node))]:
+    for graph in scopes(model.graph):
         for node in list(graph):
             found = _call(node)
             if found is not None:
                 old, last = found.result, found.result.producer()
                 turns = {"left": int(found.left), "right": int(found.right), "relu": int(found.relu)}
-                attributes = ir.convenience.convert_attributes(turns)
+                attributes = attributes_of(turns)
                 call = ir.Node(DOMAIN, found.kernel, found.inputs, attributes, num_outputs=1, name=node.name)
                 assert last is not None
                 graph.insert_after(last, call)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import discard, prune, scopes
+from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.kernels.elementwise import PHASE, see_shapes
@@ -50,7 +51,7 @@ def _programs(graph: ir.Graph) -> Iterator[tuple[ir.Node, RowProgram]]:
 
 
 def _write(graph: ir.Graph, scan: ir.Node, program: RowProgram, serial: int) -> None:
-    attributes = ir.convenience.convert_attributes(dict(program.attributes))
+    attributes = attributes_of(program.attributes)
     name = f"native.recurrence.{serial}"
     node = ir.Node(DOMAIN, "Recurrence", program.operands, attributes, num_outputs=len(program.results), name=name)
     graph.insert_after(scan, node)

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
 from onnxgrad.ir.graph import add_initializer, prune, reads, subgraphs
+from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import pattern
 from onnxgrad.ir.passes import Declined, Pass
 from onnxgrad.runtime.kernels.attention import MARK, fuse_attention
@@ -341,7 +342,7 @@ class _Swapping:
         outputs = list(site.outputs)
         while outputs[-1] is None:
             outputs.pop()
-        attributes = ir.convenience.convert_attributes(dict(call.attributes))
+        attributes = attributes_of(call.attributes)
         name = f"native.{call.kernel}.{next(self.numbers)}"
         node = ir.Node(DOMAIN, call.kernel, call.inputs, attributes, num_outputs=len(outputs), name=name)
         made = [n for v in outputs if v is not None and (n := v.producer()) is not None]

@@ -24,7 +24,8 @@ import onnxruntime
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import prune
-from onnxgrad.ir.match import constant, is_op, permutation, producer, sizes
+from onnxgrad.ir.literals import attributes_of
+from onnxgrad.ir.match import constant, is_constant, is_op, permutation, producer, sizes
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 DOMAIN = "com.microsoft.nchwc"
@@ -115,7 +116,7 @@ def is_known_before(w: ir.Value) -> bool:
     while (node := w.producer()) is not None and is_op(node, ("Transpose", "Slice", "Reshape")):
         assert node.inputs[0] is not None
         w = node.inputs[0]
-    return constant(w) is not None
+    return is_constant(w)
 
 
 #: Kernels with more rows or columns (a cotangent as the kernel) are few outputs for many taps, which gain nothing.
@@ -158,7 +159,7 @@ def emit_blocked(b: Builder, op_type: str, *operands: Any, **attributes: Any) ->
     """Emit an operator of the blocked layout, with the type of its result: inference does not know that domain."""
     values = [v.value if isinstance(v, Var) else v for v in operands]
     y = ir.Value(type=ir.TensorType(ir.DataType.FLOAT))
-    return b.append(ir.Node(DOMAIN, op_type, values, ir.convenience.convert_attributes(attributes), outputs=[y]))[0]
+    return b.append(ir.Node(DOMAIN, op_type, values, attributes_of(attributes), outputs=[y]))[0]
 
 
 class Blocks:
