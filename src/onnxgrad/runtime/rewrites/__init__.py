@@ -18,6 +18,7 @@ from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
 from onnxgrad.runtime.rewrites.slow_functions import SLOW_FUNCTIONS
+from onnxgrad.runtime.rewrites.stacked_slices import STACKED_SLICES
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
 from onnxgrad.runtime.rewrites.turned_products import TURNED_PRODUCTS
 from onnxgrad.runtime.rewrites.unexpanded import UNEXPANDED
@@ -33,6 +34,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     STRIDED_BLOCKS,
     MAXPOOL_TIES,
     JOINED_SLICES,
+    STACKED_SLICES,
     KNOWN_ROWS,
     SCATTERED_ROWS,
     WHOLE_ROWS,
