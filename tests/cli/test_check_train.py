@@ -99,3 +99,54 @@ def test_what_does_not_train(tmp_path):
 def test_flags_that_do_not_go_together(tmp_path, flags, says):
     onnx.save(model("(float[N, 4] x) => (float[N, 4] y) { y = Tanh(x) }"), tmp_path / "m.onnx")
     assert says in str(ran(tmp_path, f"check PLACE/m.onnx {flags}", 2).output)
+
+
+SCATTERED = """(float[3, 2] x{more}) => (float[4, 2] y) {{
+    u = MatMul (x, w)
+    zeros = Constant <value = float[4, 2] {{0, 0, 0, 0, 0, 0, 0, 0}}> ()
+    base = Constant <value = float[1] {{{base}}}> ()
+    {index}
+    s = {scatter}
+    y = Add (base, s)
+}}"""
+ROWS = "i = Constant <value = int64[3, 2] {%s}> ()"
+VECTOR = "c = Constant <value = int64[3, 1] {%s}> ()\n n = Shape (u)\n i = Expand (c, n)"
+BY_ELEMENT = "ScatterElements <axis = 0> (zeros, i, u)"
+
+
+@pytest.mark.parametrize(
+    ("index", "scatter", "more", "words"),
+    [
+        (ROWS % "0, 1, 2, 3, 0, 0", BY_ELEMENT, "", "only one of the updates of an index that occurs twice"),
+        (ROWS % "0, 1, 2, 3, -4, 0", BY_ELEMENT, "", "only one of the updates of an index that occurs twice"),
+        (VECTOR % "3, 1, 3", BY_ELEMENT, "", "only one of the updates of an index that occurs twice"),
+        ("", BY_ELEMENT, ", int64[3, 2] i", "only one of the updates of an index if it occurs twice"),
+        (ROWS % "0, 1, 2, 0, 1, 2", BY_ELEMENT, "", ""),
+        (VECTOR % "3, 1, 2", BY_ELEMENT, "", ""),
+        (ROWS % "0, 1, 2, 3, 0, 0", 'ScatterElements <axis = 0, reduction = "add"> (zeros, i, u)', "", ""),
+        (ROWS % "0, 1, 2, 3, 0, 0", "ScatterElements <axis = 0> (v, i, u)", ", float[4, 2] v", "leaves open which one"),
+        ("", "ScatterElements <axis = 0> (v, i, u)", ", int64[3, 2] i, float[4, 2] v", ""),
+        (
+            "i = Constant <value = int64[3, 1] {2, 0, 2}> ()",
+            "ScatterND (zeros, i, u)",
+            "",
+            "ScatterND and Add add only",
+        ),
+        ("i = Constant <value = int64[3, 1] {2, 0, 1}> ()", "ScatterND (zeros, i, u)", "", ""),
+    ],
+)
+def test_updates_that_are_lost(index, scatter, more, words):
+    """PyTorch's older exporter writes index_add without its sums; what only one update has is whole."""
+    proto = model(SCATTERED.format(index=index, scatter=scatter, more=more, base=0), {"w": (2, 2)})
+    found = [f.text for f in readiness(proto, "mse") if "Scatter" in f.text]
+    assert len(found) == bool(words), found
+    assert words in "".join(found)
+
+
+def test_the_run_names_updates_that_are_lost(tmp_path):
+    text = SCATTERED.format(index="", scatter=BY_ELEMENT, more=", int64[3, 2] i", base=0)
+    onnx.save(model(text.replace("[4, 2]", "[3, 2]").replace(", 0, 0}", "}"), {"w": (2, 2)}), tmp_path / "m.onnx")
+    ones = np.ones((3, 2), np.float32)
+    np.savez(tmp_path / "d.npz", x=ones, i=ones.astype(np.int64), labels=ones)
+    text = said(tmp_path, "train PLACE/m.onnx --data PLACE/d.npz --loss mse --epochs 1 -o PLACE/o.onnx")
+    assert "advice: ScatterElements and Add add only one of the updates of an index if it occurs twice" in text

@@ -18,6 +18,7 @@ from onnxgrad.model_io import files_of, load_model
 from onnxgrad.settings import settings_of
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
+from onnxgrad.training.graph.lost_updates import lost_updates
 from onnxgrad.training.language.recipe import DETECTION
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.train import with_detector
@@ -68,6 +69,7 @@ def train(
         source, columns, recipe, notes = with_detector(source, data, recipe)
     else:
         columns, recipe = train_options.opened(data, recipe, source)
+    notes += [f"advice: {line}" for line in lost_updates(source)]
     if head is not None:
         source, where = train_options.headed(source, head)
         notes.append(where)

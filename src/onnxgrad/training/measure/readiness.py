@@ -15,6 +15,7 @@ from onnxgrad.model_io.validity import complaint
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.detection.heads import known_head, refusal
 from onnxgrad.training.detection.losses import detection_loss
+from onnxgrad.training.graph.lost_updates import lost_updates
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.spec.training_info import training_notes
 from onnxgrad.training.step.compile import compile_step
@@ -112,4 +113,4 @@ def _nodes(model: ir.Model) -> list[Finding]:
         found.append(Finding(MENDED, f"{count} Dropout drop while training"))
     if rounding := sum(map(is_rounding, nodes)):
         found.append(Finding(MENDED, f"{rounding} rounding nodes are passed straight through by gradients"))
-    return found
+    return [*found, *(Finding(ADVICE, line) for line in lost_updates(model))]
