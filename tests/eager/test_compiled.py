@@ -71,7 +71,15 @@ def test_static_arguments_are_constants():
     close(f(2.0, 3), 6)
     close(f(2.0, 4, power=3), 32)
     with pytest.raises(BadInput, match="must be hashable"):
-        f(2.0, 3, power=[1])
+        f(2.0, [3])
+    shaped = og.jit(lambda x, shape, scale=1.0: x.reshape(shape) * scale, static_argnums=-1)
+    close(shaped(X, (3, 5)), X.reshape(3, 5))
+    scaled = og.jit(lambda x, scale: x * scale["by"])
+    for k in (2.0, 3.0):
+        close(scaled(X, scale={"by": X * k}), X * X * k)
+    close(og.jit(lambda x: x + 1)(X.astype(">f8")), X + 1)
+    with pytest.raises(BadInput, match="which ONNX does not have"):
+        og.jit(lambda x: x + 1)(X.astype(numpy.longdouble))
 
 
 def test_variables_of_an_enclosing_transform_that_it_reads():
@@ -105,6 +113,7 @@ def test_stop_gradient_stops_in_a_graph():
         lambda x: float(x) * x,
         lambda x: float(og.stop_gradient(x)) * x,
         lambda x: x * (x > 0).item(),
+        lambda x: x * [1, 2, 3][x > 0],
         lambda x: numpy.asarray(x > 0) * x,
     ],
 )
@@ -147,6 +156,49 @@ def test_vmap_refuses_rows_that_differ():
         og.vmap(lambda a: a, in_axes=None)(numpy.ones(2))
     with pytest.raises(BadInput, match="axis 1"):
         og.vmap(lambda a: a, in_axes=1)(numpy.ones(2))
+
+
+# --- custom derivatives ---------------------------------------------------------------------------
+
+
+@og.custom_vjp
+def tripled(x):
+    return x * x, np.sin(x)
+
+
+@tripled.defvjp
+def _(arguments, result, cotangent):
+    return cotangent[0] * 3 * arguments[0] + cotangent[1] * result[1]
+
+
+def total(x):
+    return sum(np.sum(y) for y in tripled(np.exp(x)))
+
+
+def test_custom_derivatives_in_compiled_functions():
+    x = X[0]
+    first = (3 * numpy.exp(x) + numpy.sin(numpy.exp(x))) * numpy.exp(x)
+    for f in (og.grad(total), og.jit(og.grad(total)), og.grad(og.jit(total)), og.jit(og.grad(og.jit(total)))):
+        for _ in range(2):
+            close(f(x), first)
+    close(Executable(ir.from_proto(og.export(og.grad(total), x)))([x])[0], first)
+    close(og.vmap(og.grad(total))(X), [og.grad(total)(row) for row in X])
+    close(og.jit(og.hessian(total))(x), og.hessian(total)(x))
+    push = lambda x: og.jvp(total, (x,), (np.ones(3),))[1]  # noqa: E731
+    close(og.jit(push)(x), numpy.sum(first))
+    close(og.jit(total)(x), numpy.sum(numpy.exp(2 * x) + numpy.sin(numpy.exp(x))))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, og.jit])
+def test_custom_derivatives_are_not_lost_in_graphs(wrap):
+    def stepped(a):
+        return np.sum(og.scan(lambda c, x: (tripled(c)[0] + x, c), a, X)[0])
+
+    wrap(stepped)(X[0])
+    for f in (stepped, lambda a: np.sum(og.vmap(tripled)(a)[0])):
+        for g in (wrap(og.grad(f)), og.grad(wrap(f))):
+            with pytest.raises(NotDifferentiable, match="custom derivative"):
+                g(X[0])
 
 
 # --- values while a function is traced ------------------------------------------------------------

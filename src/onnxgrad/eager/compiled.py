@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgrad._later import without_collection
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.core.bodies import TracedBody, trace
+from onnxgrad.eager.core.bodies import TracedBody, refuse_custom, trace
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.plans import formal, new_builder
@@ -49,11 +49,13 @@ class _Compiled:
 
     Attributes:
         output: the result of the traced call, as a tree.
+        custom: whether its graph lacks a custom derivative.
     """
 
     def __init__(self, body: TracedBody) -> None:
         self._run = Executable(_closed_model(body))
         self.output = body.output
+        self.custom = body.custom
 
     @functools.cached_property
     def model(self) -> EagerModel:
@@ -94,7 +96,7 @@ def jit(f: Callable[..., Any], static_argnums: int | Sequence[int] = ()) -> Call
     Args:
         f: a function of arrays or containers of arrays.
         static_argnums: positions of arguments that are constants: `f` is compiled again for each value. They must be
-            hashable. Arguments by name are constants as well.
+            hashable. Arguments by name that are hashable (numbers, not arrays) are constants as well.
 
     Returns:
         A function of the same arguments.
@@ -103,48 +105,53 @@ def jit(f: Callable[..., Any], static_argnums: int | Sequence[int] = ()) -> Call
         BadInput: (when it is called) an operation has no form in ONNX.
         NotDifferentiable: `f` reads a value of its arguments in Python.
     """
-    static = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     made: Cache = Cache(MOST_SHAPES)
 
     @functools.wraps(f)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        free = tuple(a for i, a in enumerate(args) if i not in static)
-        fixed = tuple((i, a) for i, a in enumerate(args) if i in static)
+        given: dict[int | str, Any] = dict(enumerate(args)) | kwargs
+        names = {i % len(args) for i in static if -len(args) <= i < len(args)} | {
+            n for n in kwargs if _is_hashable(kwargs[n])
+        }
+        fixed = {n: a for n, a in given.items() if n in names}
+        free = {n: a for n, a in given.items() if n not in names}
+        if not _is_hashable(tuple(fixed.values())):
+            raise BadInput("arguments of `static_argnums` must be hashable\n  hint: a tuple for a list")
         leaves = [as_array(x) for _, x in trees.leaves(free)]
-        key = (trees.structure(free), tuple([(x._data.dtype, x._data.shape) for x in leaves]), fixed, _frozen(kwargs))
+        constants = tuple((n, type(a), a) for n, a in fixed.items())
+        key = (trees.structure(free), tuple([(x._data.dtype, x._data.shape) for x in leaves]), constants)
 
-        def call(*given: Any) -> Any:
-            rest = iter(given)
-            whole = [dict(fixed)[i] if i in static else next(rest) for i in range(len(args))]
-            return f(*whole, **kwargs)
+        def call(free: dict[int | str, Any]) -> Any:
+            whole = fixed | free
+            return f(*(whole[i] for i in range(len(args))), **{n: whole[n] for n in kwargs})
 
         call.__name__ = getattr(f, "__name__", "the function")
 
         @without_collection()
         def build() -> tuple[_Compiled, list[Array]]:
-            body = trace(call, free, [x._data for x in leaves])
+            body = trace(call, (free,), [x._data for x in leaves])
             return _Compiled(body), [x for x in body.captured if x._node is not None]
 
-        made_before = made.peek(key)
-        if made_before is None:
-            run, captured = build()
-            if captured:  # variables of an enclosing transform: others in the next call
-                return run([*leaves, *captured])
-            made_before = made.get(key, lambda: run)
-        return made_before(leaves)
+        run: _Compiled | None = made.peek(key)
+        captured: list[Array] = []
+        if run is None:
+            run, captured = fresh = build()
+            if not captured:  # else of variables of an enclosing transform: others in the next call
+                made.get(key, lambda: fresh[0])
+        if run.custom and (exporting.get() or any(x._node is not None for x in (*leaves, *captured))):
+            return f(*args, **kwargs)  # whose derivative a graph does not have
+        return run([*leaves, *captured])
 
     return compiled
 
 
-def _frozen(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _is_hashable(x: Any) -> bool:
     try:
-        hash(found := tuple(sorted(kwargs.items())))
+        hash(x)
     except TypeError:
-        names = ", ".join(kwargs)
-        raise BadInput(
-            f"arguments by name ({names}) of a compiled function are constants, and must be hashable"
-        ) from None
-    return found
+        return False
+    return True
 
 
 def vmap(f: Callable[..., Any], in_axes: Any = 0, out_axes: int = 0) -> Callable[..., Any]:
@@ -192,10 +199,11 @@ def vmap(f: Callable[..., Any], in_axes: Any = 0, out_axes: int = 0) -> Callable
             names = [v.name or "" for v in model.graph.inputs]
             mapped: dict[str, int | None] = dict.fromkeys(names)
             mapped |= {n: axis if axis is None else axis % x.ndim for n, (x, axis) in zip(names, leaves)}
-            return EagerModel(vmap_model(model, mapped, out_axes, axis_size=count))
+            return EagerModel(vmap_model(model, mapped, out_axes, axis_size=count), body.custom)
 
-        model = made.get(key, build)
         operands = [*(x for x, _ in leaves), *captured]
+        refuse_custom([body], operands)
+        model = made.get(key, build)
         results = model.results(tuple(model.inputs), operands)
         return trees.rebuilt(body.output, list(results.values()))
 

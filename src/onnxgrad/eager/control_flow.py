@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrad.eager.compiled import graph_model
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.core.bodies import TracedBody, trace
+from onnxgrad.eager.core.bodies import TracedBody, refuse_custom, trace
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.tape import compiling, exporting
 from onnxgrad.eager.models import EagerModel
@@ -222,8 +222,9 @@ def _run(
     whole = [*operands, *captured]
     key = (kind, tuple(body.key for body in bodies), tuple((x.dtype.num, x.shape) for x in operands), settings)
     operators = [n.op for body in bodies for n in body.program.nodes]
+    custom = refuse_custom(bodies, whole)
     model: EagerModel = _made.get(
-        key, lambda: EagerModel(graph_model([np.asarray(x._data) for x in whole], operators, write))
+        key, lambda: EagerModel(graph_model([np.asarray(x._data) for x in whole], operators, write), custom)
     )
     return list(model.results(tuple(model.inputs), whole).values())
 

@@ -41,7 +41,7 @@ class EagerModel:
         parameters: the float weights of the model, by name.
     """
 
-    def __init__(self, model: AnyModel | Function) -> None:
+    def __init__(self, model: AnyModel | Function, custom: bool = False) -> None:
         opened = open_lowered(model.model if isinstance(model, Function) else model)
         self._model = opened.model
         graph = self._model.graph
@@ -51,6 +51,7 @@ class EagerModel:
             for name, v in graph.initializers.items()
             if v.const_value is not None and v.dtype in FLOATS
         }
+        self._custom = custom  # see `Primitive.custom`
         self._made = Cache(64)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +105,7 @@ class EagerModel:
         graph = model.graph
         used = frozenset((n.domain, n.op_type) for n in graph.all_nodes())
         pullback = None if linear is None else Pullback(linear.graph, signature(linear), len(names))
-        return GraphCall(graph, (dict(graph.opset_imports), used), pullback), Executable(model), names
+        return GraphCall(graph, (dict(graph.opset_imports), used), pullback, self._custom), Executable(model), names
 
 
 def from_onnx(model: AnyModel | Function) -> EagerModel:

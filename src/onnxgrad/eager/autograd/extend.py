@@ -53,7 +53,7 @@ class primitive:  # noqa: N801  (a decorator)
             return self._pulled(places, result, filled(arguments), kwargs, cotangent)
 
         run.__name__ = getattr(self.f, "__name__", "primitive")
-        return opaque_call(run, [args[i] for i in places], backward)
+        return opaque_call(run, [args[i] for i in places], backward, custom=True)
 
     # --- the names of old programs ---------------------------------------------------------------
 

@@ -147,7 +147,7 @@ class Array:
         return complex(self._read("complex(x)"))
 
     def __index__(self) -> int:
-        return self._data.__index__()
+        return self._read("an index of Python").__index__()
 
     def __len__(self) -> int:
         return len(self._data)
@@ -291,7 +291,8 @@ def as_array(x: Any, like: np.dtype | None = None) -> Array:
         return Array(np.asarray(x, np.result_type(like, x)))
     if isinstance(x, (list, tuple)):
         return Array._xp.asarray(x)
-    return Array(np.array(x))  # a copy: the tape must not see later writes of the caller
+    data = np.array(x)  # a copy: the tape must not see later writes of the caller
+    return Array(data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("=")))
 
 
 def plain(x: Any) -> Any:

@@ -15,8 +15,19 @@ import numpy as np
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.plans import write_into
-from onnxgrad.eager.core.tape import Node, Program, Source, compiling, computing, exporting, history, parameter, program
-from onnxgrad.errors import BadInput
+from onnxgrad.eager.core.tape import (
+    Node,
+    Program,
+    Source,
+    compiling,
+    computing,
+    exporting,
+    history,
+    is_differentiated,
+    parameter,
+    program,
+)
+from onnxgrad.errors import BadInput, NotDifferentiable
 from onnxgrad.ir import Builder, Var
 
 
@@ -43,6 +54,11 @@ class TracedBody:
     results: list[Array]
 
     @property
+    def custom(self) -> bool:
+        """True if a call in it has a custom derivative, which its graph has not."""
+        return any(node.op.custom for node in self.program.nodes)
+
+    @property
     def captured(self) -> list[Array]:
         """The arrays from outside that the function reads."""
         return [Array(s.value, s) if isinstance(s, Node) else Array(s) for s in self.sources[self.count :]]
@@ -67,6 +83,17 @@ class TracedBody:
         return [written.at(place) for place in self.places]
 
 
+def refuse_custom(bodies: Sequence[TracedBody], operands: Sequence[Array]) -> bool:
+    """Raise NotDifferentiable if a custom derivative in `bodies` would be lost. Returns True if there is one."""
+    custom = [body.name for body in bodies if body.custom]
+    if custom and any(is_differentiated(x._node) for x in operands):
+        raise NotDifferentiable(
+            f"{custom[0]} calls a function with a custom derivative, and is differentiated as a graph\n"
+            "  hint: a loop in Python, or the derivative inside: vmap(grad(f)) for grad(vmap(f))"
+        )
+    return bool(custom)
+
+
 def call_on_variables(
     f: Callable[..., Any], name: str, args: Sequence[Any], variables: Sequence[Node]
 ) -> tuple[Any, list[Array], list[Node]]:
@@ -87,18 +114,19 @@ def call_on_variables(
     if not results:
         raise BadInput(f"{name} returned no array")
     nodes = history([y._node for y in results if y._node is not None], variables, discrete=True)
-    if any(node.op.opaque for node in nodes):
+    if any(node.op.opaque and not node.op.writable for node in nodes):
         raise BadInput(f"{name} calls a function whose derivative is written in Python, which ONNX cannot hold")
     return output, results, nodes
 
 
-def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndarray]) -> TracedBody:
+def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndarray], once: bool = False) -> TracedBody:
     """Call `f` once on variables, and return what it did.
 
     Args:
         f: a function of arrays or containers of arrays.
         args: its arguments; their leaves become parameters.
         examples: an array for each leaf, of which dtype and shape count.
+        once: the program is for these numbers, so that Python may read them, unless it could not before.
 
     Raises:
         BadInput: `f` returns no array, or does something that has no form in ONNX.
@@ -109,7 +137,8 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
         if x.dtype.kind == "c":
             raise BadInput(f"an argument of {name} is {x.dtype}; ONNX has no complex numbers\n  hint: pass its parts")
     parameters = [parameter(x) for x in examples]
-    tokens = compiling.set((*compiling.get(), *parameters)), computing.set(False)
+    is_open = once and not compiling.get()
+    tokens = compiling.set(() if is_open else (*compiling.get(), *parameters)), computing.set(is_open)
     try:
         with np.errstate(all="ignore"):
             output, results, nodes = call_on_variables(f, name, args, parameters)

@@ -14,10 +14,12 @@ import numpy as np
 
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array, tracked
+from onnxgrad.eager.core.bodies import TracedBody, trace
 from onnxgrad.eager.core.primitives import Output, Primitive
 from onnxgrad.eager.core.recording import cotangent_of_pairs, of_pairs, pairs_of_cotangent, real_form
-from onnxgrad.eager.core.tape import Node, exporting
+from onnxgrad.eager.core.tape import Node, compiling, exporting, is_differentiated
 from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
 
 Function = Callable[..., Any]
 
@@ -28,17 +30,32 @@ class OpaqueCall(Primitive):
     Attributes:
         backward: maps its outputs and their cotangents to the cotangents of its operands.
         kinds: dtype and shape of each output.
+        body: its operations, if it was called while a program was recorded.
     """
 
-    __slots__ = ("backward", "kinds")
-    opaque = True
+    __slots__ = ("backward", "body", "kinds")
+    opaque = custom = True
 
     def __init__(
-        self, backward: Callable[[list[Array], list[Array]], Sequence[Array | None]], kinds: Sequence[tuple]
+        self,
+        backward: Callable[[list[Array], list[Array]], Sequence[Array | None]],
+        kinds: Sequence[tuple],
+        body: TracedBody | None = None,
     ) -> None:
         super().__init__("Opaque", id(self))
         self.backward = backward
         self.kinds = kinds
+        self.body = body
+
+    @property
+    def writable(self) -> bool:  # type: ignore[override]
+        """True if its operations were recorded."""
+        return self.body is not None
+
+    def write(self, b: Builder, operands: Sequence[Var]) -> tuple[Var, ...]:
+        """Emit the operations."""
+        assert self.body is not None
+        return tuple(self.body.write(b, operands))
 
     def pull_back(self, node: Node, cotangents: Sequence[Array | None]) -> Sequence[Array | None]:
         """The cotangents of the operands of `node`."""
@@ -65,25 +82,39 @@ def _outputs(node: Node) -> list[Array]:
 
 
 def opaque_call(
-    f: Function, args: Sequence[Any], backward: Callable[..., Any], kwargs: dict[str, Any] | None = None
+    f: Function,
+    args: Sequence[Any],
+    backward: Callable[..., Any],
+    kwargs: dict[str, Any] | None = None,
+    custom: bool = False,
 ) -> Any:
     """``f(*args)`` as one node; `backward` maps ``(arguments, result, cotangent)`` to a cotangent for each argument.
 
-    Anything else that `f` reads is a constant.
+    Anything else that `f` reads is a constant. While a program is recorded, its operations are, with the derivatives
+    that they have; if `backward` is a `custom` one, also as one node.
     """
     name = getattr(f, "__name__", "the function").lstrip("_")
-    if exporting.get():
+    is_one = custom and (compiling.get() or any(is_differentiated(x._node) for x in _arrays_of(args)))
+    if exporting.get() and not is_one:
         result = f(*args, **(kwargs or {}))
         inside = [x for a in args for _, x in trees.leaves(a)]
         if tracked(inside, floats=False) and not all(tracked(y, floats=False) for _, y in trees.leaves(result)):
             raise BadInput(f"{name} cannot be recorded as ONNX: its values are not computed by operations")
         return result
     arrays = [as_array(x) for i, a in enumerate(args) for _, x in trees.leaves(a, f"argument {i}")]
-    result = f(*trees.rebuilt(tuple(args), [Array(x._data) for x in arrays]), **(kwargs or {}))
+    body, captured = None, []
+    if exporting.get() and any(x._node is not None for x in arrays):
+        f = functools.wraps(f)(functools.partial(f, **(kwargs or {})))
+        body = trace(f, tuple(args), [x._data for x in arrays], once=True)
+        if any(y._node is None for y in body.results):
+            raise BadInput(f"{name} cannot be recorded as ONNX: its values are not computed by operations")
+        result, captured = body.output, body.captured
+    else:
+        result = f(*trees.rebuilt(tuple(args), [Array(x._data) for x in arrays]), **(kwargs or {}))
     if all(x._node is None for x in arrays):
         return result
     ends = [as_array(y) for _, y in trees.leaves(result)]
-    if any(y._node is not None for y in ends):
+    if any(is_differentiated(y._node) for y in (ends if body is None else captured)):
         raise BadInput(f"{name} reads a variable that is not among its arguments\n  hint: pass it as an argument")
     inputs = trees.rebuilt(tuple(args), arrays)
     dtypes = [y.dtype for y in ends]
@@ -96,10 +127,14 @@ def opaque_call(
         pulled = _match_cotangents(backward(inputs, rebuild(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
         return [None if g is None else pairs_of_cotangent(g, x.dtype) for g, x in zip(pulled, arrays)]
 
-    operands = [real_form(x) for x in arrays]
+    operands = [*(real_form(x) for x in arrays), *captured]
     values = tuple(real_form(y)._data for y in ends)
-    op = OpaqueCall(pull_back, [(v.dtype, v.shape) for v in values])
+    op = OpaqueCall(pull_back, [(v.dtype, v.shape) for v in values], body)
     return rebuild(_outputs(Node(op, tuple(x._data if x._node is None else x._node for x in operands), values)))
+
+
+def _arrays_of(args: Sequence[Any]) -> list[Array]:
+    return [x for a in args for _, x in trees.leaves(a) if isinstance(x, Array)]
 
 
 def elementwise(name: str, kernel: Function, slopes: Sequence[Function | None], *operands: Array) -> Array:
@@ -174,4 +209,4 @@ class custom_vjp:  # noqa: N801  (a decorator)
         name = getattr(self.f, "__name__", "the function")
         if self.backward is None:
             raise BadInput(f"{name} has no derivative yet\n  hint: give it one with @{name}.defvjp")
-        return opaque_call(self.f, args, self.backward, kwargs)
+        return opaque_call(self.f, args, self.backward, kwargs, custom=True)

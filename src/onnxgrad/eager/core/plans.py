@@ -80,10 +80,14 @@ def _form(domain: str, op_type: str, opset: int) -> Any:
 
 
 def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None = None) -> Var:
-    """A new input of the graph, like `value`."""
+    """A new input of the graph, like `value`. Raises BadInput for a dtype that ONNX does not have."""
+    try:
+        dtype = ir.DataType.from_numpy(value.dtype)
+    except TypeError:
+        raise BadInput(f"an array is {value.dtype}, which ONNX does not have\n  hint: x.astype(float64)") from None
     v = ir.Value(
         name=b.names.fresh(hint),
-        type=ir.TensorType(ir.DataType.from_numpy(value.dtype)),
+        type=ir.TensorType(dtype),
         shape=ir.Shape(value.shape if shape is None else shape),
     )
     b.graph.inputs.append(v)
@@ -108,14 +112,17 @@ class Pullback:
 class GraphCall(Primitive):
     """A graph as one operator, which is inlined where it is emitted."""
 
-    __slots__ = ("graph", "pullback", "versions")
+    __slots__ = ("custom", "graph", "pullback", "versions")
     open = True
 
-    def __init__(self, graph: ir.Graph, versions: Any = None, pullback: Pullback | None = None) -> None:
+    def __init__(
+        self, graph: ir.Graph, versions: Any = None, pullback: Pullback | None = None, custom: bool = False
+    ) -> None:
         super().__init__("Call", id(graph))
         self.graph = graph
         self.versions = versions
         self.pullback = pullback
+        self.custom = custom
 
     def write_whole(self, b: Builder, operands: Sequence[Var]) -> Any:
         """Emit one node, whose rule is the pullback. Its results must be recorded: no runtime has it."""

@@ -28,8 +28,12 @@ class Primitive:
 
     __slots__ = ("_hash", "key")
 
-    #: whether it has no form in a graph: its derivative is a Python function (see `custom_derivatives`)
+    #: whether its derivative is a Python function, which no graph has (see `custom_derivatives`)
     opaque = False
+    #: whether it can be written into a graph, of an opaque one without its derivative
+    writable = True
+    #: whether a derivative that is a Python function is lost where the graph of the operation is differentiated
+    custom = False
     #: whether shapes of its results may depend on more than the shapes of its operands
     open = False
     #: the opset of each domain it relies on, and the operators it uses from them; None if any opset will do
