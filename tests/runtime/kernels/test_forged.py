@@ -40,7 +40,7 @@ ATTRIBUTES = {
     "ElementwiseDouble": ("values", "steps"),
     "Recurrence": ("values", "steps"),
     "LayerNormGrad": ("axis",),
-    "GroupNorm": ("groups", "epsilon", "spread", "rank"),
+    "GroupNorm": ("groups", "epsilon"),
     "GroupNormGrad": ("groups", "epsilon"),
     "SoftmaxCrossEntropy": ("ignores", "ignored", "reduction"),
     "Attention": ("divides", "guarded", "order"),
@@ -141,7 +141,7 @@ def test_running_sums():
         refused("RunningSumProduct", [array(7, 3), array(7, 5), None, array(3, 5), at], how, match="none, or another")
         refused("RunningSumProduct", [array(7, 3), array(7, 4), None, array(3, 5), at], how, match="something else")
     for sizes in ([-1], [0, 3], [1 << 39], [1 << 32, 1 << 32], [1] * 65, 7, [[2, 3]]):
-        refused("RunningSum", [np.array(sizes, np.int64)], match="no sizes")
+        refused("RunningSum", [np.array(sizes, np.int64)], match="no sizes|more numbers")
     text = """<ir_version: 10, opset_import: ["": 18, "onnxgrad.native": 1]> g (float[n, 5] x) => (float[n, 5] y) {
         sizes = Constant <value_ints = [3, 5]> ()
         sum, place = onnxgrad.native.RunningSum (sizes)
@@ -162,7 +162,7 @@ def test_products():
     for x, g in (((5, 7), (4, 7)), ((5,), (5, 7)), ((5, 7), (5,)), ((5, 7), (5, 7, 1)), ((), ())):
         refused("Product", [array(*x), array(*g), None], how, match="belong together|no matrices")
     huge = np.zeros((0, 1 << 20), np.float32)
-    refused("Product", [huge, huge, None], how, match="too many numbers")
+    refused("Product", [huge, huge, None], how, match="more numbers")
     assert not called("Product", [array(0, 7), array(0, 40), None], how)[0].any()
 
 
@@ -192,7 +192,7 @@ WEIGHTS = {"group": 1, **{name: [*numbers, numbers[0]] for name, numbers in ONES
 POOL = {"relu": 0, **ONES}
 FAR = (1 << 24) - 1
 ORDERED = {"divides": 0, "guarded": 0, "order": [0, 1, 2, 3] * 4}
-NINE = {"pads": [0] * 4, "turned": 0}
+NINE = {"pads": [0] * 6, "turned": 0}
 LOSS = {"ignores": 0, "ignored": 0, "reduction": 2}
 
 
@@ -200,8 +200,8 @@ def image(*shape):
     return array(*(shape or (1, 1, 1, 1)))
 
 
-def grouped(groups, spread=1, rank=3):
-    return {"groups": groups, "epsilon": 0.0, "spread": spread, "rank": rank}
+def grouped(groups):
+    return {"groups": groups, "epsilon": 0.0}
 
 
 def value(kind, place=0, width=1, flag=0):
@@ -256,16 +256,16 @@ REFUSED = {
     "3×3: other channels, turned": ("Conv3x3", [image(1, 2, 3, 3), image(1, 2, 3, 3)], {**NINE, "turned": 1}),
     "3×3: no channels": ("Conv3x3", [image(1, 0, 3, 3), image(1, 0, 3, 3)], NINE),
     "3×3: less than the taps": ("Conv3x3", [image(1, 1, 2, 9), image(1, 1, 3, 3)], NINE),
-    "3×3: rows of nothing": ("Conv3x3", [image(1, 1, 1 << 37, 0), image(1, 1, 3, 3)], {**NINE, "pads": [2] * 4}),
-    "3×3: padding below zero": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0, -1, 0, 0]}),
-    "3×3: padding of 2^62": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0, 0, 0, 1 << 62]}),
+    "3×3: rows of nothing": ("Conv3x3", [image(1, 1, 1 << 37, 0), image(1, 1, 3, 3)], {**NINE, "pads": [0, 2, 2] * 2}),
+    "3×3: padding below zero": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0, -1, 0] * 2}),
+    "3×3: padding of 2^62": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [*[0] * 5, 1 << 62]}),
     "3×3: a bias too long": ("Conv3x3", [image(1, 1, 3, 3), image(1, 1, 3, 3), array(2)], NINE),
     "3×3: a rank of three": ("Conv3x3", [image(1, 3, 3), image(1, 1, 3, 3)], NINE),
     "3×3: five paddings": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0] * 5}),
-    "3×3: depth that is not there": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0] * 6}),
-    "3×3: eight taps in depth": ("Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 8, 3, 3)], {**NINE, "pads": [0] * 6}),
-    "3×3: no tap in depth": ("Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 0, 3, 3)], {**NINE, "pads": [0] * 6}),
-    "3×3: fewer than the taps": ("Conv3x3", [image(1, 1, 2, 9, 9), image(1, 1, 3, 3, 3)], {**NINE, "pads": [0] * 6}),
+    "3×3: depth that is not there": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [1, 0, 0] * 2}),
+    "3×3: eight taps in depth": ("Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 8, 3, 3)], NINE),
+    "3×3: no tap in depth": ("Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 0, 3, 3)], NINE),
+    "3×3: fewer than the taps": ("Conv3x3", [image(1, 1, 2, 9, 9), image(1, 1, 3, 3, 3)], NINE),
     "3×3: more padding than taps in depth": (
         "Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 3, 3, 3)], {**NINE, "pads": [3, 0, 0, 0, 0, 0]},
     ),
@@ -312,10 +312,6 @@ REFUSED = {
     "group: more than channels": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], grouped(6)),
     "group: below zero": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], grouped(-1)),
     "group: another bias": ("GroupNorm", [array(2, 4, 4), array(4), array(2)], grouped(2)),
-    "group: no view": ("GroupNorm", [array(2, 4, 4), array(4), array(4)], grouped(2, spread=0)),
-    "group: a view of a vector": ("GroupNorm", [array(2, 4, 4), array(4), array(4)], grouped(2, rank=1)),
-    "group: a view of too many axes": ("GroupNorm", [array(2, 4, 4), array(4), array(4)], grouped(2, rank=65)),
-    "group: too many channels": ("GroupNorm", [array(2, 4, 4), array(4), array(4)], grouped(2, spread=1 << 62)),
     "group: another scale": ("GroupNormGrad", [array(2, 4, 4)] * 2 + [array(3)], {"groups": 2, "epsilon": 0.0}),
     "group: a vector": ("GroupNormGrad", [array(4)] * 2 + [array(4)], {"groups": 2, "epsilon": 0.0}),
     "attention: other columns": (

@@ -63,4 +63,4 @@ def conv_input_grad(site: Occurrence) -> KernelCall | None:
     tail = [n + 2 - m - h for n, m, h in zip(big, small[2:], head) if m is not None]
     if not all(0 <= p <= 2 for p in head + tail) or not convolutions.gains(small[0], (w[0] or 0, w[1] or 0), big):
         return None
-    return KernelCall(convolutions.KERNEL, site.inputs, {"pads": head + tail, "turned": 1})
+    return KernelCall(convolutions.KERNEL, site.inputs, {"pads": [0, *head, 0, *tail], "turned": 1})

@@ -66,7 +66,7 @@ def fuse_convolutions(graph: ir.Graph, domain: str) -> int:
 
 
 def _pads(node: ir.Node) -> list[int] | None:
-    """The padding of a Conv that the kernel gains for; None of anything else."""
+    """The padding of a Conv that the kernel gains for, before and behind three axes; None of anything else."""
     if not is_op(node, "Conv"):
         return None
     x, w = node.inputs[:2]
@@ -92,4 +92,6 @@ def _pads(node: ir.Node) -> list[int] | None:
     images, _, *size = (d if isinstance(d, int) else None for d in y.shape)
     if not all(0 <= p < n for p, n in zip(pads, [*taps, *taps])):
         return None
-    return pads if gains(images, (c, m), size, math.prod(deep)) else None
+    flat = [0] * (1 - len(deep))  # in depth
+    sides = [*flat, *pads[: len(taps)], *flat, *pads[len(taps) :]]
+    return sides if gains(images, (c, m), size, math.prod(deep)) else None

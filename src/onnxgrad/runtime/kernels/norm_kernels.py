@@ -53,12 +53,6 @@ def _as_large_as_a_row(site: Occurrence, x: int, scale: int) -> bool:
     )
 
 
-@kernel("GroupNorm")
-def group_norm(site: Occurrence) -> KernelCall | None:
-    """[x, scale, bias] → [y], float32. ONNX Runtime's own for single channels takes one thread."""
-    return (
-        KernelCall("GroupNorm", site.inputs, {**site.attributes, "spread": 1, "rank": 2}) if site.all_float32 else None
-    )
-
-
+# ONNX Runtime's own InstanceNormalization takes one thread.
+float32_kernel("GroupNorm")  # [x, scale, bias] → [y]
 float32_kernel("GroupNormGrad")  # [g, x, scale] → [x̄, scale, bias]

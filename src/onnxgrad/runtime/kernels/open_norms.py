@@ -46,15 +46,13 @@ def _open(graph: ir.Graph, norm: ir.Node) -> None:
         return
     if any(u.graph is not graph or not is_written(u) or dims(u.outputs[0]) != seen for u in users):
         return
-    if norm.op_type == "GroupNorm":
-        spread = _spread(shape, seen)
-        if spread is None:
+    if viewed is not None:
+        groups = _groups_of(norm, shape, seen)
+        if groups is None:
             return
-        norm.attributes["spread"] = ir.AttrInt64("spread", spread)
-        norm.attributes["rank"] = ir.AttrInt64("rank", len(seen))
-        column = ir.Shape([seen[0], seen[1], *[1] * (len(seen) - 2)])
-    else:
-        column = ir.Shape([seen[1], *[1] * (len(seen) - 2)])
+        norm.attributes["groups"] = ir.AttrInt64("groups", groups)
+    head = seen[1:2] if norm.op_type == "BatchNorm" else seen[:2]
+    column = ir.Shape([*head, *[1] * (len(seen) - 2)])
     for value, same in {norm.outputs[0]: norm.inputs[0], y: x}.items():
         for user, place in list(value.uses()):
             if _asks_for_shape(user):
@@ -81,12 +79,13 @@ def _view_of(norm: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     return (x, z) if dims(x) is not None and dims(x) == dims(z) else None
 
 
-def _spread(shape: tuple[int | str, ...], seen: tuple[int | str, ...]) -> int | None:
-    """The channels of shape `seen` per channel of its view of `shape`; None if they are split differently."""
-    channels, all_channels = shape[1], seen[1]
-    if shape[0] != seen[0] or not isinstance(channels, int) or not isinstance(all_channels, int):
-        return 1 if shape == seen else None
-    return all_channels // channels if channels and all_channels and not all_channels % channels else None
+def _groups_of(norm: ir.Node, shape: tuple[int | str, ...], seen: tuple[int | str, ...]) -> int | None:
+    """The groups of channels of shape `seen` that are the channels of its view of `shape`; None if they are not."""
+    groups, channels = shape[1], seen[1]
+    if shape[0] != seen[0] or not isinstance(groups, int) or not isinstance(channels, int):
+        return None
+    single = norm.attributes["groups"].as_int() in (0, groups)
+    return groups if single and groups and channels and not channels % groups else None
 
 
 def _write(graph: ir.Graph, norm: ir.Node, x: ir.Value, y: ir.Value, column: ir.Shape) -> None:
@@ -105,6 +104,7 @@ def _write(graph: ir.Graph, norm: ir.Node, x: ir.Value, y: ir.Value, column: ir.
         value.name, value.type, value.shape = f"{norm.name}.{op}", kind, ir.Shape(dims(x) or ())
         graph.insert_after(after, node)
         after = node
+    norm.replace_input_with(0, x)
     y.replace_all_uses_with(value)
     if (view := y.producer()) not in (None, norm) and view is not None:
         graph.remove(view, safe=True)

@@ -7,11 +7,7 @@
  *
  * Heads are divided among the threads. Operands and results are seen through an order of their axes, which saves the
  * transposes around them. A head's operands are copied first, as panels; in a band, columns beyond the keys have
- * probability 0. Keys that a mask hides from all queries of a band are left out at both ends.
- */
-#include <math.h>
-#include <string.h>
-
+ * probability 0. Keys that a mask hides from all queries of a band are left out at both ends. */
 #include "exponential.h"
 #include "gemm.h"
 
@@ -35,13 +31,10 @@ typedef struct {
   int divides, guarded; /* guarded: a query whose probabilities are no numbers has none */
 } Job;
 
-/* Some queries, and the keys that they see. */
 typedef struct {
   int64_t first, rows, from, keys, wide;
   const float *mask;
 } Band;
-
-/* --- a band of probabilities -------------------------------------------------------------------------------------- */
 
 static const float *mask_of(const Job *j, int64_t head) {
   return j->mask + head / j->q.dims[1] * j->mask_strides[0] + head % j->q.dims[1] * j->mask_strides[1];
@@ -120,8 +113,6 @@ static void pull_scores(const Job *j, const float *p, float *dp, const Band *ban
   }
 }
 
-/* --- a head ------------------------------------------------------------------------------------------------------- */
-
 /* Columns of a matrix, as wide as they are laid out: one panel, or whole ones. */
 static int64_t padded(int64_t n) { return n <= COLUMNS ? rounded(n) : quotient(n, COLUMNS) * COLUMNS; }
 
@@ -129,7 +120,6 @@ static float *head_of(const View *v, int64_t head) {
   return v->at + head / v->dims[1] * v->strides[0] + head % v->dims[1] * v->strides[1];
 }
 
-/* A matrix, laid out in panels. */
 typedef struct {
   float *at;
   int64_t depth, columns, width;
@@ -155,18 +145,13 @@ static void lay(Panels *to, const float *from, int64_t down, int64_t along, int6
 static void multiply(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t down, int64_t along, Panels b,
                      int64_t first_row, int64_t first_column, float *c, int64_t pitch, int add) {
   const int64_t panel = b.depth * b.width;
-  gemm(&(Product){.a = a, .b = b.at + first_column / COLUMNS * panel + first_row * b.width, .c = c,
-                  .add = add ? c : NULL, .rows = rows, .columns = columns, .count = {1, 1, depth},
-                  .a_step = {0, 0, along}, .b_step = {0, 0, b.width}, .down = down, .panel = panel,
-                  .add_pitch = pitch, .c_pitch = pitch});
+  const float *from = b.at + first_column / COLUMNS * panel + first_row * b.width;
+  multiply_matrices(rows, columns, depth, a, down, along, from, b.width, panel, c, pitch, add);
 }
 
 static void give(const float *from, int64_t pitch, int64_t rows, int64_t columns, float *to, const int64_t *strides) {
   for (int64_t r = 0; r < rows; r++)
-    if (strides[1] == 1)
-      memcpy(to + r * strides[0], from + r * pitch, (size_t)columns * sizeof(float));
-    else
-      for (int64_t k = 0; k < columns; k++) to[r * strides[0] + k * strides[1]] = from[r * pitch + k];
+    for (int64_t k = 0; k < columns; k++) to[r * strides[0] + k * strides[1]] = from[r * pitch + k];
 }
 
 static void attend(void *data, int64_t head, float *space) {
@@ -223,8 +208,6 @@ static void pull(void *data, int64_t head, float *space) {
   give(dv, j->wide_outside, j->keys, j->outside, head_of(&j->dv, head), j->dv.strides + 2);
 }
 
-/* --- operands and results ----------------------------------------------------------------------------------------- */
-
 enum { OPERANDS = 3, RESULTS = 3, VIEWS = 7 };
 
 typedef struct {
@@ -250,21 +233,15 @@ static int seen(View *view, const Shape *shape, const int64_t *order) {
 /* A result with the heads and rows of `like`, and zeros for a start: those are sums of nothing. */
 static int made(Call *call, size_t index, View *view, const View *like, int64_t columns, const int64_t *order,
                 size_t rank) {
-  Shape shape = {.rank = rank, .count = 1};
+  Shape shape = {.rank = rank};
   if (!ordered(order, rank)) return 0;
-  int64_t dims[4], others = 1;
-  for (int i = 0; i < 4; i++) dims[order[i]] = i == 3 ? columns : like->dims[i];
-  for (size_t i = 0; i < rank; i++) {
-    const int64_t here = shape.dims[i] = dims[4 - rank + i];
-    if (here && (__builtin_mul_overflow(others, here, &others) || others > MOST_NUMBERS)) return 0;
-    shape.count = here && shape.count ? others : 0;
-  }
+  for (int i = 0; i < 4; i++)
+    if (rank == 4 || i) shape.dims[order[i] - (rank == 3)] = i == 3 ? columns : like->dims[i];
   view->at = output(call, index, &shape);
   if (view->at && !call->failed) memset(view->at, 0, (size_t)shape.count * sizeof(float));
   return seen(view, &shape, order);
 }
 
-/* Sizes; 0 where they do not belong together. */
 static int sized(Job *j, const Shape *mask) {
   const View *q = &j->q, *k = &j->k, *v = &j->v;
   for (int i = 0; i < 2; i++)
@@ -317,24 +294,21 @@ static void compute_any(Call *call, const Settings *s, const size_t pulled) {
   } else if (sound) {
     sound = made(call, 0, &j.y, &j.q, j.outside, rest, q.rank);
   }
-  if (!sound) fail(call, "Attention: operands do not belong together");
-  if (call->failed || !j.heads || !j.queries || !j.keys || !(j.outside || (pulled && j.inside))) return;
-  run(call, &j);
+  if (refused(call, !sound, "Attention: operands do not belong together") || !j.heads || !j.queries || !j.keys) return;
+  if (j.outside || (pulled && j.inside)) run(call, &j);
 }
 
+static void read(Attributes *from, void *settings) {
+  Settings *s = settings;
+  s->divides = attribute_int(from, "divides");
+  s->guarded = attribute_int(from, "guarded");
+  attribute_some_ints(from, "order", s->order, 4 * VIEWS); /* what is missing is no order */
+}
 static void compute(Call *call, const void *settings) { compute_any(call, settings, 0); }
 static void compute_grad(Call *call, const void *settings) { compute_any(call, settings, 1); }
 
-static void read_settings(Attributes *from, Settings *s, size_t views) {
-  s->divides = attribute_int(from, "divides");
-  s->guarded = attribute_int(from, "guarded");
-  attribute_ints(from, "order", s->order, 4 * views);
-}
-static void read_forward(Attributes *from, void *settings) { read_settings(from, settings, OPERANDS + 1); }
-static void read_backward(Attributes *from, void *settings) { read_settings(from, settings, VIEWS); }
 
 const Kernel attention_kernels[] = {
-    {"Attention", "fffFF", "f", sizeof(Settings), read_forward, compute},
-    {"AttentionGrad", "ffffFF", "fff", sizeof(Settings), read_backward, compute_grad},
-    {0},
-};
+    {"Attention", "fffFF", "f", sizeof(Settings), read, compute},
+    {"AttentionGrad", "ffffFF", "fff", sizeof(Settings), read, compute_grad},
+    {0}};

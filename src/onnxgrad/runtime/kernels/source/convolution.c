@@ -7,13 +7,11 @@
  * groups have few channels, as in depthwise convolutions, vectors of groups are multiplied instead.
  *
  * The places are cut into boxes and these into shares, by the sizes alone, and the sums of shares are added in order:
- * the result is the same for every number of threads.
- */
+ * the result is the same for every number of threads. */
 #include "gemm.h"
 #include "winograd.h"
 
 #include <math.h>
-#include <string.h>
 
 enum {
   TASKS = 16,          /* of one call, if it is worth it */
@@ -50,7 +48,6 @@ static void cut(const int64_t size[4], int64_t room, int64_t box[4]) {
   }
 }
 
-/* The corner of a box. */
 static void corner_of(const Job *j, int64_t unit, int64_t corner[4], int64_t size[4]) {
   for (int i = 3; i >= 0; i--) {
     const int64_t count = quotient(j->places[i], j->box[i]);
@@ -58,8 +55,6 @@ static void corner_of(const Job *j, int64_t unit, int64_t corner[4], int64_t siz
     size[i] = least(j->box[i], j->places[i] - corner[i]);
   }
 }
-
-/* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* A box of one channel, with zeros beyond x. */
 static void lay_box(const Job *j, const float *from, const int64_t start[3], float *to) {
@@ -75,10 +70,7 @@ static void lay_box(const Job *j, const float *from, const int64_t start[3], flo
     }
 }
 
-/* Numbers of the panels of y for one place. */
-static int64_t packed(const Job *j) {
-  return quotient(j->wide, COLUMNS) * least(COLUMNS, j->wide);
-}
+static int64_t packed(const Job *j) { return quotient(j->wide, COLUMNS) * least(COLUMNS, j->wide); } /* y, of one place */
 
 /* Adds the products of a box for some channels of a group. */
 static void multiply(const Job *j, int64_t g, int64_t from_c, int64_t c, int64_t unit, float *x, float *sums) {
@@ -117,8 +109,6 @@ static void multiply(const Job *j, int64_t g, int64_t from_c, int64_t c, int64_t
             .count = {least(part[outer], size[outer] - o), least(part[2], size[2] - p), least(part[3], size[3] - q)},
             .a_step = {a_step[0], a_step[1], a_step[2]}, .b_step = {b_step[0], b_step[1], b_step[2]}});
 }
-
-/* --- groups ------------------------------------------------------------------------------------------------------- */
 
 INLINE void add_taps(const int taps, const Job *j, const float *x, const float *y, const int64_t size[4],
                      const int64_t *offset, float *sums) {
@@ -173,8 +163,6 @@ static void multiply_groups(const Job *j, int64_t first, int64_t unit, float *x,
   }
 }
 
-/* --- the work ----------------------------------------------------------------------------------------------------- */
-
 static void share(void *state, int64_t index, float *space) {
   const Job *j = state;
   const Correlation *at = j->at;
@@ -212,22 +200,18 @@ static void finish(void *data, int64_t from, int64_t to) {
   }
 }
 
-/* The first i ≥ 0 for which i * step + start is at least 0, and that from which on it is `size` or more; up to count. */
-static inline void meeting(int64_t start, int64_t step, int64_t size, int64_t count, int64_t *first, int64_t *last) {
-  *first = least(start < 0 ? quotient(-start, step) : 0, count);
-  *last = start < size ? most(least(quotient(size - start, step), count), *first) : *first;
-}
-
 /* One sum in full, number by number: where x or y hold an infinity, zeros that were laid beside it are not harmless;
  * and where windows reach far, there would be little but zeros. */
 static float plainly(const Job *j, int64_t index) {
   const Correlation *at = j->at;
+  const int64_t *s = at->strides;
   int64_t start[3], first[3], last[3], rest = index;
   for (int i = 2; i >= 0; i--) {
     start[i] = rest % at->kernel[i] * at->dilations[i] - at->pads[i], rest /= at->kernel[i];
-    meeting(start[i], at->strides[i], at->size[i], at->out[i], &first[i], &last[i]);
+    first[i] = least(start[i] < 0 ? quotient(-start[i], s[i]) : 0, at->out[i]); /* from here on windows meet x */
+    last[i] = start[i] < at->size[i] ? most(least(quotient(at->size[i] - start[i], s[i]), at->out[i]), first[i]) : first[i];
   }
-  const int64_t c = rest % at->c, channel = rest / at->c, g = channel / at->m, *s = at->strides;
+  const int64_t c = rest % at->c, channel = rest / at->c, g = channel / at->m;
   float sum = 0;
   for (int64_t n = 0; n < at->images; n++)
     for (int64_t o = first[0]; o < last[0]; o++)
@@ -245,8 +229,6 @@ static void mend(void *data, int64_t from, int64_t to) {
   for (int64_t k = from; k < to; k++)
     if (j->is_plain || !isfinite(j->out[k])) j->out[k] = plainly(j, k);
 }
-
-/* --- the plan ----------------------------------------------------------------------------------------------------- */
 
 /* How the work is cut: by the sizes alone. Whether it can be laid out. */
 static int plan(Job *j) {
@@ -314,8 +296,6 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
   parallel_ranges(call, all, j.is_plain ? 1 : FINISHED, mend, &j);
 }
 
-/* --- the operator ------------------------------------------------------------------------------------------------- */
-
 static void read(Attributes *from, void *settings) {
   Correlation *s = settings;
   s->groups = attribute_int(from, "group");
@@ -369,5 +349,4 @@ static void compute(Call *call, const void *settings) {
 
 const Kernel convolution_kernels[] = {
     {"ConvWeightGrad", "ff", "f", sizeof(Correlation), read, compute},
-    {0},
-};
+    {0}};

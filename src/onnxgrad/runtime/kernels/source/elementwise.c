@@ -7,12 +7,9 @@
  *
  * Shapes are those of the run: the shape of a result is what its operands broadcast to, or that without the axes over
  * which it is a sum. Where results are of different shapes, the program runs once for each, with the steps that lead to
- * it. `elementwise_double.c` is this file for doubles.
- */
+ * it. `elementwise_double.c` is this file for doubles. */
 #include "operations.h"
 #include "reductions.h"
-#include "shapes.h"
-#include "spread.h"
 
 /* Numbers of all registers, and of a register; the shortest rows that tiles are cut from; operands and results. */
 enum { ROOM = 32768 / sizeof(real), TILE = 4096 / sizeof(real), ROW = TILE / 4, GIVEN = 28, MADE = 16, APART = 8192 };
@@ -143,7 +140,6 @@ static void tiles_of(const Job *job, int piece, int64_t from, int64_t end) {
 
 static void tiles(void *data, int64_t from, int64_t to) { tiles_of(data, 0, from, to); }
 
-/* One of the pieces that have sums. */
 static void piece_of(void *data, size_t index) {
   const Job *job = data;
   const Pieces *all = &job->pieces;
@@ -156,14 +152,11 @@ static void piece_of(void *data, size_t index) {
     tiles_of(job, piece, slice * all->size + all->from[piece], slice * all->size + all->from[piece + 1]);
 }
 
-/* What the operands of the bits `needs` broadcast to. */
 static Shape shape_of_result(Call *call, const Shape *shapes, uint32_t needs) {
   Shape shape = {.rank = 0, .count = 1};
   for (int i = 0; i < GIVEN; i++)
     if (needs >> i & 1 && !broadcast(&shape, &shapes[i])) fail(call, "Elementwise: operands do not broadcast");
-  for (size_t k = 0; k < shape.rank && !call->failed; k++)
-    if (__builtin_mul_overflow(shape.count, shape.dims[k], &shape.count) || shape.count > MOST_NUMBERS)
-      fail(call, "Elementwise: a result is too large");
+  count_numbers(call, &shape);
   return shape;
 }
 
@@ -199,12 +192,13 @@ static void fold(Job *job, const Shape *shape, const Shape *shapes, uint32_t loa
     kept[r] = without_axes(shape, job->program->step[job->settings->sums[r]].at[2], STAY);
     strides[many] = job->sums[r].strides, of[many++] = &kept[r];
   }
-  axes->count = 0;
+  axes->count = 1, axes->dims[0] = 1;
+  for (size_t i = 0; i < many; i++) strides[i][0] = 0;
   for (size_t axis = 0; axis < shape->rank; axis++) {
     if (shape->dims[axis] == 1) continue;
-    const size_t k = axes->count++;
+    const size_t k = axes->count;
     axes->dims[k] = shape->dims[axis];
-    int one = k > 0;
+    int one = 1;
     for (size_t i = 0; i < many; i++) {
       int64_t stride = 1;
       const size_t missing = shape->rank - of[i]->rank;
@@ -212,14 +206,10 @@ static void fold(Job *job, const Shape *shape, const Shape *shapes, uint32_t loa
       strides[i][k] = axis < missing || of[i]->dims[axis - missing] == 1 ? 0 : stride;
       one = one && strides[i][k - 1] == strides[i][k] * axes->dims[k];
     }
-    if (!one) continue;
-    axes->count--;
+    axes->count += !one && axes->dims[k - 1] > 1;
+    if (axes->count > k) continue;
     axes->dims[k - 1] *= axes->dims[k];
     for (size_t i = 0; i < many; i++) strides[i][k - 1] = strides[i][k];
-  }
-  if (!axes->count) {
-    axes->dims[axes->count++] = 1;
-    for (size_t i = 0; i < many; i++) strides[i][0] = 0;
   }
 }
 
@@ -344,7 +334,7 @@ static void compute(Call *call, const void *settings) {
     }
     const Step *step = &s->program.step[s->sums[r]];
     if (step->at[2] >> of[r].rank) fail(call, "Elementwise: a sum is over more axes than there are");
-    const Shape shape = without_axes(&of[r], step->at[2], step->at[3]);
+    Shape shape = without_axes(&of[r], step->at[2], step->at[3]);
     results[r] = output(call, r, &shape);
     if (call->failed || !shape.count) results[r] = NULL;
     sums[r].out = (real *)results[r];
@@ -371,5 +361,4 @@ const Kernel elementwise_kernels[] = {
     {.name = "Elementwise", .inputs = "FFFFFFFFFFFFFFFFIIIIUUUUBBBB", .outputs = "FFFFFFFFIIUUUUBB",
 #endif
      .settings = sizeof(Settings), .read = read, .compute = compute},
-    {0},
-};
+    {0}};

@@ -1,8 +1,7 @@
 /* What an elementwise program can do: on floats and int32, or, in files that define DOUBLE, on doubles and int64.
  *
  * Numbers that the standard rounds once are rounded once (+ - * / sqrt). Each number is the same wherever it lies in
- * memory: the last, shorter vector goes through the same instructions.
- */
+ * memory: the last, shorter vector goes through the same instructions. */
 #ifndef ONNXGRAD_ELEMENTWISE_H
 #define ONNXGRAD_ELEMENTWISE_H
 
@@ -34,15 +33,12 @@ INLINE lanes sigmoid_lanes(lanes x) {
 
 INLINE lanes softplus_lanes(lanes x) { return at_least(x, 0.0f) + log1p_lanes(exp_lanes(-magnitude(x))); }
 
-/* --- operations ------------------------------------------------------------------------------------------------------
- *
- * A register holds the bits of a number for each element: a float, an integer, or all bits or none for true or false.
+/* A register holds the bits of a number for each element: a float, an integer, or all bits or none for true or false.
  * X(name, how many operands it has, kind of loop, result for operands x, y, z)
  *
- * REAL, WHOLE, NATURAL: numbers one by one, of floats, integers and those without a sign, which the compiler makes vectors of: what is
- * exact is the same there. REAL_MASK and so on give true or false. VECTOR: on vectors. TURN: as
- * `turned` is.
- */
+ * REAL, WHOLE, NATURAL: numbers one by one, of floats, integers and those without a sign, which the compiler makes
+ * vectors of: what is exact is the same there. REAL_MASK and so on give true or false. VECTOR: on vectors. TURN: as
+ * `turned` is. */
 enum { BITS = 8 * sizeof(natural) };
 #define OPERATIONS(X)                                                   \
   X(ADD, 2, REAL, x + y)                                                \

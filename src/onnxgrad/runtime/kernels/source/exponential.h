@@ -1,17 +1,10 @@
 /* Functions of vectors of floats that take more than an instruction.
  *
  * exp, log, erf, tanh and sigmoid are within two units in the last place, and right at infinities, NaN and denormals.
- * Polynomials: minimax fits of the relative error, made for these intervals.
- */
+ * Polynomials: minimax fits of the relative error, made for these intervals. */
 #ifndef ONNXGRAD_EXPONENTIAL_H
 #define ONNXGRAD_EXPONENTIAL_H
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
 
 #include "lanes.h"
 

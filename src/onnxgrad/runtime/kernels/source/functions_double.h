@@ -1,8 +1,7 @@
 /* Functions of vectors of doubles that take more than an instruction, within two units in the last place.
  *
  * exp, log, tanh, erf up to 1: the rational approximations of Cephes (Moshier 1989). sin, cos: the polynomials and the
- * splitting of pi of fdlibm (Sun 1993). erf from 1 on: Cody (1969), see `double_erf.py`.
- */
+ * splitting of pi of fdlibm (Sun 1993). erf from 1 on: Cody (1969), see `double_erf.py`. */
 #ifndef ONNXGRAD_FUNCTIONS_DOUBLE_H
 #define ONNXGRAD_FUNCTIONS_DOUBLE_H
 #include <math.h>

@@ -1,9 +1,10 @@
 /* The micro-kernel of all products of matrices (see gemm.h). */
 #include "gemm.h"
 
-#include <string.h>
-
-enum { AHEAD = 6 /* rows that are asked for before they are copied: they are short and far from each other */ };
+enum {
+  AHEAD = 6,       /* rows that are asked for before they are copied: they are short and far from each other */
+  PACKED = 1 << 14 /* numbers that are worth a thread */
+};
 
 /* Sums of one column of a and one row of b. Compilers would keep more than these two places, and run out of registers. */
 #define ADD(set)                                                                                                       \
@@ -127,8 +128,6 @@ void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, 
                  float *to) {
   if (along == 1 && width == COLUMNS) {
     pack_rows(from, down, depth, columns, COLUMNS, to);
-  } else if (along == 1 && width == ROWS) {
-    pack_rows(from, down, depth, columns, ROWS, to);
   } else if (along == 1) {
     pack_rows(from, down, depth, columns, width, to);
   } else {
@@ -149,4 +148,22 @@ void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, 
         for (int64_t c = 0; c < width; c++) to[k * width + c] = c < there ? from[k * down + c * along] : 0;
     }
   }
+}
+
+typedef struct {
+  const float *from;
+  float *to;
+  int64_t depth, columns, turned;
+} Packing;
+
+static void pack(void *data, int64_t from, int64_t to) {
+  const Packing *j = data;
+  const int64_t down = j->turned ? 1 : j->columns, along = j->turned ? j->depth : 1, first = from * COLUMNS;
+  pack_panels(j->from + first * along, down, along, j->depth, least(to * COLUMNS, j->columns) - first, COLUMNS,
+              j->to + first * j->depth);
+}
+
+void pack_matrix(Call *call, const float *from, int64_t depth, int64_t columns, int64_t turned, float *to) {
+  Packing job = {from, to, depth, columns, turned};
+  parallel_ranges(call, quotient(columns, COLUMNS), most(PACKED / (depth * COLUMNS), 1), pack, &job);
 }

@@ -7,8 +7,7 @@
  * the sum. Columns are whole vectors in b, of which the last may be cut off in `add` and c.
  *
  * To multiply by rows of `n` numbers beside each other: .panel = COLUMNS, .b_step = {0, 0, n}, where n is a multiple of
- * LANES. By panels that `pack_panels` has laid out: .panel = depth * COLUMNS, .b_step = {0, 0, COLUMNS}.
- */
+ * LANES. By panels that `pack_panels` has laid out: .panel = depth * COLUMNS, .b_step = {0, 0, COLUMNS}. */
 #ifndef ONNXGRAD_GEMM_H
 #define ONNXGRAD_GEMM_H
 
@@ -36,10 +35,21 @@ typedef struct {
 
 void gemm(const Product *);
 
+/* a b of `depth` columns and rows, added to c or in its place: numbers of a row of a are `along` apart, rows of b `down`,
+ * its panels `panel`. */
+INLINE void multiply_matrices(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t row, int64_t along,
+                              const float *b, int64_t down, int64_t panel, float *c, int64_t pitch, int adds) {
+  gemm(&(Product){.a = a, .b = b, .c = c, .add = adds ? c : NULL, .rows = rows, .columns = columns,
+                  .count = {1, 1, depth}, .a_step = {0, 0, along}, .b_step = {0, 0, down}, .down = row,
+                  .panel = panel, .add_pitch = pitch, .c_pitch = pitch});
+}
+
 INLINE int64_t rounded(int64_t n) { return quotient(n, LANES) * LANES; }
 
 /* `depth` rows of `columns` numbers, from[row * down + column * along], as panels of `width` columns with zeros behind the
  * last: [panel][row][width]. */
 void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, int64_t columns, int64_t width, float *to);
+/* The same of a matrix, or of its transpose that is `turned`, into panels of COLUMNS, by all threads. */
+void pack_matrix(Call *, const float *from, int64_t depth, int64_t columns, int64_t turned, float *to);
 
 #endif

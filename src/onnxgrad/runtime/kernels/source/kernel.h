@@ -27,8 +27,7 @@
  * dimensions is at most `MOST_NUMBERS` (zeros among them apart); products over several tensors may not fit an int64.
  *
  * The numbers are those of the graph that the kernel stands for, NaN and infinities included. Work is divided by
- * `parallel`, among the threads that the session has; kernels start none.
- */
+ * `parallel`, among the threads that the session has; kernels start none. */
 #ifndef ONNXGRAD_KERNEL_H
 #define ONNXGRAD_KERNEL_H
 
@@ -90,8 +89,10 @@ const void *input(Call *, size_t index);
 Shape shape_of(Call *, size_t index);
 /* How many results the node has, those that nobody reads among them. */
 size_t output_count_of(Call *);
-/* NULL where nobody reads it. */
-void *output(Call *, size_t index, const Shape *);
+/* The product of the dimensions, as `count`; fails where it is too large. */
+void count_numbers(Call *, Shape *);
+/* NULL where nobody reads it. Counts the numbers of its shape. */
+void *output(Call *, size_t index, Shape *);
 /* Memory for `count` things of `size` bytes, the kernel's until the end of the run; from the arena of the session, so
  * not cleared. */
 void *scratch(Call *, int64_t count, size_t size);

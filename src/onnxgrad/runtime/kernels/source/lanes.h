@@ -31,6 +31,11 @@ typedef VECTOR_OF(natural, LANES) lanes_bits;
 #define JOINED(a, b) a##b
 #define NUMBERED(name, n) JOINED(name, n)
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
 
 INLINE lanes lanes_of(real x) { return x - (lanes){0}; }
 

@@ -19,8 +19,6 @@ enum { INTERFACE_VERSION = 18 };
 TABLES(DECLARED)
 static const Kernel *const tables[] = {TABLES(LISTED)};
 
-/* --- what a kernel calls ------------------------------------------------------------------------------------------ */
-
 static void failing(OrtStatus **first, const OrtApi *table, OrtStatus *status) {
   if (status && *first)
     table->ReleaseStatus(status);
@@ -96,15 +94,19 @@ Shape shape_of(Call *call, size_t index) {
   else if (!call->failed)
     ASK(call, GetDimensions, info, shape.dims, shape.rank);
   call->table->ReleaseTensorTypeAndShapeInfo(info);
-  int64_t others = 1; /* the product without zeros: an empty tensor may have dimensions of any size */
-  shape.count = 1;
-  for (size_t i = 0; i < shape.rank && !call->failed; i++) {
-    const int64_t dim = shape.dims[i];
-    if (dim < 0 || (dim && __builtin_mul_overflow(others, dim, &others)) || others > MOST_NUMBERS)
-      fail(call, "a tensor has more numbers than the kernels of onnxgrad count");
-    shape.count = dim && shape.count ? others : 0;
-  }
+  if (!call->failed) count_numbers(call, &shape);
   return shape;
+}
+
+void count_numbers(Call *call, Shape *shape) {
+  int64_t others = 1; /* the product without zeros: an empty tensor may have dimensions of any size */
+  shape->count = 1;
+  for (size_t i = 0; i < shape->rank; i++) {
+    const int64_t dim = shape->dims[i];
+    if (dim < 0 || (dim && __builtin_mul_overflow(others, dim, &others)) || others > MOST_NUMBERS)
+      fail(call, "a tensor has more numbers than the kernels of onnxgrad count"), others = 0;
+    shape->count = dim && shape->count ? others : 0;
+  }
 }
 
 size_t output_count_of(Call *call) {
@@ -113,8 +115,9 @@ size_t output_count_of(Call *call) {
   return call->failed ? 0 : count;
 }
 
-void *output(Call *call, size_t index, const Shape *shape) {
+void *output(Call *call, size_t index, Shape *shape) {
   OrtValue *value = NULL;
+  count_numbers(call, shape);
   if (!call->failed) ASK(call, KernelContext_GetOutput, call->context, index, shape->dims, shape->rank, &value);
   if (!value && required(call->kernel->outputs, index)) fail(call, "a result of a kernel of onnxgrad is missing");
   return data_of(call, value);
@@ -186,8 +189,6 @@ void parallel_spaces(Call *call, int64_t pieces, int64_t numbers, void (*body)(v
   if (pieces > 0) parallel(call, (size_t)pieces, one_space, &spaces);
 }
 
-/* --- what ONNX Runtime calls -------------------------------------------------------------------------------------- */
-
 typedef struct {
   OrtCustomOp callbacks; /* first: a pointer to it is one to this */
   const Kernel *kernel;
@@ -212,7 +213,8 @@ static ONNXTensorElementDataType element(char letter) {
       ['d'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE, ['b'] = ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL}; /* of *: undefined */
   return types[letter | 32];
 }
-static OrtCustomOpInputOutputCharacteristic characteristic(char letter) {
+typedef OrtCustomOpInputOutputCharacteristic Characteristic;
+static Characteristic characteristic(char letter) {
   return letter == '*' ? INPUT_OUTPUT_VARIADIC : letter & 32 ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
 }
 
@@ -220,12 +222,8 @@ static ONNXTensorElementDataType input_type(const OrtCustomOp *op, size_t i) { r
 static ONNXTensorElementDataType output_type(const OrtCustomOp *op, size_t i) { return element(kernel_of(op)->outputs[i]); }
 static size_t input_count(const OrtCustomOp *op) { return strlen(kernel_of(op)->inputs); }
 static size_t output_count(const OrtCustomOp *op) { return strlen(kernel_of(op)->outputs); }
-static OrtCustomOpInputOutputCharacteristic input_kind(const OrtCustomOp *op, size_t i) {
-  return characteristic(kernel_of(op)->inputs[i]);
-}
-static OrtCustomOpInputOutputCharacteristic output_kind(const OrtCustomOp *op, size_t i) {
-  return characteristic(kernel_of(op)->outputs[i]);
-}
+static Characteristic input_kind(const OrtCustomOp *op, size_t i) { return characteristic(kernel_of(op)->inputs[i]); }
+static Characteristic output_kind(const OrtCustomOp *op, size_t i) { return characteristic(kernel_of(op)->outputs[i]); }
 /* What is the same of all: the processor's memory, no operands of any number, versions. */
 static OrtMemType memory_type(const OrtCustomOp *op, size_t i) { return (void)op, (void)i, OrtMemTypeDefault; }
 static int zero(const OrtCustomOp *op) { return (void)op, 0; }
@@ -279,26 +277,12 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
 }
 
 static const OrtCustomOp callbacks = {
-    .version = INTERFACE_VERSION,
-    .GetName = get_name,
-    .GetExecutionProviderType = get_provider,
-    .GetInputType = input_type,
-    .GetInputTypeCount = input_count,
-    .GetOutputType = output_type,
-    .GetOutputTypeCount = output_count,
-    .KernelDestroy = destroy,
-    .GetInputCharacteristic = input_kind,
-    .GetOutputCharacteristic = output_kind,
-    .GetInputMemoryType = memory_type,
-    .GetVariadicInputMinArity = zero,
-    .GetVariadicInputHomogeneity = zero,
-    .GetVariadicOutputMinArity = zero,
-    .GetVariadicOutputHomogeneity = zero,
-    .CreateKernelV2 = create,
-    .KernelComputeV2 = compute,
-    .GetStartVersion = start_version,
-    .GetEndVersion = end_version,
-};
+    .version = INTERFACE_VERSION, .GetName = get_name, .GetExecutionProviderType = get_provider,
+    .GetInputType = input_type, .GetInputTypeCount = input_count, .GetInputCharacteristic = input_kind,
+    .GetOutputType = output_type, .GetOutputTypeCount = output_count, .GetOutputCharacteristic = output_kind,
+    .GetVariadicInputMinArity = zero, .GetVariadicInputHomogeneity = zero, .GetVariadicOutputMinArity = zero,
+    .GetVariadicOutputHomogeneity = zero, .GetInputMemoryType = memory_type, .GetStartVersion = start_version,
+    .GetEndVersion = end_version, .CreateKernelV2 = create, .KernelComputeV2 = compute, .KernelDestroy = destroy};
 
 static OrtStatus *fill(OrtCustomOpDomain *domain) {
 #ifdef _WIN32

@@ -9,10 +9,8 @@
  * where s and the last two are of a channel, of the channels of a group, or of a column. A group is runs of numbers that
  * lie side by side, and is most likely near the processor after the first pass over it. Where the output of a ReLU y is
  * given, g counts only where y is positive. The last two are added up by images or bands of rows, and these in double at
- * the end, in their order.
- */
+ * the end, in their order. */
 #include <math.h>
-#include <string.h>
 
 #include "moments.h"
 
@@ -28,9 +26,9 @@ typedef struct {
   Numbers n;
   const float *mean, *spread, *scale, *bias; /* spread: a variance; of rows r */
   float *out, *d_scale, *d_bias, epsilon;
-  float *means, *variances, *columns[3]; /* y as (x - centre) * gain + shift, by channel, `repeats` times each */
+  float *means, *variances, *columns[3]; /* y as (x - centre) * gain + shift, by channel */
   float *sums; /* of r*g*d, and of g: of all channels or columns, by part */
-  int64_t images, groups, channels, plane, repeats; /* channels of a group of one image */
+  int64_t images, groups, channels, plane; /* channels of a group of one image */
   int64_t parts, all, band, rows;
   int across, by_row, per_channel; /* whether a group is of all images, or a row; a scale for each channel */
 } Job;
@@ -54,7 +52,6 @@ static Group group_of(const Job *j, int64_t index) {
   return group;
 }
 
-/* The scale or bias of a run. */
 INLINE int64_t parameter_of(const Job *j, const Group *group, int64_t run) {
   return j->across || !j->per_channel ? group->number : group->number * j->channels + run;
 }
@@ -62,21 +59,15 @@ INLINE int64_t parameter_of(const Job *j, const Group *group, int64_t run) {
 /* u * a + d * b + c, or without u, of a run. */
 INLINE void give(const int kind, const Job *j, int64_t from, float mean, float a, float b, float c) {
   const lanes means = lanes_of(mean), as = lanes_of(a), bs = lanes_of(b), cs = lanes_of(c);
-#define GIVEN(k, some)                                                                    \
-  do {                                                                                    \
-    const lanes d = lanes_read(j->n.x + from + (k), some, 0) - means;                               \
-    const lanes more = kind ? numbers_of(kind, &j->n, from, k, some, d) * as + d * bs : d * bs;    \
-    lanes_write(j->out + from + (k), some, more + cs);                                    \
+#define GIVEN(some)                                                                             \
+  do {                                                                                         \
+    const lanes d = lanes_read(j->n.x + from + k, some, 0) - means;                            \
+    const lanes more = kind ? numbers_of(kind, &j->n, from, k, some, d) * as + d * bs : d * bs; \
+    lanes_write(j->out + from + k, some, more + cs);                                           \
   } while (0)
-  int64_t k = 0;
-  for (; k + LANES <= j->plane; k += LANES) GIVEN(k, LANES);
-  if (k < j->plane) GIVEN(k, j->plane - k);
-}
-
-static void give_columns(const Job *j, int64_t at, float mean, float gain, float shift) {
-  const float numbers[] = {mean, gain, shift};
-  for (int i = 0; i < 3; i++)
-    for (int64_t k = at * j->repeats; k < (at + 1) * j->repeats && j->columns[i]; k++) j->columns[i][k] = numbers[i];
+  int64_t k = 0; /* two loops: compilers do not split one with the same condition throughout */
+  for (; k + LANES <= j->plane; k += LANES) GIVEN(LANES);
+  if (k < j->plane) GIVEN(j->plane - k);
 }
 
 static void forward(void *data, int64_t from, int64_t to) {
@@ -86,11 +77,11 @@ static void forward(void *data, int64_t from, int64_t to) {
     if (j->means) j->means[index] = group.mean;
     if (j->variances) j->variances[index] = group.variance;
     for (int64_t run = 0; run < group.runs; run++) {
-      const int64_t at = parameter_of(j, &group, run);
-      const float gain = j->scale[at] * group.r;
-      if (!j->across || !run)
-        give_columns(j, j->across ? index : index * j->channels + run, group.mean, gain, j->bias[at]);
-      if (j->out) give(0, j, group.first + run * group.stride, group.mean, 0, gain, j->bias[at]);
+      const int64_t at = parameter_of(j, &group, run), channel = j->across ? index : index * j->channels + run;
+      const float column[] = {group.mean, j->scale[at] * group.r, j->bias[at]};
+      for (int i = 0; i < 3; i++)
+        if (j->columns[i]) j->columns[i][channel] = column[i];
+      if (j->out) give(0, j, group.first + run * group.stride, column[0], 0, column[1], column[2]);
     }
   }
 }
@@ -169,37 +160,26 @@ static void total(void *data, int64_t from, int64_t to) {
   }
 }
 
-/* --- kernels ------------------------------------------------------------------------------------------------------ */
-
 enum { BATCH = -1, ROWS = -2 };
 
 typedef struct {
   int64_t groups; /* of an image; 0 for as many as channels, or of the batch, or rows */
   float epsilon;
-  int64_t spread, rank; /* of the columns: x is a view of that many times as many channels, and of that rank */
-  int64_t axis;         /* of rows: the first one */
+  int64_t axis; /* of rows: the first one */
 } Settings;
 
 static void read_batch(Attributes *from, void *settings) {
-  *(Settings *)settings = (Settings){BATCH, attribute_float(from, "epsilon"), 1, 0, 0};
+  *(Settings *)settings = (Settings){BATCH, attribute_float(from, "epsilon"), 0};
 }
 
 static void read_rows(Attributes *from, void *settings) {
-  *(Settings *)settings = (Settings){ROWS, 0, 1, 0, attribute_int(from, "axis")};
-}
-
-static void read_grad(Attributes *from, void *settings) {
-  const int64_t groups = attribute_int(from, "groups");
-  *(Settings *)settings = (Settings){groups, attribute_float(from, "epsilon"), 1, 0, 0};
-  if (groups < 0) attributes_fail(from, "GroupNorm: there are no such groups");
+  *(Settings *)settings = (Settings){ROWS, 0, attribute_int(from, "axis")};
 }
 
 static void read(Attributes *from, void *settings) {
-  Settings *s = settings;
-  read_grad(from, settings);
-  s->spread = attribute_int(from, "spread");
-  s->rank = attribute_int(from, "rank");
-  if (s->spread < 1 || s->rank < 2 || s->rank > MOST_DIMS) attributes_fail(from, "GroupNorm: there is no such view");
+  const int64_t groups = attribute_int(from, "groups");
+  *(Settings *)settings = (Settings){groups, attribute_float(from, "epsilon"), 0};
+  if (groups < 0) attributes_fail(from, "GroupNorm: there are no such groups");
 }
 
 /* How x is divided; 0 where the scale does not fit. */
@@ -207,7 +187,7 @@ static int divided(Job *j, const Settings *s, const Shape *x, const Shape *scale
   const size_t axis = s->groups == ROWS ? (size_t)s->axis : 2;
   if (s->axis < 0 || axis + (s->groups == ROWS) > x->rank) return 0;
   j->across = s->groups == BATCH, j->by_row = s->groups == ROWS;
-  j->epsilon = s->epsilon, j->repeats = s->spread, j->plane = 1;
+  j->epsilon = s->epsilon, j->plane = 1;
   for (size_t i = axis; i < x->rank; i++)
     if (__builtin_mul_overflow(j->plane, x->dims[i], &j->plane) && x->count) return 0;
   if (j->by_row) {
@@ -244,18 +224,14 @@ static void each_group(Call *call, Job *j, void (*body)(void *, int64_t, int64_t
 /* (x, scale, bias) to y, of a batch also to (mean, variance), and to the columns, which make y of x */
 static void compute(Call *call, const void *settings) {
   const Settings *s = settings;
-  const Shape x = shape_of(call, 0), scale = shape_of(call, 1), bias = shape_of(call, 2);
+  Shape x = shape_of(call, 0), scale = shape_of(call, 1), bias = shape_of(call, 2);
   Job j = {.n = {.x = input(call, 0)}, .scale = input(call, 1), .bias = input(call, 2)};
   if (call->failed) return;
   const int sound = divided(&j, s, &x, &scale) && same_shape(&scale, &bias);
   if (refused(call, !sound, "BatchNorm, GroupNorm: operands do not belong together")) return;
-  Shape column = {.rank = j.across ? x.rank - 1 : (size_t)s->rank, .dims = {j.across ? x.dims[1] : x.dims[0]}};
-  for (size_t i = 1; i < column.rank; i++) column.dims[i] = 1;
-  column.count = column.dims[0];
-  if (!j.across && (__builtin_mul_overflow(x.dims[1], s->spread, &column.dims[1]) ||
-                    __builtin_mul_overflow(column.dims[0], column.dims[1], &column.count) || column.count > MOST_NUMBERS))
-    fail(call, "GroupNorm: a view has too many channels");
-  if (call->failed) return;
+  const size_t first = j.across; /* axis of the columns */
+  Shape column = {.rank = x.rank - first};
+  for (size_t i = 0; i < column.rank; i++) column.dims[i] = first + i < 2 ? x.dims[first + i] : 1;
   j.out = output(call, 0, &x);
   if (j.across) j.means = output(call, 1, &scale), j.variances = output(call, 2, &scale);
   for (size_t i = 0; i < 3; i++) {
@@ -270,7 +246,7 @@ static void compute(Call *call, const void *settings) {
 static void compute_grad(Call *call, const void *settings) {
   const Settings *s = settings;
   const size_t at = s->groups < 0 ? 4 : 2;
-  const Shape g = shape_of(call, 0), x = shape_of(call, 1), scale = shape_of(call, at);
+  Shape g = shape_of(call, 0), x = shape_of(call, 1), scale = shape_of(call, at);
   Job j = {.n = {.g = input(call, 0), .x = input(call, 1)}, .scale = input(call, at)};
   j.n.s = j.scale;
   if (call->failed) return;
@@ -298,7 +274,6 @@ const Kernel normalization_kernels[] = {
     {"BatchNorm", "fff", "FFFFFF", sizeof(Settings), read_batch, compute},
     {"BatchNormGrad", "ffFFfF", "FFF", sizeof(Settings), read_batch, compute_grad},
     {"GroupNorm", "fff", "FFFF", sizeof(Settings), read, compute},
-    {"GroupNormGrad", "fff", "FFF", sizeof(Settings), read_grad, compute_grad},
+    {"GroupNormGrad", "fff", "FFF", sizeof(Settings), read, compute_grad},
     {"LayerNormGrad", "fffff", "FFF", sizeof(Settings), read_rows, compute_grad},
-    {0},
-};
+    {0}};

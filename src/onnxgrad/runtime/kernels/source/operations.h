@@ -1,12 +1,6 @@
 /* The operations of programs, as loops; each type of numbers has them once. */
 #include "program.h"
 
-#ifdef __clang__
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
 #define ONE_BY_ONE(name, operands, source, result, value)                                          \
   INLINE void each_##name(const int single, void *to, const void *from_x, const void *from_y, const void *from_z, \
                           int64_t count) {                                                         \
@@ -56,5 +50,4 @@ OPERATIONS(DEFINED)
 const Operation elementwise_operations[] = {
 #define LISTED(name, operands, kind, value) {run_##name, operands},
     OPERATIONS(LISTED)
-#undef LISTED
 };

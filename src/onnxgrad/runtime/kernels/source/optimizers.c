@@ -2,21 +2,17 @@
  * is that of picking rows, rows are added up on the way; `GatherGrad` is that alone.
  *
  * Every product and sum is rounded by itself, in the order of the operators, so the results are the same to the last
- * bit: contraction to fused multiply-adds is off in this file. Memory is what takes the time.
- */
+ * bit: contraction to fused multiply-adds is off in this file. Memory is what takes the time. */
 
 #include <math.h>
-#include <string.h>
 
 #include "kernel.h"
 #include "lanes.h"
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
 #pragma GCC optimize("fp-contract=off", "no-math-errno", "no-trapping-math")
-#define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 /* Elements that are worth a thread; elements of a block. */
@@ -161,8 +157,7 @@ static int64_t unit_of(const Picked *p, int64_t count) {
  * element i, with scalars s and constants k.
  *
  * Results are made in a small block and go to memory from there, as they may take the place of what they are computed
- * from.
- */
+ * from. */
 #define OPTIMIZER(name, states, scalars, constants, still, ...)                                       \
   static void name##_range(void *data, int64_t from, int64_t to) {                                    \
     const Run *run = data;                                                                            \
@@ -270,5 +265,4 @@ const Kernel optimizer_kernels[] = {
     {.name = "RMSPropCentered", .inputs = "ffffFFFfL*", .outputs = "fff", .compute = rmsprop_centered},
     {.name = "RMSPropCenteredMoving", .inputs = "fffffFFFfL*", .outputs = "ffff", .compute = rmsprop_both},
     {.name = "Lion", .inputs = "fffFFFfL*", .outputs = "ff", .compute = lion},
-    {0},
-};
+    {0}};

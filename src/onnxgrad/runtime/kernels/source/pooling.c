@@ -1,9 +1,5 @@
 /* The cotangent of MaxPool over two axes: g goes to the first of the largest numbers of each window; a NaN is largest,
- * and of several the last. With a ReLU before or after, nothing goes to a largest number that is not positive.
- */
-#include <math.h>
-#include <string.h>
-
+ * and of several the last. With a ReLU before or after, nothing goes to a largest number that is not positive. */
 #include "kernel.h"
 #include "lanes.h"
 
@@ -129,16 +125,15 @@ static void read(Attributes *from, void *settings) {
   s->relu = attribute_int(from, "relu");
 }
 
-/* (g, x) */
 static void compute(Call *call, const void *settings) {
   const Settings *s = settings;
-  const Shape small = shape_of(call, 0), big = shape_of(call, 1);
+  Shape small = shape_of(call, 0), big = shape_of(call, 1);
   int sound = big.rank == 4 && small.rank == 4 && big.dims[0] == small.dims[0] && big.dims[1] == small.dims[1];
   for (int i = 0; i < 2; i++)
     sound = sound && s->kernel[i] > 0 && s->kernel[i] < FAR && s->strides[i] > 0 && s->strides[i] < FAR &&
             s->dilations[i] > 0 && s->dilations[i] < FAR && s->pads[i] >= 0 && s->pads[i] < FAR;
   sound = sound && (!big.count || big.dims[2] < ((int64_t)1 << 30) / big.dims[3]);
-  if (!call->failed && !sound) fail(call, "MaxPoolGrad: operands or attributes do not belong together");
+  if (refused(call, !sound, "MaxPoolGrad: operands or attributes do not belong together")) return;
   Job j = {.s = s, .g = input(call, 0), .x = input(call, 1), .out = output(call, 0, &big)};
   if (call->failed || !big.count) return;
   if (!small.count) {
@@ -151,5 +146,4 @@ static void compute(Call *call, const void *settings) {
 
 const Kernel pooling_kernels[] = {
     {"MaxPoolGrad", "ff", "f", sizeof(Settings), read, compute},
-    {0},
-};
+    {0}};

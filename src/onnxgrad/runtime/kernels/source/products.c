@@ -5,8 +5,7 @@
  * whole, once. Left operands, and the right ones of sums over rows, are read where they are: each row of a tile is read
  * as a whole there. Sums over many rows are divided too, and their parts added in order. A cotangent may be added to a
  * running sum, in its memory. How anything is divided depends on the sizes alone, so the numbers are the same for every
- * number of threads.
- */
+ * number of threads. */
 #include "gemm.h"
 #include "sums.h"
 
@@ -20,8 +19,8 @@ enum {
 };
 
 typedef struct {
-  const float *x, *w, *bias; /* [m, k] or turned [k, m]; [k, n] or turned [n, k] */
-  float *out, *panels;
+  const float *x, *w, *bias, *panels; /* [m, k] or turned [k, m]; [k, n] or turned [n, k] */
+  float *out;
   int64_t m, n, k;
   int64_t left, right, relu; /* whether operands are turned */
   int64_t adds;              /* whether `out` is added to */
@@ -29,13 +28,6 @@ typedef struct {
   int64_t down, across, deep; /* how many there are */
   int64_t strip;              /* of the sums of a piece */
 } Job;
-
-static void lay(void *data, int64_t from, int64_t to) {
-  const Job *j = data;
-  const int64_t q = from * COLUMNS, columns = least(to * COLUMNS, j->n) - q;
-  pack_panels(j->w + q * (j->right ? j->k : 1), j->right ? 1 : j->n, j->right ? j->k : 1, j->k, columns, COLUMNS,
-              j->panels + q * j->k);
-}
 
 /* Whether the right operand is read where it is. */
 static int is_direct(const Job *j) { return (j->left || j->m <= FEW) && !j->right && j->n % LANES == 0; }
@@ -69,21 +61,6 @@ static void piece(void *data, int64_t index, float *space) {
     gemm(&p);
     k += depth;
   } while (k < last);
-}
-
-typedef struct {
-  const float *parts;
-  float *out;
-  int64_t count, deep, adds;
-} Parts;
-
-static void add_up(void *data, int64_t from, int64_t to) {
-  const Parts *j = data;
-  for (int64_t i = from; i < to; i++) {
-    float sum = j->parts[i];
-    for (int64_t d = 1; d < j->deep; d++) sum += j->parts[d * j->count + i];
-    j->out[i] = j->adds ? j->out[i] + sum : sum;
-  }
 }
 
 /* How a product with a left operand that is turned is divided: columns, then rows, then sums, whose parts are added. */
@@ -124,10 +101,10 @@ static void multiply(Call *call, const Settings *s, size_t at) {
       (!j.k && !s->left))
     fail(call, "Product: operands do not belong together");
   j.m = s->left ? x.dims[1] : x.count / most(j.k, 1);
-  if (j.m && j.n > MOST_NUMBERS / j.m) fail(call, "Product: the result has too many numbers");
   Shape shape = x;
   if (s->left) shape.dims[0] = j.m;
-  shape.dims[x.rank - 1] = j.n, shape.count = call->failed ? 0 : j.m * j.n;
+  shape.dims[x.rank - 1] = j.n;
+  count_numbers(call, &shape);
   if (at && !call->failed && (!s->left || j.bias || j.relu || !same_shape(&shape, &sum)))
     fail(call, "Product: a running sum is of something else");
   float *out = j.out = at ? sum_of(call, at) : output(call, 0, &shape);
@@ -139,17 +116,16 @@ static void multiply(Call *call, const Settings *s, size_t at) {
     space = is_direct(&j) ? 0 : (j.width + COLUMNS) * j.strip;
     if (j.deep > 1) j.out = scratch(call, j.deep * shape.count, sizeof(float)), j.adds = 0;
   } else {
-    const int64_t panels = quotient(j.n, COLUMNS);
     j.deep = 1, j.depth = j.strip = j.k;
     j.band = least(16, quotient(j.m, 8 * ROWS)) * ROWS, j.width = 256;
     j.down = quotient(j.m, j.band), j.across = quotient(j.n, j.width);
-    j.panels = is_direct(&j) ? NULL : scratch(call, panels * COLUMNS * j.k, sizeof(float));
-    if (j.panels) parallel_ranges(call, panels, 1, lay, &j);
+    float *panels = is_direct(&j) ? NULL : scratch(call, quotient(j.n, COLUMNS) * COLUMNS * j.k, sizeof(float));
+    if (panels) pack_matrix(call, j.w, j.k, j.n, j.right, panels);
+    j.panels = panels;
   }
   if (call->failed) return;
   parallel_spaces(call, j.down * j.across * j.deep, space, piece, &j);
-  Parts parts = {j.out, out, shape.count, j.deep, at != 0};
-  if (j.deep > 1) parallel_ranges(call, shape.count, 4096, add_up, &parts);
+  if (j.deep > 1) add_parts(call, out, at != 0, j.out, shape.count, j.deep);
 }
 
 static void compute(Call *call, const void *settings) { multiply(call, settings, 0); }

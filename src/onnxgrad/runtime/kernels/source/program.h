@@ -2,8 +2,7 @@
  *
  * A program has values and steps. A value has rows of `width` numbers, and is four integers: kind, width, place, flag. A
  * step is ten: what is done, on how many columns, and four times a value, then four times the column of it that is the
- * first one: where it goes, and what it comes from. Elementwise programs know rows of one number, for each element.
- */
+ * first one: where it goes, and what it comes from. Elementwise programs know rows of one number, for each element. */
 #ifndef ONNXGRAD_PROGRAM_H
 #define ONNXGRAD_PROGRAM_H
 
@@ -22,7 +21,6 @@ enum { REGISTER, CONSTANT, FIXED, RESULT, STATE, SCANNED, SHARED, MATRIX, KINDS 
 enum {
 #define NAMED(name, operands, kind, value) name,
   OPERATIONS(NAMED)
-#undef NAMED
   /* also of one column, to all */
   COPY,
   /* of elements: the axes that are summed over, as bits from the last one on; what becomes of them */

@@ -3,9 +3,7 @@
  * A step reads its slices of some operands and the states, makes products with matrices that are the same for all
  * steps and elementwise operations, and gives the next states and slices of results. As no row reads another one, a few
  * rows go through all steps by themselves: what is between operations stays near the processor, threads wait for nothing, and a
- * matrix is laid out for its products once for all steps.
- *
- */
+ * matrix is laid out for its products once for all steps. */
 #include "gemm.h"
 #include "program.h"
 
@@ -42,7 +40,6 @@ typedef struct {
   int64_t pitch;
 } Rows;
 
-/* A matrix of a product. */
 typedef struct {
   int64_t depth, columns, turned, panels;
 } Matrix;
@@ -51,22 +48,6 @@ static Matrix matrix_of(const Program *p, const Step *s) {
   return (Matrix){s->first[3], s->width, p->value[s->at[3]].flag != 0, quotient(s->width, COLUMNS)};
 }
 
-/* Some panels of a matrix, from `from` to `to`. */
-typedef struct {
-  const Matrix *matrix;
-  const float *from;
-  float *to;
-} Packing;
-
-static void pack(void *data, int64_t from, int64_t to) {
-  const Packing *j = data;
-  const Matrix *m = j->matrix;
-  const int64_t down = m->turned ? 1 : m->columns, along = m->turned ? m->depth : 1;
-  const int64_t columns = least(to * COLUMNS, m->columns) - from * COLUMNS;
-  pack_panels(j->from + from * COLUMNS * along, down, along, m->depth, columns, COLUMNS, j->to + from * m->depth * COLUMNS);
-}
-
-/* Columns of a product, by panels. */
 static void multiply(void *data, int64_t from, int64_t to) {
   Product job = *(const Product *)data;
   job.columns = least(to * COLUMNS, job.columns) - from * COLUMNS;
@@ -131,7 +112,6 @@ static void do_step(const Job *j, const Step *s, float *room, int64_t time, int6
   }
 }
 
-/* Some blocks of rows through all times. */
 static void piece(void *data, size_t i) {
   const Job *j = data;
   const Program *p = j->program;
@@ -194,14 +174,7 @@ static void give_results(Call *call, Job *j) {
     if (v->kind == RESULT) shapes[v->place] = (Shape){.rank = 3, .dims = {j->times, j->rows, v->width}};
   }
   const size_t given = output_count_of(call);
-  for (size_t r = 0; r < given && r < RESULTS && !call->failed; r++) {
-    int64_t count = 1;
-    for (size_t k = 0; k < shapes[r].rank; k++)
-      if (__builtin_mul_overflow(count, shapes[r].dims[k], &count) || count > MOST_NUMBERS)
-        fail(call, "Recurrence: a result is too large");
-    if (call->failed) return;
-    j->result[r] = output(call, r, &shapes[r]);
-  }
+  for (size_t r = 0; r < given && r < RESULTS; r++) j->result[r] = output(call, r, &shapes[r]);
   for (int i = 0; i < p->values && !call->failed; i++)
     if (p->value[i].kind == RESULT && !j->result[p->value[i].place] && j->times && j->rows)
       fail(call, "Recurrence: a result is missing");
@@ -234,8 +207,8 @@ static void compute(Call *call, const void *settings) {
     const Step *s = &p->step[i];
     if (s->code != PRODUCT || j.packed[s->at[3]]) continue;
     const Matrix m = matrix_of(p, s);
-    Packing job = {&m, j.operand[p->value[s->at[3]].place], j.packed[s->at[3]] = packed};
-    parallel_ranges(call, m.panels, m.depth * COLUMNS < 16384 ? 16384 / (m.depth * COLUMNS) : 1, pack, &job);
+    pack_matrix(call, j.operand[p->value[s->at[3]].place], m.depth, m.columns, m.turned, packed);
+    j.packed[s->at[3]] = packed;
     packed += m.panels * m.depth * COLUMNS;
   }
   parallel(call, (size_t)j.pieces, piece, &j);
@@ -244,5 +217,4 @@ static void compute(Call *call, const void *settings) {
 const Kernel recurrence_kernels[] = {
     {.name = "Recurrence", .inputs = "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF", .outputs = "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF",
      .settings = sizeof(Program), .read = read, .compute = compute},
-    {0},
-};
+    {0}};

@@ -1,21 +1,46 @@
-/* Sums at the end of a program: over any axes, added up tile by tile while these are in the cache.
+/* Shapes and axes of a program: operands that are broadcast, and sums at its end, over any axes, which are added up tile by
+ * tile while these are in the cache.
  *
  * What is gone through is cut into pieces, by the sizes alone. Each has sums of its own, in double, and these are added
  * in the order of the pieces: the results are the same for every number of threads. Where the first axis is summed over,
- * and a slice of it is large, a piece is a part of every slice, so that pieces share few results or none.
- */
+ * and a slice of it is large, a piece is a part of every slice, so that pieces share few results or none. */
 #ifndef ONNXGRAD_REDUCTIONS_H
 #define ONNXGRAD_REDUCTIONS_H
 
-#include <string.h>
 
-#include "kernel.h"
-#include "lanes.h"
 #include "moments.h"
 
 /* Axes; pieces at most, numbers of a piece at least, and of a slice that is cut; results that are added up together;
  * what rows are shorter than that are gone through several at a time. */
 enum { AXES = 8, PIECES = 16, PIECE_LEAST = 8192, SLICE_LEAST = 32768, RESULTS_TOGETHER = 1024, SHORT = 64 };
+
+/* What becomes of axes that are summed over. */
+enum { GO, STAY, FLAT, WHAT_BECOMES };
+
+/* `shape` as what it and `other` broadcast to; false where they do not. */
+static inline int broadcast(Shape *shape, const Shape *other) {
+  const size_t rank = shape->rank > other->rank ? shape->rank : other->rank;
+  for (size_t k = 1; k <= rank; k++) { /* from the last axis on, so that none is overwritten that is yet to be read */
+    const int64_t a = k > shape->rank ? 1 : shape->dims[shape->rank - k];
+    const int64_t b = k > other->rank ? 1 : other->dims[other->rank - k];
+    if (a != b && a != 1 && b != 1) return 0;
+    shape->dims[rank - k] = a == 1 ? b : a;
+  }
+  shape->rank = rank;
+  return 1;
+}
+
+/* `shape` without the axes of which `gone` has a bit, from the last one on. */
+static inline Shape without_axes(const Shape *shape, int32_t gone, int32_t becomes) {
+  Shape found = {.rank = 0, .count = 1};
+  for (size_t k = 0; k < shape->rank; k++) {
+    const int goes = gone >> (shape->rank - 1 - k) & 1;
+    if (!goes || becomes == STAY) found.dims[found.rank++] = goes ? 1 : shape->dims[k];
+    if (!goes) found.count *= shape->dims[k];
+  }
+  if (becomes == FLAT) found = (Shape){.rank = 1, .dims = {found.count}, .count = found.count};
+  return found;
+}
 
 /* The axes that are gone through, the last one fastest. */
 typedef struct {
@@ -46,30 +71,65 @@ static inline Place place_in(const Axes *axes, const int64_t *strides, const int
   return place;
 }
 
-/* To the beginning of the next row of the last axis. */
-static inline void next_row(Place *place, const Axes *axes, const int64_t *strides) {
+/* The next of `count` numbers: what is left of a row of the last axis, or whole rows that lie side by side along the one
+ * before, if rows are short. How many rows, of `width` numbers each. */
+static inline int64_t rows_at(const Place *place, const Axes *axes, int64_t count, int64_t *width) {
+  const size_t last = axes->count - 1;
+  *width = least(count, axes->dims[last] - place->at[last]);
+  if (!last || *width < axes->dims[last] || *width >= SHORT) return 1;
+  return least(count / *width, axes->dims[last - 1] - place->at[last - 1]);
+}
+
+/* To the beginning of the row behind these. */
+static inline void next_row(Place *place, const Axes *axes, const int64_t *strides, int64_t rows) {
   const size_t last = axes->count - 1;
   place->offset -= place->at[last] * strides[last], place->at[last] = 0;
-  for (size_t k = last; k-- > 0;) {
-    place->offset += strides[k];
-    if (++place->at[k] < axes->dims[k]) break;
+  for (size_t k = last; k-- > 0; rows = 1) {
+    place->offset += rows * strides[k];
+    if ((place->at[k] += rows) < axes->dims[k]) break;
     place->offset -= axes->dims[k] * strides[k], place->at[k] = 0;
   }
 }
 
-/* How many of `count` numbers are whole rows of the last axis that lie side by side along the one before, if rows are
- * short; in rows. */
-static inline int64_t short_rows(const Place *place, const Axes *axes, int64_t count) {
-  const size_t last = axes->count - 1;
-  if (!last || place->at[last] || axes->dims[last] >= SHORT) return 0;
-  return least(count / axes->dims[last], axes->dims[last - 1] - place->at[last - 1]);
+typedef struct {
+  const char *data;
+  int64_t strides[AXES]; /* in elements, over the axes of the job; 0 along one that is broadcast */
+  int direct, periodic;  /* read where it lies; the same for each tile */
+  int bytes;             /* of an element: those of a number, or 1 for bool */
+} Source;
+
+/* Rows of `width` numbers that lie `stride` apart, or of one number each. */
+static inline void spread_rows(natural *to, const void *data, int bytes, int64_t stride, int single, int64_t rows, int64_t width) {
+  const natural *from = data;
+  if (bytes == 1) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < width; i++)
+        to[r * width + i] = ((const char *)data)[r * stride + (single ? 0 : i)] ? (natural)-1 : 0;
+  } else if (single) {
+    for (int64_t r = 0; r < rows; r++) {
+      const natural one = from[r * stride];
+      for (int64_t i = 0; i < width; i++) to[r * width + i] = one;
+    }
+  } else if (stride) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < width; i++) to[r * width + i] = from[r * stride + i];
+  } else { /* the same row: what is there already, once more */
+    memcpy(to, from, (size_t)width * sizeof *to);
+    for (int64_t there = 1; there < rows; there *= 2)
+      memcpy(to + there * width, to, (size_t)(least(there, rows - there) * width) * sizeof *to);
+  }
 }
 
-/* To the row that is `rows` further on, of those of `short_rows`. */
-static inline void next_rows(Place *place, const Axes *axes, const int64_t *strides, int64_t rows) {
-  const size_t before = axes->count - 2;
-  place->offset += (rows - 1) * strides[before], place->at[before] += rows - 1;
-  next_row(place, axes, strides);
+/* `count` elements of a broadcast operand from the place `at` on. */
+static inline void spread(const Axes *axes, const Source *source, natural *to, const int64_t *at, int64_t count) {
+  const size_t last = axes->count - 1;
+  Place place = place_in(axes, source->strides, at);
+  for (int64_t rows, width; count > 0; count -= rows * width, to += rows * width) {
+    rows = rows_at(&place, axes, count, &width);
+    spread_rows(to, source->data + place.offset * source->bytes, source->bytes, rows > 1 ? source->strides[last - 1] : 0,
+                !source->strides[last], rows, width);
+    next_row(&place, axes, source->strides, rows);
+  }
 }
 
 typedef struct {
@@ -140,10 +200,16 @@ INLINE real short_sum(const real *x, int64_t count) {
   return lanes_sum(total);
 }
 
-/* Adds rows of `width` numbers to sums: each to its own ones, `stride` further on, or all to the same. */
-static void add_short_rows(double *sums, int64_t stride, int each, const real *x, int64_t rows, int64_t width) {
-  if (!each) {
-    for (int64_t r = 0; r < rows; r++) sums[r * stride] += short_sum(x + r * width, width);
+/* Adds rows of `width` numbers to sums, `stride` further on for each row: to one, or `each` number to its own. They are
+ * all the first one where there is a `single` one. */
+static void add_rows(double *sums, int64_t stride, int each, int single, const real *x, int64_t rows, int64_t width) {
+  if (single) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < (each ? width : 1); i++) sums[r * stride + i] += *x * (each ? 1 : (double)width);
+  } else if (!each) {
+    for (int64_t r = 0; r < rows; r++)
+      sums[r * stride] += width < SHORT ? short_sum(x + r * width, width)
+                                        : sums_of(FIRST_SUM, &(Numbers){.x = x}, 0, 1, 0, width, 0).u;
   } else if (stride) {
     for (int64_t r = 0; r < rows; r++)
       for (int64_t i = 0; i < width; i++) sums[r * stride + i] += x[r * width + i];
@@ -160,29 +226,18 @@ static void add_short_rows(double *sums, int64_t stride, int each, const real *x
   }
 }
 
-/* Adds `count` numbers from the place `at` on to the sums of a piece. They are all the first one where there is a
- * `single` one, of one row. */
+/* Adds `count` numbers from the place `at` on to the sums of a piece. */
 static void add_up(const Axes *axes, const Sum *sum, int piece, int single, const real *x, const int64_t *at,
                    int64_t count) {
   const int64_t begin = sum->start[piece] - sum->first[piece];
   const size_t last = axes->count - 1;
   Place place = place_in(axes, sum->strides, at);
-  while (count > 0) {
-    double *here = sum->sums + (begin + place.offset);
-    const int64_t rows = single ? 0 : short_rows(&place, axes, count), width = axes->dims[last];
-    if (rows) {
-      add_short_rows(here, sum->strides[last - 1], sum->strides[last] != 0, x, rows, width);
-      x += rows * width, count -= rows * width;
-      next_rows(&place, axes, sum->strides, rows);
-      continue;
-    }
-    const int64_t run = least(count, width - place.at[last]);
-    if (sum->strides[last])
-      for (int64_t i = 0; i < run; i++) here[i] += x[single ? 0 : i];
-    else
-      *here += single ? (double)*x * (double)run : sums_of(FIRST_SUM, &(Numbers){.x = x}, 0, 1, 0, run, 0).u;
-    x += single ? 0 : run, count -= run;
-    next_row(&place, axes, sum->strides);
+  for (int64_t rows, width; count > 0; count -= rows * width) {
+    rows = rows_at(&place, axes, count, &width);
+    add_rows(sum->sums + (begin + place.offset), rows > 1 ? sum->strides[last - 1] : 1, sum->strides[last] != 0, single, x,
+             rows, width);
+    x += single ? 0 : rows * width;
+    next_row(&place, axes, sum->strides, rows);
   }
 }
 

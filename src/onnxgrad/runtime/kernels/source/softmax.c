@@ -1,14 +1,9 @@
 /* Softmax cross-entropy and its cotangent: L = sum -w*log p, with p = softmax x at the label of a row, and k*w*(p - [label]).
  *
  * Numbers of a row, along the axis, lie side by side, or rows do: then some that are neighbours are taken together.
- * Every number is computed by one thread, in the order of the axis.
- */
-#include <math.h>
-#include <string.h>
-
+ * Every number is computed by one thread, in the order of the axis. */
 #include "exponential.h"
 #include "kernel.h"
-#include "lanes.h"
 
 enum { TOGETHER = 4096, NEIGHBOURS = 256 }; /* numbers added up in float; rows side by side that are taken together */
 
@@ -138,7 +133,7 @@ static void read_reduction(Attributes *from, void *settings) {
 static void cross_entropy(Call *call, const void *settings) {
   const Reduction *s = settings;
   const int64_t *given = input(call, 1);
-  const Shape x = shape_of(call, 0), labels = shape_of(call, 1), weights = shape_of(call, 2), share = shape_of(call, 3);
+  Shape x = shape_of(call, 0), labels = shape_of(call, 1), weights = shape_of(call, 2), share = shape_of(call, 3);
   Loss j = {.x = input(call, 0), .weights = input(call, 2), .share = input(call, 3), .inner = 1, .shares = share.count};
   if (call->failed) return;
   int sound = x.rank >= 2 && labels.rank == x.rank - 1 && s->reduction >= NONE && s->reduction <= MEAN;
@@ -160,7 +155,7 @@ static void cross_entropy(Call *call, const void *settings) {
     checked[i] = ignored ? -1 : label;
     if (!ignored) total += j.weights ? j.weights[label] : 1;
   }
-  const Shape scalar = {.rank = 0, .count = 1};
+  Shape scalar = {.rank = 0};
   float *loss = output(call, 0, s->reduction == NONE ? &labels : &scalar);
   j.out = output(call, 1, &x);
   if (loss) j.losses = s->reduction == NONE ? loss : scratch(call, rows, sizeof(float));
@@ -180,5 +175,4 @@ static void cross_entropy(Call *call, const void *settings) {
 
 const Kernel softmax_kernels[] = {
     {"SoftmaxCrossEntropy", "flFf", "FF", sizeof(Reduction), read_reduction, cross_entropy},
-    {0},
-};
+    {0}};

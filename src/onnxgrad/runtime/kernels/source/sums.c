@@ -2,29 +2,34 @@
  *
  * `RunningSum` makes it, `RunningSumAdd` is called by each step, or `RunningSumProduct` (`products.c`), and
  * `RunningSumEnd` gives what has become of it. What goes from one to the next, and is the state of the Scan, is where
- * the buffer lies: nothing else is ever written to.
- */
+ * the buffer lies: nothing else is ever written to. */
 #include "sums.h"
 
 #include <string.h>
 
 typedef struct {
-  float *sum;
-  const float *x;
-} Job;
+  float *out;
+  const float *parts;
+  int64_t count, deep;
+  int adds;
+} Parts;
 
-static void clear(void *data, int64_t from, int64_t to) {
-  const Job *j = data;
-  memset(j->sum + from, 0, (size_t)(to - from) * sizeof(float));
+static void add_up(void *data, int64_t from, int64_t to) {
+  const Parts *j = data;
+  for (int64_t i = from; i < to; i++) {
+    float sum = j->deep ? j->parts[i] : 0;
+    for (int64_t d = 1; d < j->deep; d++) sum += j->parts[d * j->count + i];
+    j->out[i] = j->adds ? j->out[i] + sum : sum;
+  }
 }
 
-static void add(void *data, int64_t from, int64_t to) {
-  const Job *j = data;
-  for (int64_t i = from; i < to; i++) j->sum[i] += j->x[i];
+void add_parts(Call *call, float *out, int adds, const float *parts, int64_t count, int64_t deep) {
+  Parts job = {out, parts, count, deep, adds};
+  parallel_ranges(call, count, 4096, add_up, &job);
 }
 
 void pass_sum_on(Call *call, size_t index, const float *sum) {
-  const Shape one = {.rank = 1, .count = 1, .dims = {1}};
+  Shape one = {.rank = 1, .dims = {1}};
   int64_t *place = output(call, index, &one);
   if (place) *place = (int64_t)(intptr_t)sum;
 }
@@ -43,34 +48,34 @@ static void start(Call *call, const void *settings) {
   (void)settings;
   const Shape sizes = shape_of(call, 0);
   const int64_t *dims = input(call, 0);
-  Shape shape = {.rank = (size_t)sizes.count, .count = 1};
+  Shape shape = {.rank = (size_t)sizes.count};
   if (!call->failed && (sizes.rank != 1 || shape.rank > MOST_DIMS)) fail(call, "RunningSum: these are no sizes");
   for (size_t i = 0; !call->failed && i < shape.rank; i++) {
     shape.dims[i] = dims[i];
-    if (dims[i] < 1 || __builtin_mul_overflow(shape.count, dims[i], &shape.count) || shape.count > MOST_NUMBERS)
-      fail(call, "RunningSum: these are no sizes of a sum");
+    if (dims[i] < 1) fail(call, "RunningSum: these are no sizes of a sum");
   }
   if (call->failed) return;
-  Job j = {.sum = output(call, 0, &shape)};
-  pass_sum_on(call, 1, j.sum);
-  if (!call->failed) parallel_ranges(call, shape.count, 4096, clear, &j);
+  float *sum = output(call, 0, &shape);
+  pass_sum_on(call, 1, sum);
+  if (!call->failed) add_parts(call, sum, 0, NULL, shape.count, 0);
 }
 
 /* (sum, where it is, x) to where it is */
 static void step(Call *call, const void *settings) {
   (void)settings;
-  Job j = {.sum = sum_of(call, 0), .x = input(call, 2)};
-  const Shape sum = shape_of(call, 0), x = shape_of(call, 2);
-  if (!call->failed && !same_shape(&sum, &x)) fail(call, "RunningSum: a step adds something of another shape");
-  pass_sum_on(call, 0, j.sum);
-  if (!call->failed) parallel_ranges(call, x.count, 4096, add, &j);
+  float *sum = sum_of(call, 0);
+  const float *added = input(call, 2);
+  const Shape shape = shape_of(call, 0), x = shape_of(call, 2);
+  if (!call->failed && !same_shape(&shape, &x)) fail(call, "RunningSum: a step adds something of another shape");
+  pass_sum_on(call, 0, sum);
+  if (!call->failed) add_parts(call, sum, 1, added, x.count, 1);
 }
 
 /* (sum, where it is) to the sum, in its memory (see `library.c`) but where a caller wants it elsewhere */
 static void end(Call *call, const void *settings) {
   (void)settings;
   const float *sum = sum_of(call, 0);
-  const Shape shape = shape_of(call, 0);
+  Shape shape = shape_of(call, 0);
   float *out = output(call, 0, &shape);
   if (!call->failed && out != sum) memcpy(out, sum, (size_t)shape.count * sizeof(float));
 }
@@ -79,5 +84,4 @@ const Kernel sum_kernels[] = {
     {"RunningSum", "l", "fl", 0, NULL, start},
     {"RunningSumAdd", "flf", "l", 0, NULL, step},
     {.name = "RunningSumEnd", .inputs = "fl", .outputs = "f", .compute = end, .is_view = 1},
-    {0},
-};
+    {0}};

@@ -14,12 +14,10 @@
  * of y depends on its tile alone, so it is the same however the tiles are divided among threads. For the cotangent of the
  * weights, the products are of channels of x by tiles by channels of y; the tiles are cut into shares by the sizes
  * alone, whose sums are added in order. There, numbers of x and y that are large make the rounding of all nine taps
- * coarser, where it would be that of the taps that they belong to.
- */
+ * coarser, where it would be that of the taps that they belong to. */
 #include "winograd.h"
 
 #include <math.h>
-#include <string.h>
 
 enum {
   SIDE = 6,  /* of a tile of x */
@@ -42,33 +40,6 @@ enum {
 
 /* For what is made once, and of much or for many. */
 typedef double wide __attribute__((vector_size(LANES * 8)));
-
-/* --- pixels ------------------------------------------------------------------------------------------------------- */
-
-/* Vectors of channels of `some` pixels, `wide_m` numbers apart, in rows of each channel. */
-INLINE void give_square(float *to, int64_t channel, int64_t channels, const float *from, int64_t wide_m, int64_t some) {
-  lanes a[LANES];
-#pragma GCC unroll 16
-  for (int q = 0; q < LANES; q++) a[q] = q < some ? *(const lanes *)(from + q * wide_m) : lanes_of(0);
-  turn(a);
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++)
-    if (i < channels) lanes_write(to + i * channel, some, a[i]);
-}
-
-static void give_run(float *to, int64_t channel, int64_t channels, const float *from, int64_t wide_m, int64_t count) {
-  for (int64_t p = 0; p < count; p += LANES) {
-    if (p + LANES > count) p = most(count - LANES, 0);
-    const int64_t some = least(LANES, count - p);
-    for (int64_t k = 0; k < channels; k += LANES)
-      if (some == LANES && k + LANES <= channels)
-        give_square(to + k * channel + p, channel, LANES, from + p * wide_m + k, wide_m, LANES);
-      else
-        give_square(to + k * channel + p, channel, channels - k, from + p * wide_m + k, wide_m, some);
-  }
-}
-
-/* --- transforms --------------------------------------------------------------------------------------------------- */
 
 #define A (5 / 8.0f)
 #define B (3 / 2.0f)
@@ -108,7 +79,6 @@ INLINE void spread_six(lanes to[SIDE], const lanes d[SIDE]) {
 THEIR_TRANSFORMS(lanes, 4)
 THEIR_TRANSFORMS(wide, 3)
 
-/* Those factors. */
 static const double FACTORS[SIDE] = {1 / (A_A * B_B), 1 / (2 * A_A * (A_A - B_B)), 1 / (2 * A_A * (A_A - B_B)),
                                      1 / (2 * B_B * (B_B - A_A)), 1 / (2 * B_B * (B_B - A_A)), 1};
 
@@ -145,8 +115,6 @@ static __attribute__((noinline)) void transform(int64_t side, float *to, int64_t
     }
 }
 
-/* --- tiles -------------------------------------------------------------------------------------------------------- */
-
 /* Rows of tiles of a picture, parts of a row, and tiles of a part; parts of a band, which may be of several pictures. */
 typedef struct {
   int64_t down, parts, across, rows, all;
@@ -165,7 +133,6 @@ static int64_t cut(Tiles *t, int64_t images, int64_t h, int64_t w, int64_t numbe
          most(SIDE * (INNER * t->across + 2) * wide_c, INNER * INNER * t->across * wide_m);
 }
 
-/* A part of a row of tiles: where it begins. */
 typedef struct {
   int64_t image, top, column;
 } Corner;
@@ -173,17 +140,6 @@ typedef struct {
 static Corner corner_of(const Tiles *t, int64_t row) {
   return (Corner){row / t->parts / t->down, row / t->parts % t->down * INNER, row % t->parts * t->across * INNER};
 }
-
-/* The sums over `count` tiles or channels: sums[row][m] of x[k * x_step + row * x_row] and rows of y; `fresh` if nothing
- * is there yet. */
-static void add_products(const float *x, int64_t x_step, int64_t x_row, int64_t rows, const float *y, int64_t wide_m,
-                         int64_t count, float *sums, int fresh) {
-  gemm(&(Product){.a = x, .b = y, .c = sums, .add = fresh ? NULL : sums, .rows = rows, .columns = wide_m,
-                  .count = {1, 1, count}, .a_step = {0, 0, x_step}, .b_step = {0, 0, wide_m}, .down = x_row,
-                  .panel = COLUMNS, .add_pitch = wide_m, .c_pitch = wide_m});
-}
-
-/* --- the convolution ---------------------------------------------------------------------------------------------- */
 
 typedef struct {
   const float *x, *w, *bias;
@@ -224,11 +180,7 @@ static int give_y(float *to, int64_t width, const float *from, int64_t place, in
   for (int64_t t = 0; t * INNER < width; t++)
     for (int64_t k = 0; k < wide_m; k += LANES) {
       const float *here = from + t * wide_m + k;
-      lanes more = {0};
-      if (bias && k + LANES <= m)
-        more = *(const lanes *)(bias + k);
-      else if (bias)
-        for (int64_t i = k; i < m; i++) more[i - k] = bias[i];
+      const lanes more = bias ? lanes_read(bias + k, m - k, 0) : lanes_of(0);
       float *out = to + INNER * t * wide_m + k;
       const int64_t columns = least(INNER, width - INNER * t);
       TRANSFORM(lanes, gather_4, SIDE, INNER, *(const lanes *)(here + (SIDE * i + q) * place), {
@@ -274,9 +226,9 @@ static void convolve_band(void *data, int64_t band, float *memory) {
     }
     for (int64_t place = 0; place < PLACES; place++)
       for (int64_t c = 0; c < j->c; c += CHAIN)
-        add_products(x + place * place_x + c, 1, j->wide_c, tiles,
-                     j->weights + place * j->place + (tap * j->c + c) * j->wide_m, j->wide_m, least(CHAIN, j->c - c),
-                     y + place * place_y, !c && !tap);
+        multiply_matrices(tiles, j->wide_m, least(CHAIN, j->c - c), x + place * place_x + c, j->wide_c, 1,
+                          j->weights + place * j->place + (tap * j->c + c) * j->wide_m, j->wide_m, COLUMNS,
+                          y + place * place_y, j->wide_m, c || tap);
   }
   for (int64_t row = first; row < last; row++) {
     const Corner at = corner_of(t, row);
@@ -303,19 +255,11 @@ static void convolve_band(void *data, int64_t band, float *memory) {
 /* `turned`: w is [c, m, …, 3, 3], and its taps are in the opposite order: the transposed convolution. */
 typedef struct {
   int64_t pads[6], turned; /* before each axis, then behind; in depth, too */
-  size_t rank;
 } Settings;
 
 static void read(Attributes *from, void *settings) {
   Settings *s = settings;
-  int64_t given[6] = {0};
-  const size_t count = attribute_some_ints(from, "pads", given, 6);
-  if (count != 4 && count != 6) {
-    attributes_fail(from, "Conv3x3: an attribute holds too few integers");
-    return;
-  }
-  s->rank = count / 2 + 2;
-  for (size_t i = 0; i < count; i++) s->pads[i % (count / 2) + 3 - count / 2 + i / (count / 2) * 3] = given[i];
+  attribute_ints(from, "pads", s->pads, 6);
   s->turned = attribute_int(from, "turned");
 }
 
@@ -324,8 +268,8 @@ static void compute(Call *call, const void *settings) {
   const Shape big = shape_of(call, 0), taps = shape_of(call, 1);
   const float *x = input(call, 0), *w = input(call, 1), *bias = input(call, 2);
   if (call->failed) return;
-  int sound = big.rank == s->rank && taps.rank == s->rank;
-  const size_t at = s->rank - 2; /* of rows; in depth there is one picture, and one tap, or an axis of them */
+  int sound = (big.rank == 4 || big.rank == 5) && taps.rank == big.rank;
+  const size_t at = big.rank - 2; /* of rows; in depth there is one picture, and one tap, or an axis of them */
   const int64_t deep = sound && at > 2 ? taps.dims[2] : 1, d = sound && at > 2 ? big.dims[2] : 1;
   sound = sound && taps.dims[at] == 3 && taps.dims[at + 1] == 3 && deep >= 1 && deep <= 7 && d;
   for (int i = 0; i < 6; i++) sound = sound && s->pads[i] >= 0 && s->pads[i] <= (i % 3 ? 2 : deep - 1);
@@ -345,7 +289,7 @@ static void compute(Call *call, const void *settings) {
       .front = s->pads[0], .top = s->pads[1], .left = s->pads[2],
       .of_m = 9 * deep * (s->turned ? 1 : c), .of_c = 9 * deep * (s->turned ? m : 1), .turned = s->turned,
   };
-  Shape shape = {.rank = s->rank, .dims = {big.dims[0], m, j.od}};
+  Shape shape = {.rank = big.rank, .dims = {big.dims[0], m, j.od}};
   shape.dims[at] = j.oh;
   shape.dims[at + 1] = j.ow;
   j.y = output(call, 0, &shape);
@@ -359,8 +303,6 @@ static void compute(Call *call, const void *settings) {
   parallel_ranges(call, deep * c * (j.wide_m / LANES), 16, transform_weights, &j);
   parallel_spaces(call, quotient(j.tiles.all, j.tiles.rows), space, convolve_band, &j);
 }
-
-/* --- the cotangent of the weights --------------------------------------------------------------------------------- */
 
 typedef struct {
   const Correlation *at;
@@ -379,8 +321,8 @@ static void sum_share(void *data, int64_t index, float *x) {
   const int64_t from_c = panel * j->panel, c = least(j->panel, at->c - from_c);
   float *sums = j->sums + (share * PLACES * at->c + PLACES * from_c) * j->wide_m;
   const int64_t plane_x = at->size[1] * at->size[2], plane_y = at->out[1] * at->out[2];
-  int fresh = 1;
-  for (int64_t band = j->bands * share / j->shares; band < j->bands * (share + 1) / j->shares; band++) {
+  const int64_t first_band = j->bands * share / j->shares;
+  for (int64_t band = first_band; band < j->bands * (share + 1) / j->shares; band++) {
     const int64_t first = band * t->rows, last = least(first + t->rows, t->all), tiles = (last - first) * t->across;
     const int64_t place_x = tiles * j->wide_c + GAP, place_y = tiles * j->wide_m + GAP;
     float *y = x + PLACES * place_x, *pixels = y + PLACES * place_y;
@@ -395,39 +337,30 @@ static void sum_share(void *data, int64_t index, float *x) {
       transform(INNER, y + done * j->wide_m, place_y, pixels, t->across, j->wide_m);
     }
     for (int64_t place = 0; place < PLACES; place++)
-      add_products(x + place * place_x, j->wide_c, 1, c, y + place * place_y, j->wide_m, tiles,
-                   sums + place * c * j->wide_m, fresh);
-    fresh = 0;
+      multiply_matrices(c, j->wide_m, tiles, x + place * place_x, 1, j->wide_c, y + place * place_y, j->wide_m, COLUMNS,
+                        sums + place * c * j->wide_m, j->wide_m, band > first_band);
   }
+}
+
+INLINE wide sum_of_shares(const Sums *j, const float *here) {
+  wide sum = __builtin_convertvector(*(const lanes *)here, wide);
+  for (int64_t share = 1; share < j->shares; share++)
+    sum += __builtin_convertvector(*(const lanes *)(here + share * PLACES * j->at->c * j->wide_m), wide);
+  return sum;
 }
 
 /* A' s A of the sums of all shares, for some vectors of rows of the weights. */
 static void give_weights(void *data, int64_t from, int64_t to) {
   const Sums *j = data;
-  const int64_t all = PLACES * j->at->c * j->wide_m, vectors = j->wide_m / LANES;
+  const int64_t vectors = j->wide_m / LANES;
   for (int64_t at = from; at < to; at++) {
     const int64_t c = at / vectors, first = at % vectors * LANES, rows = least(LANES, j->at->m - first);
     const int64_t from_c = c / j->panel * j->panel, width = least(j->panel, j->at->c - from_c);
     const float *sums = j->sums + (PLACES * from_c + c - from_c) * j->wide_m + first;
     float *out = j->out + (first * j->at->c + c) * 9;
-    wide half[SIDE][3], w[9];
-    for (int row = 0; row < SIDE; row++) {
-      wide s[SIDE];
-      for (int k = 0; k < SIDE; k++) {
-        const float *here = sums + (SIDE * row + k) * width * j->wide_m;
-        s[k] = __builtin_convertvector(*(const lanes *)here, wide);
-        for (int64_t share = 1; share < j->shares; share++)
-          s[k] += __builtin_convertvector(*(const lanes *)(here + share * all), wide);
-        s[k] *= FACTORS[row] * FACTORS[k];
-      }
-      gather_3(half[row], s);
-    }
-    for (int k = 0; k < 3; k++) {
-      wide s[SIDE], column[3];
-      for (int row = 0; row < SIDE; row++) s[row] = half[row][k];
-      gather_3(column, s);
-      for (int row = 0; row < 3; row++) w[3 * row + k] = column[row];
-    }
+    wide w[9]; /* rows before columns, as they are in memory */
+    TRANSFORM(wide, gather_3, SIDE, 3,
+              sum_of_shares(j, sums + (SIDE * q + i) * width * j->wide_m) * (FACTORS[q] * FACTORS[i]), w[3 * q + i] = all[q]);
     for (int64_t m = 0; m < rows; m++)
       for (int k = 0; k < 9; k++) out[m * j->at->c * 9 + k] = (float)w[k][m];
   }
@@ -461,5 +394,4 @@ void winograd(Call *call, const Correlation *at, const float *x, const float *y,
 
 const Kernel winograd_kernels[] = {
     {"Conv3x3", "ffF", "f", sizeof(Settings), read, compute},
-    {0},
-};
+    {0}};

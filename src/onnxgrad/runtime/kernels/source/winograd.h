@@ -73,6 +73,30 @@ static void lay_pixels(float *to, int64_t rows, int64_t width, int64_t wide, con
       lay_run(to + r * row, wide, width, columns, start + r * w, channel, channels, columns);
 }
 
+/* Vectors of channels of `some` pixels, `wide_m` numbers apart, in rows of each channel. */
+INLINE void give_square(float *to, int64_t channel, int64_t channels, const float *from, int64_t wide_m, int64_t some) {
+  lanes a[LANES];
+#pragma GCC unroll 16
+  for (int q = 0; q < LANES; q++) a[q] = q < some ? *(const lanes *)(from + q * wide_m) : lanes_of(0);
+  turn(a);
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++)
+    if (i < channels) lanes_write(to + i * channel, some, a[i]);
+}
+
+static inline void give_run(float *to, int64_t channel, int64_t channels, const float *from, int64_t wide_m,
+                            int64_t count) {
+  for (int64_t p = 0; p < count; p += LANES) {
+    if (p + LANES > count) p = most(count - LANES, 0);
+    const int64_t some = least(LANES, count - p);
+    for (int64_t k = 0; k < channels; k += LANES)
+      if (some == LANES && k + LANES <= channels)
+        give_square(to + k * channel + p, channel, LANES, from + p * wide_m + k, wide_m, LANES);
+      else
+        give_square(to + k * channel + p, channel, channels - k, from + p * wide_m + k, wide_m, some);
+  }
+}
+
 /* Whether the cotangent of the weights gains: by the sizes alone. Then, this cotangent. */
 int winograd_fits(const Correlation *);
 void winograd(Call *, const Correlation *, const float *x, const float *y, float *out);
