@@ -35,22 +35,18 @@ DOMAIN = "com.microsoft.nchwc"
 def block_size() -> int:
     """The number of channels in a block on this machine; 0 if the layout is unusable or inexact."""
     try:
-        size = int(run(_reordering(), {"x": np.zeros((1, 4, 1, 1), np.float32)}).shape[1])
+        size = int(run(_reordering(), {"x": np.zeros((1, 4, 1, 1), np.float32)})[0].shape[1])
         if size not in (8, 16, 32):
             return 0
         rng = np.random.default_rng(0)
-        n = 2 * size
-        for (channels, groups), stride in itertools.product(((n, 1), (n, n), (3, 1)), (1, 2)):
-            model = _convolution(channels, n, groups, stride)
-            feeds = {
-                "x": rng.standard_normal((2, channels, 6, 5)).astype(np.float32),
-                "w": rng.standard_normal((n, channels // groups, 3, 3)).astype(np.float32),
-            }
-            changed = blocked(model, size)
-            assert changed is not model
-            if not np.allclose(run(changed, feeds), run(model, feeds), rtol=1e-4, atol=1e-4):
-                return 0
-        return size
+        model = _convolutions(2 * size)
+        shapes = {v.name or "": zip(v.shape or (), (2, 0, 6, 5)) for v in model.graph.inputs}
+        sizes = {name: [d if isinstance(d, int) else chosen for d, chosen in shape] for name, shape in shapes.items()}
+        feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}
+        changed = blocked(model, size)
+        assert not any(is_op(node, "Conv") for node in changed.graph)
+        pairs = zip(run(changed, feeds), run(model, feeds), strict=True)
+        return size if all(np.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in pairs) else 0
     except Exception:  # of any kind: the layout is not used
         return 0
 
@@ -269,10 +265,14 @@ def _reordering() -> ir.Model:
     return _model([x], [node], [y])
 
 
-def _convolution(channels: int, out: int, groups: int, stride: int) -> ir.Model:
-    x, w, y = _value("x", None, channels, None, None), _value("w", out, channels // groups, 3, 3), _value("y")
-    attributes = [ir.AttrInt64s("pads", [1] * 4), ir.AttrInt64s("strides", [stride] * 2), ir.AttrInt64("group", groups)]
-    return _model([x, w], [ir.Node("", "Conv", [x, w], attributes, outputs=[y])], [y])
+def _convolutions(out: int) -> ir.Model:
+    """Convolutions of each kind to `out` channels: dense, by channel and of few channels; with and without strides."""
+    nodes = []
+    for i, ((channels, groups), stride) in enumerate(itertools.product(((out, 1), (out, out), (3, 1)), (1, 2))):
+        x, w = _value(f"x{i}", None, channels, None, None), _value(f"w{i}", out, channels // groups, 3, 3)
+        attributes = attributes_of({"pads": [1] * 4, "strides": [stride] * 2, "group": groups})
+        nodes.append(ir.Node("", "Conv", [x, w], attributes, outputs=[_value(f"y{i}")]))
+    return _model([v for n in nodes for v in n.inputs if v is not None], nodes, [n.outputs[0] for n in nodes])
 
 
 def _value(name: str, *dims: int | None) -> ir.Value:
@@ -284,12 +284,12 @@ def _model(inputs: list[ir.Value], nodes: list[ir.Node], outputs: list[ir.Value]
     return ir.Model(graph, ir_version=9)
 
 
-def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    """The first output of a small model. Raises the errors of ONNX Runtime unchanged."""
+def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a small model. Raises the errors of ONNX Runtime unchanged."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(
         ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return session.run(None, feeds)[0]
+    return session.run(None, feeds)
