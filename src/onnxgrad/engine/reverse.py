@@ -55,7 +55,7 @@ def reverse_terms(
     for node, rule in reversed(path.items()):
         assert rule is not None  # `prepare` has seen to it
         cotangents = [None if v not in terms else total(terms[v]) for v in node.outputs]
-        if any(g is not None for g in cotangents):
+        if cotangents.count(None) < len(cotangents):
             for value, term in pull_back(builder, node, rule, cotangents, path.active, symbolic).items():
                 terms.setdefault(value, []).append(term)
     return {v: terms[now] for v, now in zip(wrt, targets) if now in terms}
@@ -104,7 +104,7 @@ def pull_back(
             if value.shape is not g.value.shape or value.type is not g.value.type:
                 _check(node, rule, Var(builder, value), g)
             pulled.append((value, g))
-    return add_cotangents(pulled)
+    return add_cotangents(pulled) if len(pulled) != 1 else dict(pulled)
 
 
 def error_at(node: ir.Node, e: Exception) -> Exception:

@@ -237,7 +237,6 @@ class Builder:
 
     def _values(self, operands: Sequence[Any]) -> list[ir.Value | None]:
         """Convert the operands of `emit` to values; constants become initializers, trailing Nones are dropped."""
-        beside, seen = None, False
         values: list[ir.Value | None] = []
         for x in operands:
             if type(x) is Var:
@@ -245,11 +244,9 @@ class Builder:
             elif x is None or type(x) is ir.Value:  # a number compared with a class of the library takes 1 µs
                 values.append(x)
             else:
-                if not seen:
-                    variables = [v for v in operands if type(v) in (Var, ir.Value)]
-                    dtypes = [v.dtype for v in variables if v.dtype != ir.DataType.BOOL]
-                    beside, seen = next((d for d in dtypes if d in FLOATS), dtypes[0] if dtypes else None), True
-                values.append(self._literals.literal(x, beside))
+                dtypes = [v.dtype for v in operands if type(v) is Var or type(v) is ir.Value]
+                floats = [d for d in dtypes if d in FLOATS] or [d for d in dtypes if d != ir.DataType.BOOL]
+                values.append(self._literals.literal(x, floats[0] if floats else None))
         while values and values[-1] is None:
             values.pop()
         return values

@@ -16,7 +16,7 @@ import onnx_shape_inference as osi
 
 from onnxgrad.ir.constants import slice_indices
 from onnxgrad.ir.infer.sizes import product
-from onnxgrad.ir.match import Dim, constant
+from onnxgrad.ir.match import FLOATS, Dim, constant
 
 Dims = Sequence[Dim]
 Operands = Sequence[ir.Value | None]
@@ -65,15 +65,16 @@ def _same(dims: Dims, operands: Operands, attributes: Attributes, elements: Elem
 
 
 def _broadcast(dims: Dims, operands: Operands, attributes: Attributes, elements: Elements) -> Dims | None:
-    first, *others = operands
-    for v in others:
-        if v is None or v.shape is None or v.dtype != first.dtype:  # type: ignore[union-attr]
+    dtype = operands[0].dtype  # type: ignore[union-attr]
+    for v in operands[1:]:
+        if v is None or v.shape is None or v.dtype != dtype:
             return None
-        if v.shape is not first.shape:  # type: ignore[union-attr]
-            wider = broadcast(dims, v.shape.dims)
+        other = v.shape.dims
+        if other and other != dims:
+            wider = broadcast(dims, other)
             if wider is None:
                 return None
-            dims = dims if wider == list(dims) else wider
+            dims = tuple(wider)
     return dims
 
 
@@ -221,19 +222,20 @@ def _concat(dims: Dims, operands: Operands, attributes: Attributes, elements: El
 
 
 def _slice(dims: Dims, operands: Operands, attributes: Attributes, elements: Elements) -> Dims | None:
-    if len(operands) < 3 or operands[2] is None:
+    starts = _ints(operands, 1)
+    ends = elements(operands[2]) if len(operands) > 2 and operands[2] is not None else None
+    if starts is None or ends is None:
         return None
-    starts, ends = _ints(operands, 1), elements(operands[2])
     axes, steps = (
         _ints(operands, place) if len(operands) > place and operands[place] is not None else default
-        for place, default in ((3, list(range(len(dims)))), (4, [1] * len(dims)))
+        for place, default in ((3, list(range(len(starts)))), (4, [1] * len(starts)))
     )
-    if starts is None or ends is None or axes is None or steps is None:
+    if axes is None or steps is None or not len(starts) == len(ends) == len(axes) == len(steps):
+        return None
+    if _places(axes, len(dims)) is None or 0 in steps:
         return None
     sliced = list(dims)
     for axis, start, end, step in zip(axes, starts, ends, steps):
-        if not -len(dims) <= axis < len(dims) or not step:
-            return None
         dim = sliced[axis]
         if isinstance(dim, int) and isinstance(end, int):
             sliced[axis] = len(slice_indices(dim, start, end, step))
@@ -306,6 +308,15 @@ SIZES: dict[str, Sizes] = {
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
+
+
+def fits(node: ir.Node) -> bool:
+    """True if the operands of a standard operator are floats whose shapes are known to fit each other."""
+    infer, x = SIZES.get(node.op_type), node.inputs[0] if node.inputs else None
+    if infer is None or x is None or x.shape is None or x.dtype not in FLOATS:
+        return False
+    attributes = {a.name: a.value for a in node.attributes.values()}
+    return infer(x.shape.dims, node.inputs, attributes, lambda v: _ints([v], 0)) is not None  # type: ignore[arg-type, return-value]
 
 
 def infer_first(name: str) -> Callable[[osi.ShapeInferenceContext, ir.Node], bool]:

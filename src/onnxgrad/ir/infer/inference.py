@@ -156,8 +156,10 @@ class Inference:
             if shared is None:
                 return None
             shape = shared
-        elif not all(isinstance(d, int) or d.value is not None for d in dims):
-            return None
+        else:
+            for d in dims:
+                if not isinstance(d, int) and d.value is None:
+                    return None
         return ir.TensorType(type_.dtype) if type_.denotation else type_, shape
 
     def infer_graph(self, graph: ir.Graph, after: Callable[[ir.Node], None] | None = None) -> None:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.infer.common import fits
 from onnxgrad.ir.infer.corrections import BROADCASTING
 from onnxgrad.ir.infer.inference import kind_of
 from onnxgrad.ir.infer.onnx_fallback import objection
@@ -64,7 +65,9 @@ def complaint(node: ir.Node, opset: int, *, certain: bool = True) -> str:
     why = attribute_complaint(node, asked)
     if why or not certain:
         return why
-    return objection(node, opset) if node.op_type in _ASKED else _labels_complaint(node) or _columns_complaint(node)
+    if node.op_type in _ASKED:
+        return "" if fits(node) else objection(node, opset)
+    return _labels_complaint(node) or _columns_complaint(node)
 
 
 def _labels_complaint(node: ir.Node) -> str:
