@@ -26,6 +26,34 @@ def run(model: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
     return onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
 
 
+ATTRIBUTES = {
+    "Concat": [{"axis": 0}, {"axis": -1}],
+    "ConstantOfShape": [{}, {"value": ir.tensor(np.array([7]))}],
+    "ReduceProd": [{"keepdims": keep, "noop_with_empty_axes": noop} for keep in (0, 1) for noop in (0, 1)],
+    "Transpose": [{}, {"perm": [1, 2, 0]}],
+}
+
+
+@pytest.mark.parametrize(("op_type", "attributes"), [(op, a) for op, each in ATTRIBUTES.items() for a in each])
+def test_numpy_computes_what_the_evaluator_does_with_attributes(op_type, attributes, monkeypatch):
+    assert ATTRIBUTES.keys() == constants._OF_NODE.keys()
+    x = np.arange(1, 13).reshape(1, 3, 4)
+    axes = [[x], [x, np.zeros(0, np.int64)], [x, np.array([0, -1])]]
+    for operands in {"Concat": [[x, x + 1]], "ConstantOfShape": [[x[0, 0, :2]]], "ReduceProd": axes}.get(
+        op_type, [[x]]
+    ):
+        values = [ir.Value(name=f"v{i}", type=ir.TensorType(ir.DataType.INT64)) for i in range(len(operands))]
+        node = ir.node(op_type, values, attributes)
+        node.outputs[0].name, node.outputs[0].dtype = "y", ir.DataType.INT64
+        feeds = dict(zip(values, operands))
+        found = constants.evaluate(node, feeds, 21)
+        with monkeypatch.context() as patch:
+            patch.setattr(constants, "_OF_NODE", {})
+            expected = constants.evaluate(node, feeds, 21)
+        assert found.shape == expected.shape
+        assert found.tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("op_type", sorted(constants._NUMPY))
 def test_numpy_computes_what_the_evaluator_of_the_onnx_package_does(op_type, monkeypatch):
     x, y = np.array([[0.1, -3e38, 2]], np.float32), np.array([3e38, -0.7, 2], np.float32)

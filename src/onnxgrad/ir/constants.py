@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,22 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "Sub": np.subtract,
     "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes)),
     "Where": np.where,
+}
+
+
+def _product(node: ir.Node, x: np.ndarray, axes: Sequence[int] = ()) -> np.ndarray:
+    reduced = tuple(axes) if len(axes) or node.attributes.get_int("noop_with_empty_axes", 0) else None
+    return np.asarray(np.prod(x, reduced, keepdims=bool(node.attributes.get_int("keepdims", 1))))
+
+
+#: The same of operators with attributes, as they are from opset 18 on.
+_OF_NODE: dict[str, Callable[..., Any]] = {
+    "Concat": lambda node, *parts: np.concatenate(parts, node.attributes.get_int("axis")),
+    "ConstantOfShape": lambda node, shape: np.full(
+        tuple(shape), a.as_tensor().numpy().flat[0] if (a := node.attributes.get("value")) is not None else 0
+    ),
+    "ReduceProd": _product,
+    "Transpose": lambda node, x: np.transpose(x, node.attributes.get_ints("perm", None)),
 }
 #: Computed constants are shapes or parameters; larger tensors are data.
 MOST_ELEMENTS = 256
@@ -72,6 +88,8 @@ def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) ->
         function = _NUMPY.get(node.op_type)
         if function is not None and opset >= 13 and (node.op_type != "Div" or node.outputs[0].dtype in FLOATS):
             result = function(*(feeds[v] for v in node.inputs if v is not None))
+        elif (function := _OF_NODE.get(node.op_type)) is not None and opset >= 18:
+            result = function(node, *(feeds[v] for v in node.inputs if v is not None))
         else:
             from onnx.reference import ReferenceEvaluator
 
