@@ -50,6 +50,34 @@ def test_binary(rng):
     assert found["f1"] == pytest.approx(metrics.f1_score(t.ravel(), (y > 0).ravel()))
 
 
+MACRO = ["f1_macro", "precision_macro", "recall_macro", "auc_macro", "average_precision_macro"]
+
+
+def test_means_over_labels(rng):
+    """Those of scikit-learn, over batches; a label that does not occur has no part in them."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    t = (rng.random((60, 5)) > [0.9, 0.7, 0.5, 1, 0.2]).astype(np.float32)
+    y = (rng.standard_normal((60, 5)) + t).round(1)
+    seen = [0, 1, 2, 4]
+    found, parts = (Meter(Binary(), MACRO) for _ in range(2))
+    for meter, low in ((found, 0), (parts, 20), (found, 40)):
+        meter.add(y[low : low + 20], t[low : low + 20])
+    found.join(parts.sums())
+    wanted = {
+        f"{name}_macro": getattr(metrics, f"{name}_score")(t[:, seen], (y > 0)[:, seen], average="macro")
+        for name in ("f1", "precision", "recall")
+    }
+    wanted["auc_macro"] = metrics.roc_auc_score(t[:, seen], y[:, seen], average="macro")
+    wanted["average_precision_macro"] = metrics.average_precision_score(t[:, seen], y[:, seen], average="macro")
+    assert found.result() == pytest.approx(wanted)
+    one = added(Binary(), y[:, :1], t[:, :1], MACRO)
+    assert one["f1_macro"] == pytest.approx(metrics.f1_score(t[:, 0], y[:, 0] > 0, average="macro"))
+    assert one["auc_macro"] == pytest.approx(metrics.roc_auc_score(t[:, 0], y[:, 0]))
+    assert all(np.isnan(v) for v in added(Binary(), y, np.zeros_like(t), MACRO).values())
+    classes = added(Classes(), y, t.argmax(1), ["f1", "f1_macro", "auc", "auc_macro"])
+    assert (classes["f1"], classes["auc"]) == (classes["f1_macro"], classes["auc_macro"])
+
+
 def test_numbers(rng):
     metrics = pytest.importorskip("sklearn.metrics")
     t = rng.standard_normal((50, 2)) * [1, 5] + [1000, 0]

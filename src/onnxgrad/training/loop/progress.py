@@ -72,7 +72,7 @@ def number(loss: float) -> str:
 
 
 #: Scores that are shares, and shown in percent.
-SHARES = ("accuracy", "f1", "top5", "exact", "cer", "wer")
+SHARES = ("accuracy", "f1", "f1_macro", "top5", "exact", "cer", "wer")
 
 
 def measured(found: Mapping[str, Any]) -> str:

@@ -323,8 +323,10 @@ class Meter:
         ranked = self.comparison.size if isinstance(self.comparison, Ranked) else 0
         self.size = scores.shape[1] if self.comparison.task == "classes" else ranked
         if len(labels):
-            for metric in self.running.values():
-                metric.add(scores, labels)
+            for name, metric in self.running.items():
+                by_label = label.ndim == 2 and METRICS[name.partition(":")[0]].by_label
+                shape = label.shape if by_label and self.comparison.task == "binary" and label.shape[1] > 1 else None
+                metric.add(*((scores, labels) if shape is None else (scores.reshape(shape), labels.reshape(shape))))
         return scores, labels
 
     def sums(self) -> dict[str, Any]:

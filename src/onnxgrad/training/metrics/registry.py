@@ -20,7 +20,8 @@ Each metric compares scores with labels, whose form depends on the task:
 | ``embeddings`` | embeddings [rows, size] | numbers of groups that belong together [rows] |
 
 A mean over classes (macro) is over the classes that occur in the labels: an absent class does not count as a score of
-zero. An undefined metric (the AUC of a single class) is NaN.
+zero. An undefined metric (the AUC of a single class) is NaN. Several labels of 0 and 1 in a row are pooled, except for
+the metrics whose names end in ``_macro``, which get scores and labels [rows, labels].
 """
 
 from __future__ import annotations
@@ -52,12 +53,14 @@ class Metric:
         tasks: makes the running metric for each task.
         larger: True if more is better.
         in_step: the same as nodes of a step graph, for the tasks for which a step can compute it.
+        by_label: of several labels in a row, each is measured by itself.
     """
 
     formula: str
     tasks: dict[str, Callable[[], Running]]
     larger: bool = True
     in_step: Mapping[str, InStep] = field(default_factory=dict)
+    by_label: bool = False
 
     def of(self, task: str, scores: Any, labels: Any) -> float:
         """The value of the metric for all scores and labels at once."""
@@ -116,6 +119,18 @@ def _each_class(of: Function) -> Function:
     def mean(scores: np.ndarray, labels: np.ndarray) -> float:
         chances = np.exp(scores - _normalizer(scores)[:, None])
         return float(np.mean([of(chances[:, c], labels == c) for c in np.unique(labels)]))
+
+    return mean
+
+
+def _each_label(of: Function) -> Function:
+    """`of`; where rows have several labels, its mean over those for which it is defined."""
+
+    def mean(scores: np.ndarray, labels: np.ndarray) -> float:
+        if labels.ndim == 1:
+            return of(scores, labels)
+        found = np.array([of(scores[:, k], labels[:, k]) for k in range(labels.shape[1])])
+        return float(found[~np.isnan(found)].mean()) if not np.isnan(found).all() else NAN
 
     return mean
 
@@ -206,12 +221,17 @@ METRICS: dict[str, Metric] = {
         "classes": _macro("f1"), "binary": _of_ones("f1")}),
     "f1_micro": Metric("2·Σtp ÷ (2·Σtp + Σfp + Σfn) over all classes, which is the accuracy",
         _rows(_right, "classes")),
+    **{f"{name}_macro": Metric(f"the mean of {name} over the labels of a row; of one score, over 0 and 1", {
+        "classes": _macro(name), "binary": _macro(name)}, by_label=True) for name in ("precision", "recall", "f1")},
     "auc": Metric("area under the ROC curve; of several classes the mean of each against all others (macro)", {
         "classes": lambda: Whole(_each_class(ranking_auc)), "binary": lambda: Whole(ranking_auc),
         "maps": lambda: Whole(dense.of_pixels(ranking_auc))}),
     "average_precision": Metric("Σ (recall step) · precision; of several classes the mean (macro)", {
         "classes": lambda: Whole(_each_class(average_precision)), "binary": lambda: Whole(average_precision),
         "maps": lambda: Whole(dense.of_pixels(average_precision))}),
+    **{f"{name}_macro": Metric(f"the mean of {name} over the labels of a row", {
+        "classes": partial(Whole, _each_class(of)), "binary": partial(Whole, _each_label(of))}, by_label=True)
+       for name, of in {"auc": ranking_auc, "average_precision": average_precision}.items()},
     "image_auc": Metric("area under the ROC curve of pictures, by their largest score (anomaly maps)", {
         "maps": lambda: Whole(dense.of_pictures(ranking_auc))}),
     "au_pro": Metric("area under the overlap of regions up to 30 % of false positives, ÷ 0.3 (anomaly maps)", {

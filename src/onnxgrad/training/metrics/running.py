@@ -73,10 +73,10 @@ class Mean(Sums):
 
 
 class Tally(Sums):
-    """A function of three counts per class: right, predicted and actual.
+    """A function of three counts per class, or per label of rows of several: right, predicted and actual.
 
     Args:
-        of: the metric of the three arrays [classes].
+        of: the metric of the three arrays, [classes] or [labels].
     """
 
     SUMS = ("table",)
@@ -86,11 +86,14 @@ class Tally(Sums):
         self.table: np.ndarray | None = None
 
     def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
-        """Scores [rows, classes]; or log-odds [rows], of the classes 0 and 1."""
-        predicted = scores.argmax(1) if scores.ndim > 1 else (scores > 0).astype(np.int64)
-        size = scores.shape[1] if scores.ndim > 1 else 2
-        parts = (labels[predicted == labels], predicted, labels)
-        found = np.stack([np.bincount(p, minlength=size) for p in parts])
+        """Scores [rows, classes]; or log-odds [rows], of the classes 0 and 1; or [rows, labels], as the labels are."""
+        predicted = scores.argmax(1) if scores.ndim > labels.ndim else (scores > 0).astype(np.int64)
+        if labels.ndim > 1:
+            found = np.stack([part.sum(0) for part in (predicted * labels, predicted, labels)])
+        else:
+            size = scores.shape[1] if scores.ndim > 1 else 2
+            parts = (labels[predicted == labels], predicted, labels)
+            found = np.stack([np.bincount(p, minlength=size) for p in parts])
         self.table = found if self.table is None else self.table + found
 
     def result(self) -> float:
