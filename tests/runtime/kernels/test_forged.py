@@ -262,7 +262,7 @@ REFUSED = {
     "3×3: a bias too long": ("Conv3x3", [image(1, 1, 3, 3), image(1, 1, 3, 3), array(2)], NINE),
     "3×3: a rank of three": ("Conv3x3", [image(1, 3, 3), image(1, 1, 3, 3)], NINE),
     "3×3: five paddings": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0] * 5}),
-    "3×3: depth that is not there": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [1, 0, 0] * 2}),
+    "3×3: depth that is not there": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [1] * 6}),
     "3×3: eight taps in depth": ("Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 8, 3, 3)], NINE),
     "3×3: no tap in depth": ("Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 0, 3, 3)], NINE),
     "3×3: fewer than the taps": ("Conv3x3", [image(1, 1, 2, 9, 9), image(1, 1, 3, 3, 3)], NINE),
