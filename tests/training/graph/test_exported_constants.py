@@ -52,6 +52,8 @@ CASES = {
     "scale through Clip and Exp": ("u = Exp (t)  v = Min (u, hundred)  z = Mul (h, v)", np.array(2.65), True),
     "half": ("z = Mul (h, t)", np.array(0.5), False),
     "half of rank one": ("u = Tanh (h)  z = Mul (u, t)", np.array([0.5]), False),
+    "a first state": ("n = Constant <value = int64[3] {1, 16, 8}> ()  s = Expand (t, n)  u = Unsqueeze (w, zero)"
+                      "  q, z = RNN <hidden_size = 8> (h, u, u, , , s)", np.array(0.0), False),
     "slope": ("z = PRelu (h, t)", np.array([0.25]), True),
     "table of words": ("v = Gather (t, ids)  z = Add (h, v)", random(20, 8), True),
     "mean of the input": ("y = Sub (x, t)  z = MatMul (y, w)", random(8), False),

@@ -226,6 +226,25 @@ def test_equal_parameters_are_apart(read, trained, weight, named):
     assert not named or set(state) == trained
 
 
+@pytest.mark.parametrize(("second", "own"), [("v", True), ("w", False)])
+def test_a_bias_of_layers_with_different_weights(second, own):
+    """tf2onnx stores equal tensors once: the bias of fresh LSTMs, which is 1 at the gate that forgets."""
+    nodes = [
+        node("LSTM", ["x", "w", "r", "b"], ["h"], hidden_size=2),
+        node("Squeeze", ["h", "one"], ["i"]),
+        node("LSTM", ["i", second, "r", "b"], ["j"], hidden_size=2),
+        node("Squeeze", ["j", "one"], ["y"]),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((1, 8, 2)).astype(np.float32) for name in {"w", "r", second}}
+    weights |= {"b": np.float32([[0] * 4 + [1] * 2 + [0] * 10]), "one": np.array([1])}
+    model = model_of(nodes, weights, {"x": [3, "N", 2]}, {"y": [3, "N", 2]})
+    attached = attach(model, loss="mse", optimizer="sgd")
+    assert len([n for n in compile_step(attached).state if n.startswith("b")]) == 1 + own
+    x = rng.standard_normal((3, 5, 2)).astype(np.float32)
+    np.testing.assert_array_equal(run(attached, {"x": x})["y"], run(model, {"x": x})["y"])
+
+
 def copied_layers(last, weight="onnx::MatMul_20", bias=(1, 2), producer="pytorch"):
     """Two layers as PyTorch's older exporter writes copies of one; `last` is the scope of the second one's product."""
     nodes = [

@@ -3,6 +3,7 @@
 Trained, they would move together: a running mean *is* a bias as long as both are zero. What is parted:
 
 - a running statistic that is read as something else as well;
+- a bias of several layers that have different weights: fresh ones of LSTMs are equal, though not zero;
 - fresh weights, whose elements are all equal, that an Identity hands out or that different parameters are;
 - equal layers, as PyTorch makes them by copying one. Its newer exporter writes at each node which parameters it read.
   Its older one hands equal parameters out by Identity, and has one name for a parameter of several modules: names that
@@ -26,6 +27,8 @@ from onnxgrad.ir.exporter_names import call_parameters, parameter_names
 from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import is_op
 
+#: Which input of a layer is the bias; input 1 has its weights.
+_BIASES = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "LSTM": 3, "GRU": 3, "RNN": 3}
 Uses = list[tuple[ir.Node, int]]  #: nodes, and the inputs at which they read a value
 
 
@@ -39,6 +42,7 @@ def part_copies(model: ir.Model) -> None:
         elif is_op(node, "If"):
             _part_branches(graph, node)
     _part_statistics(graph)
+    _part_biases(graph)
     _part_parameters(graph)
 
 
@@ -145,6 +149,18 @@ def _part_statistics(graph: ir.Graph) -> None:
             if value is not None and value.is_initializer() and not only_statistics(value, i):
                 uses = [(user, at) for user, at in value.uses() if is_op(user, "BatchNormalization") and at == i]
                 _give(graph, value, uses, names.fresh(f"{value.name}_statistic"))
+
+
+def _part_biases(graph: ir.Graph) -> None:
+    names = Names.of_graph(graph)
+    for name, value in list(graph.initializers.items()):
+        readers: dict[ir.Value | None, Uses] = {}
+        for node, at in value.uses():
+            is_bias = is_op(node, node.op_type) and _BIASES.get(node.op_type) == at
+            readers.setdefault(node.inputs[1] if is_bias else None, []).append((node, at))
+        if None not in readers and value.dtype in FLOATS and not value.is_graph_output():
+            for uses in list(readers.values())[1:]:
+                _give(graph, value, uses, names.fresh(name))
 
 
 def _part_parameters(graph: ir.Graph) -> None:

@@ -15,7 +15,7 @@ exporters choose decide only if the use does not. The constants are listed in th
 | read by a product, a convolution, a normalization, an embedding, a recurrent layer, another domain | a weight |
 | bound, exponent, fill value, size | a constant |
 | one number: goes (or went) through Exp, Softplus, Sigmoid, Tanh; a bias; ``logit_scale``, ``a.b`` | a weight |
-| one number otherwise | a constant |
+| one number otherwise, expanded to a first state for instance | a constant |
 | 0 and one large number, or 0 and 1 in several axes; three or more whole and half numbers | a constant: mask, anchors |
 | added to or multiplied with the input before the first weight (not: a vector for each number) | a constant: mean |
 | varies along several axes, and has a name that the exporter made up among names of modules | a constant |
@@ -161,7 +161,8 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
     if uses and all(node.op_type in _SETTINGS for node, _, _ in uses):
         return "a bound, an exponent or a setting"
     if array.size == 1:
-        layer = any(node.op_type in LAYERS - {"MatMul"} and at > 0 for node, at, _ in uses) or (bias and array.ndim > 0)
+        layer = any(n.op_type in LAYERS - {"MatMul"} and at > 0 and "Expand" not in way for n, at, way in uses)
+        layer |= bias and array.ndim > 0
         gate = any(_GATES & set(through) or node.op_type in _GATES for node, _, through in uses)
         module = "." in name and not _MADE_UP.match(name) and any(n.op_type in _ELEMENTWISE for n, _, _ in uses)
         return "" if layer or gate or module or name in _NUMBERS or _FOLDED.match(name) else _ONE
