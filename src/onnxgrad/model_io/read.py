@@ -43,7 +43,7 @@ def load_model(path: str | os.PathLike, aside: bool = False) -> ir.Model:
     remote = HubFile.of(path)
     path = Path(path) if remote is None else remote.fetch()
     proto = parse(path)
-    _check(proto, str(path))
+    has_sparse = _check(proto, str(path))
     if remote is not None:
         for location in external_locations(proto):
             remote.beside(location).fetch()
@@ -51,7 +51,7 @@ def load_model(path: str | os.PathLike, aside: bool = False) -> ir.Model:
     held: Mapping[str, ir.TensorProtocol] = {}
     if aside:
         proto, held = set_aside(proto)
-    model = _read(proto, str(path))
+    model = _read(proto, str(path), has_sparse)
     external.hold(model)
     if remote is not None:
         model.meta[FETCHED] = path
@@ -68,23 +68,22 @@ def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
 
 def read_proto(proto: onnx.ModelProto, what: str = "the model") -> ir.Model:
     """An ``ir.Model`` for `proto`, which shares its weights; they are never written to."""
-    _check(proto, what)
-    return _read(proto, what)
+    return _read(proto, what, _check(proto, what))
 
 
-def _check(proto: onnx.ModelProto, what: str) -> None:
-    """The checks that are possible before `proto` is converted."""
+def _check(proto: onnx.ModelProto, what: str) -> bool:
+    """The checks that are possible before `proto` is converted. Returns whether it has sparse initializers."""
     if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version < 3):
         raise BadInput(f"{what} is not a whole ONNX model\n  hint: was it cut off, or written by something else?")
     for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
         if not 0 < opset.version < 2**31:
             raise BadInput(f"{what} is not a valid ONNX model: it imports opset {opset.version}")
-    check_message(proto, what)
+    return check_message(proto, what)
 
 
-def _read(proto: onnx.ModelProto, what: str) -> ir.Model:
+def _read(proto: onnx.ModelProto, what: str, has_sparse: bool) -> ir.Model:
     proto = without_maps(proto, what)
-    if _has_sparse(proto.graph):
+    if has_sparse:
         dense = onnx.ModelProto()
         dense.CopyFrom(proto)
         _densify(dense.graph)

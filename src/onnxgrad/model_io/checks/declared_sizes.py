@@ -23,18 +23,28 @@ PROTOBUF_LIMIT = 2**31 - 2**20
 MOST_NOTES = 1 << 26
 
 
-def check_message(proto: onnx.ModelProto, what: str) -> None:
-    """Raise BadInput unless strings in `proto` are valid text and tensors have as many elements as declared.
+def check_message(proto: onnx.ModelProto, what: str) -> bool:
+    """Check `proto`: its strings are text, and tensors have as many elements as declared.
 
     Where a string is no text, the package protobuf gives bytes, without a word.
+
+    Returns:
+        True if a graph has sparse initializers.
+
+    Raises:
+        BadInput: it is not so.
     """
     stack: list[Any] = [proto]
-    notes = 0
+    notes, has_sparse = 0, False
     while stack:
         message = stack.pop()
         kind = type(message)
         if kind is onnx.NodeProto and _is_plain(message):
-            stack += message.attribute[::-1]
+            if message.attribute:
+                stack += message.attribute[::-1]
+            continue
+        if kind is onnx.ValueInfoProto and _is_plain_value(message):
+            stack.append(message.type.tensor_type.shape)
             continue
         if kind is onnx.TensorShapeProto:
             if len(message.dim) > MOST_AXES:
@@ -48,6 +58,10 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
             why = _complaint(message)
             if why:
                 raise BadInput(f"{what} is not a valid ONNX model: the tensor {_called(message)} {why}")
+            if type(message.name) is str and not (
+                message.doc_string or message.external_data or message.metadata_props
+            ):
+                continue
             stack += (*message.external_data, *message.metadata_props)
             fields = [(f, getattr(message, f.name)) for f in _NAMED if message.HasField(f.name)]  # not its data
         else:
@@ -58,6 +72,8 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
                 raise BadInput(f"{what} is not a valid ONNX model: the sparse tensor {_called(message.values)} {why}")
         elif kind is onnx.AttributeProto:
             _check_attribute(message, what)
+        elif kind is onnx.GraphProto:
+            has_sparse |= bool(message.sparse_initializer)
         elif kind is onnx.StringStringEntryProto:
             notes += message.ByteSize()  # without making text of it
             check_size_of_notes(notes, what)
@@ -76,6 +92,14 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
             if bytes in map(type, values):
                 name = field.full_name.split(".", 1)[1]
                 raise BadInput(f"{what} is not a valid ONNX model: its {name} is no text")
+    return has_sparse
+
+
+def _is_plain_value(value: onnx.ValueInfoProto) -> bool:
+    """True if `value` is a tensor whose name is text, without notes and documentation."""
+    kind = value.type
+    named = type(value.name) is type(kind.denotation) is str and kind.HasField("tensor_type")
+    return named and not (value.doc_string or value.metadata_props)
 
 
 def _is_plain(node: onnx.NodeProto) -> bool:
@@ -145,7 +169,7 @@ def _complaint(tensor: onnx.TensorProto) -> str:
         return "has no type"
     if len(tensor.dims) > MOST_AXES:
         return f"has {len(tensor.dims)} axes; {MOST_AXES} are the most"
-    if any(d < 0 for d in tensor.dims):
+    if min(tensor.dims, default=0) < 0:
         return f"has the dimensions {list(tensor.dims)}"
     if tensor.HasField("segment"):
         return "is a segment of another tensor, which onnxgrad does not read"
