@@ -48,6 +48,9 @@ def test_bounds_may_be_arrays_and_no_step_may_run():
     f = og.jit(lambda n, v: og.fori_loop(0, n, lambda i, v: v * 2.0, v))
     for n, expected in ((3, 8.0), (0, 1.0), (-4, 1.0)):
         close(f(n, 1.0), expected)
+        fixed = og.jit(lambda v, n=n: og.fori_loop(0, n, lambda i, v: v * 2.0 + 0 * i, v))
+        close(fixed(1.0), expected)
+        close(og.grad(fixed)(1.0), expected)
 
 
 def test_while_loop():

@@ -97,7 +97,7 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
             goes_on, *after = body.write(inner, [*held, *captured])
             return [inner.Reshape(inner.Cast(goes_on, to=int(ir.DataType.BOOL)), np.array([], np.int64)), *after]
 
-        return _loop(b, None, condition, states, inside, 0)
+        return _loop(b, None, condition, states, inside)
 
     return trees.rebuilt(init_val, _run("while", [body], [first, *leaves], (), write))
 
@@ -120,6 +120,13 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any) -> Any:
         if x.dtype.kind not in "iu" or x.size != 1:
             raise BadInput(f"the bounds of fori_loop are integers; this is {x.dtype} of shape {x.shape}")
     leaves = [as_array(x) for _, x in trees.leaves(init_val)]
+    if compiling.get() and bounds[0]._node is bounds[1]._node is None:  # a Scan stacks what steps keep in place
+
+        def step(value: Any, i: Any) -> Any:
+            return body_fun(i, value), ()
+
+        step.__name__ = getattr(body_fun, "__name__", "the function")
+        return scan(step, init_val, np.arange(*(int(x._data.item()) for x in bounds)))[0]
     body = trace(body_fun, (0, init_val), [np.zeros((), np.int64), *(x._data for x in leaves)])
     _check_alike(init_val, body.output, "init_val and the result of body_fun")
 
@@ -131,7 +138,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any) -> Any:
         def inside(inner: Builder, step: Var, held: Sequence[Var]) -> list[Var]:
             return [inner.const(True), *body.write(inner, [inner.Add(step, first), *held, *captured])]
 
-        return _loop(b, b.Max(b.Sub(last, first), b.const(0)), None, states, inside, 0)
+        return _loop(b, b.Max(b.Sub(last, first), b.const(0)), None, states, inside)
 
     return trees.rebuilt(init_val, _run("fori", [body], [*bounds, *leaves], (), write))
 
@@ -176,16 +183,13 @@ def scan(f: Function, init: Any, xs: Any = None, length: int | None = None, reve
     def write(b: Builder, inputs: list[Var]) -> list[Var]:
         states, rest = inputs[: len(carried)], inputs[len(carried) :]
         columns, captured = rest[: len(scanned)], rest[len(scanned) :]
-        if columns:
-            return _scan(b, states, columns, lambda inner, held: body.write(inner, [*held, *captured]), reverse, steps)
+        count = len(states) + len(columns)
+        columns = columns or [b.Expand(b.const(False), [steps])]  # what tells the number of steps
 
-        def inside(inner: Builder, _: Var, held: Sequence[Var]) -> list[Var]:
-            return [inner.const(True), *body.write(inner, [*held, *captured])]
+        def inside(inner: Builder, held: Sequence[Var]) -> list[Var]:
+            return body.write(inner, [*held[:count], *captured])
 
-        written = _loop(b, b.const(steps), None, states, inside, len(stacked))
-        ys = written[len(states) :]
-        backwards = {"starts": [-1], "ends": [-steps - 1], "axes": [0], "steps": [-1]}
-        return [*written[: len(states)], *(b.Slice(y, *backwards.values()) if reverse else y for y in ys)]
+        return _scan(b, states, columns, inside, reverse, steps)
 
     results = _run("scan", [body], [*carried, *scanned], (steps, reverse), write)
     return (
@@ -235,9 +239,8 @@ def _loop(
     condition: Var | None,
     states: Sequence[Var],
     write: Callable[[Builder, Var, Sequence[Var]], list[Var]],
-    stacked: int,
 ) -> list[Var]:
-    """Append a Loop; `write` gives the condition, the states and what is stacked, from the step and the states."""
+    """Append a Loop; `write` gives the condition and the states, from the step and the states."""
     inner, graph = empty(b, "body")
     lead = loop_lead(inner)
     carried = [formal(inner, s.value, "state") for s in states]
