@@ -29,6 +29,9 @@ FULL_LIKE: dict[type, Callable[[Builder, Var, float], Var]] = {}
 ZEROS_LIKE: dict[type, Callable[[Builder, Var], Var]] = {}
 
 
+_NO_ATTRIBUTES: tuple[list[ir.Attr], Sequence[Any]] = [], ()
+
+
 class Var:
     """A value in the graph that a `Builder` writes, with the usual operators."""
 
@@ -165,6 +168,7 @@ class Builder:
         self.moved: dict[ir.Value, ir.Value] = {}
         self._recordings: list[list[ir.Node]] = []
         self._own: set[ir.Node] = set()
+        self._untouched: tuple[ir.Value, ...] = ()
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         """The function that writes a node `op_type`."""
@@ -212,7 +216,7 @@ class Builder:
         A ``None`` attribute is omitted; an ``ir.Attr`` is used unchanged.
         """
         values = self._values(inputs)
-        attrs, hashable = self._attributes(attributes)
+        attrs, hashable = self._attributes(attributes) if attributes else _NO_ATTRIBUTES
         key: Any = None
         opset = self.infer.context.get_opset_version(domain) if domain else self.opset
         if hashable is not None and is_repeatable(op_type, domain, opset):
@@ -255,9 +259,10 @@ class Builder:
         """`x` with its axes in the order `perm` (default: reversed).
 
         Transposing back cancels. Two consecutive Transposes that were both emitted here are merged; a Transpose of the
-        primal graph is followed by another, which the runtime may fuse into the product that reads it.
+        primal graph is followed by another, which the runtime may fuse into the product that reads it. Of a value that
+        is `untouched`, neither is done.
         """
-        node = producer(x.value, "Transpose")
+        node = None if x.value in self._untouched else producer(x.value, "Transpose")
         before = None if node is None else permutation(node)
         if node is not None and before is not None:
             after = [before[i] for i in (perm if perm is not None else reversed(range(len(before))))]
@@ -298,6 +303,15 @@ class Builder:
         self._own.add(node)
         for recording in self._recordings:
             recording.append(node)
+
+    @contextmanager
+    def untouched(self, *values: Var) -> Iterator[None]:
+        """Let a part that is named `of` `values` read them, not what they are Transposes of."""
+        before, self._untouched = self._untouched, tuple([v.value for v in values])
+        try:
+            yield
+        finally:
+            self._untouched = before
 
     @contextmanager
     def record(self) -> Iterator[list[ir.Node]]:
@@ -389,7 +403,8 @@ class Builder:
 
     def reshape(self, x: Var | ir.Value, shape: Any) -> Var:
         """`x` with the shape `shape` (a vector or a list, in which 0 means a dimension of size 0)."""
-        shape = self._operand(shape, ir.DataType.INT64)
-        known = shape.const
-        exact = known is None or (known == 0).any()  # allowzero forbids -1, and is not needed without a 0
+        if not isinstance(shape, (list, tuple)):
+            shape = self._operand(shape, ir.DataType.INT64)
+        known = shape.const if isinstance(shape, Var) else shape
+        exact = known is None or 0 in known  # allowzero forbids -1, and is not needed without a 0
         return self.Reshape(x, shape, allowzero=1 if exact else None)

@@ -37,7 +37,8 @@ class Literals:
         value = self._arrays.get(key)
         if value is None or not self._is_there(value):
             name = self.names.fresh("const")
-            value = self._arrays[key] = add_initializer(self.graph, ir.Tensor(array, dtype, name=name))
+            tensor = ir.Tensor(array, shape=ir.Shape(array.shape), name=name)  # half the time of one without its shape
+            value = self._arrays[key] = add_initializer(self.graph, tensor)
         return value
 
     def number(self, number: int | float, dtype: ir.DataType | None) -> ir.Value:
