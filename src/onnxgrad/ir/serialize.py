@@ -8,7 +8,9 @@ of protobuf parses all of them. That takes a quarter of the time.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
+from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
@@ -24,6 +26,35 @@ def serialize(model: ir.Model, weights: bool = True) -> onnx.ModelProto:
     proto = ir.serde.serialize_model(shell)
     _Writer(model.ir_version).graph(proto.graph, graph, weights)
     return proto
+
+
+def serialize_apart(model: ir.Model, file: BinaryIO, location: str) -> onnx.ModelProto:
+    """Serialize `model` with larger weights in `file`, which the message calls `location`."""
+    proto = serialize(model, weights=False)
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None:
+            continue
+        entry = proto.graph.initializer.add()
+        if tensor.nbytes < _PAGE or tensor.dtype == ir.DataType.STRING:
+            ir.serde.serialize_tensor_into(entry, tensor)
+        else:
+            file.seek(-file.tell() % _PAGE, os.SEEK_CUR)
+            about = {"location": location, "offset": str(file.tell()), "length": str(tensor.nbytes)}
+            entry.external_data.extend(onnx.StringStringEntryProto(key=key, value=text) for key, text in about.items())
+            entry.data_type, entry.data_location = tensor.dtype, onnx.TensorProto.EXTERNAL
+            entry.dims.extend(tensor.shape.numpy())
+            write_tensor(tensor, file)
+        entry.name = name
+    return proto
+
+
+def write_tensor(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
+    """Write the bytes of a tensor, without a copy of them if the tensor can."""
+    if isinstance(tensor, (ir.Tensor, ir.LazyTensor)):
+        tensor.tofile(file)
+    else:
+        file.write(tensor.tobytes())
 
 
 def _tag(message: type, field: str, wire: int = 2) -> bytes:
@@ -47,6 +78,8 @@ _FIELDS = {
     ir.AttributeType.FLOAT: "f",
     ir.AttributeType.FLOATS: "floats",
 }
+#: Bytes of weights from which on they are apart, and by which they are aligned, so that they can be mapped into memory.
+_PAGE = 1 << 12
 #: Bytes of a tensor in an attribute that may be there twice for a moment.
 _COPIED = 1 << 16
 #: Bytes of an attribute that other nodes may share.

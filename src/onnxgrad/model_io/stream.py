@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.serialize import serialize, varint
+from onnxgrad.ir.serialize import serialize, varint, write_tensor
 from onnxgrad.model_io import zeros
 from onnxgrad.model_io.checks.declared_sizes import PROTOBUF_LIMIT
 from onnxgrad.model_io.read import training_info
@@ -41,15 +41,7 @@ def write(model: ir.Model, file: BinaryIO, moments: Mapping[str, ir.TensorProtoc
         if isinstance(piece, bytes):
             file.write(piece)
         else:
-            _write_tensor(piece, file)
-
-
-def _write_tensor(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
-    """Write the bytes of a tensor, without a copy of them if the tensor can."""
-    if isinstance(tensor, (ir.Tensor, ir.LazyTensor)):
-        tensor.tofile(file)
-    else:
-        file.write(tensor.tobytes())
+            write_tensor(piece, file)
 
 
 def _model(model: ir.Model, moments: Mapping[str, ir.TensorProtocol]) -> Iterator[bytes | ir.TensorProtocol]:

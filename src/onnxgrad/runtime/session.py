@@ -24,7 +24,7 @@ from onnxgrad.external_data import check_external
 from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.passes import Passed, run_passes, warn_of
-from onnxgrad.ir.serialize import serialize
+from onnxgrad.ir.serialize import serialize, serialize_apart
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import wants_kernels
@@ -246,7 +246,8 @@ def _through_a_file(
     with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "model.onnx")
         try:
-            ir.save(model, path, external_data="model.data")
+            with open(path.with_name("model.data"), "wb") as weights:
+                path.write_bytes(serialize_apart(model, weights, "model.data").SerializeToString())
         except OSError:
             if not may_fail:
                 raise
