@@ -314,6 +314,15 @@ class Builder:
             self._untouched = before
 
     @contextmanager
+    def untouched(self, *values: Var) -> Iterator[None]:
+        """Let a part that is named `of` `values` read them, not what they are Transposes of."""
+        before, self._untouched = self._untouched, tuple([v.value for v in values])
+        try:
+            yield
+        finally:
+            self._untouched = before
+
+    @contextmanager
     def record(self) -> Iterator[list[ir.Node]]:
         """Collect the nodes that are appended inside the ``with`` block, in order."""
         nodes: list[ir.Node] = []

@@ -1,13 +1,18 @@
 """The cotangent of the weights of a convolution in C: against the operators, PyTorch and the bare sum."""
 
 import numpy as np
+import onnx_ir as ir
 import pytest
-from onnx import helper
+from onnx import helper, parser, shape_inference
 
+from onnxgrad import vjp
 from onnxgrad.errors import OnnxGradError
+from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.kernels import conv_kernels, convolutions
+from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.pulled import Pulled
 from tests.runtime.kernels.twins import needs_kernels
+from tests.runtime.passes import optimized, with_kernels
 
 pytestmark = needs_kernels
 
@@ -179,6 +184,28 @@ SOLIDS = {
 def test_weights_over_three_axes(name):
     operators, seed = pulled(SOLIDS[name])
     operators.compare(seed, ["ConvWeightGrad"], **tolerance(seed))
+
+
+@pytest.mark.parametrize("group", [1, 16])
+def test_pictures_with_channels_last(group):
+    """What is turned before and after is a Transpose of its own, not one with that of the cotangent's operators."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[N,9,8,16] x, float[16,{16 // group},3,3] w)
+        => (float[N,9,8,16] y) {{
+        t = Transpose <perm = [0, 3, 1, 2]> (x) c = Conv <pads = [1, 1, 1, 1], group = {group}> (t, w)
+        u = Transpose <perm = [0, 2, 3, 1]> (c) y = Sin (u) }}"""
+    model = vjp(ir.from_proto(shape_inference.infer_shapes(parser.parse_model(text))), wrt=["w"])
+    assert [n.op_type for n in with_kernels(model).graph if n.domain == DOMAIN] == ["ConvWeightGrad"]
+    if group > 1:
+        assert not {"MatMul", "Gemm"} & {n.op_type for n in optimized(model).graph}  # one convolution in blocks
+    rng = np.random.default_rng(0)
+    feeds = {
+        v.name: rng.standard_normal([d if isinstance(d, int) else 3 for d in v.shape]).astype(np.float32)
+        for v in model.graph.inputs
+    }
+    options = [Options(target="portable", layout="plain"), Options(target="portable"), Options(target="native")]
+    expected, *found = (Session(model, o).run(feeds, ["w_grad"])["w_grad"] for o in options)
+    for weights in found:
+        np.testing.assert_allclose(weights, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_cotangent_of_another_batch_is_refused():

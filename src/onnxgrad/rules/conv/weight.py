@@ -58,7 +58,8 @@ WIDEST_ROW = 64
 
 def correlate(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var:
     """The cotangent of the weights `like`, [M, C/G, k…]."""
-    w = _correlate(op, big, small, like, windows)
+    with op.builder.untouched(big, small):
+        w = _correlate(op, big, small, like, windows)
     if windows.rank in (1, 2, 3) and None not in windows.kernel:
         op.named(
             "ConvWeightGrad",
