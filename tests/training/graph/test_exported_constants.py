@@ -98,6 +98,14 @@ def test_a_tensor_is_what_it_is_used_as(case):
     assert "t" in parameters(attach(net, loss="l1", trainable=["t"])) or not finite
 
 
+@pytest.mark.parametrize(("name", "trains"), [("auto.cast.4", False), ("blocks.0.scale", True)])
+def test_a_factor_is_a_parameter_by_the_name_of_a_module(name, trains):
+    """Paddle's exporter calls the factor of attention ``auto.cast.4``."""
+    net = model("z = Mul (h, t)", t=np.array(0.5))
+    net.graph.initializer[-1].name = net.graph.node[-1].input[1] = name
+    assert (name in parameters(attach(net, loss="l1"))) == trains
+
+
 def test_where_nothing_else_could_train_it_is_meant():
     """y = x·a + b alone: what else would one train?"""
     net = onnx.parser.parse_model("""

@@ -66,8 +66,10 @@ _BUFFERS = {
     *("anchors", "anchor_grid", "pixel_mean", "pixel_std", "image_mean", "image_std", "attn_mask", "causal_mask"),
 }
 _NUMBERS = {"logit_scale", "logit_bias", "temperature", "log_temperature"}
-#: Names that exporters make up: ``onnx::Mul_12``, ``val_7``, ``_to_copy``, ``/layer/Constant_output_0``, …
-_MADE_UP = re.compile(r"^(onnx::.*|_?val_\d+|\d+|.*_output_\d+|.*[Cc]onstant.*|_to_copy.*|.*lifted_tensor.*|clone.*)$")
+#: Names that exporters make up: ``onnx::Mul_12``, ``val_7``, ``_to_copy``, ``/layer/Constant_output_0``, ``auto.cast.4``
+_MADE_UP = re.compile(
+    r"^(onnx::.*|_?val_\d+|\d+|.*_output_\d+|.*[Cc]onstant.*|_to_copy.*|.*lifted_tensor.*|clone.*|auto\.\w+\.\d+)$"
+)
 #: Names of values that an exporter has computed from a parameter: exp(logit_scale), for instance.
 _FOLDED = re.compile(r"^(exp|softplus|sigmoid|tanh)(_\d+)?$")
 _SAMPLE = 64
