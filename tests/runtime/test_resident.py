@@ -361,7 +361,7 @@ def test_constants_go_as_a_message_where_there_is_no_room_for_a_file(monkeypatch
     monkeypatch.setattr("onnxgrad.runtime.session._LARGE", 1)
     x = np.float32([1, 1])
     assert Session(made).run({"x": x})["y"].tolist() == [2, 3]
-    monkeypatch.setattr(ir, "save", full)
+    monkeypatch.setattr("onnxgrad.runtime.session.serialize_apart", full)
     assert Session(made).run({"x": x})["y"].tolist() == [2, 3]
     monkeypatch.setattr("onnxgrad.runtime.session._MESSAGE_LIMIT", 1)
     with pytest.raises(BadInput, match="No space left"):
