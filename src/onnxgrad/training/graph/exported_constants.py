@@ -66,7 +66,7 @@ _BUFFERS = {
     *("anchors", "anchor_grid", "pixel_mean", "pixel_std", "image_mean", "image_std", "attn_mask", "causal_mask"),
 }
 _NUMBERS = {"logit_scale", "logit_bias", "temperature", "log_temperature"}
-#: Names that exporters make up: ``onnx::Mul_12``, ``val_7``, ``_to_copy``, ``/layer/Constant_output_0``, ``auto.cast.4``
+#: Names that exporters make up: ``onnx::Mul_12``, ``val_7``, ``_to_copy``, ``auto.cast.4``, ``/Constant_output_0``, …
 _MADE_UP = re.compile(
     r"^(onnx::.*|_?val_\d+|\d+|.*_output_\d+|.*[Cc]onstant.*|_to_copy.*|.*lifted_tensor.*|clone.*|auto\.\w+\.\d+)$"
 )
