@@ -9,11 +9,12 @@ import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
+import onnxgrad
 from onnxgrad.cli.app import build
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import save_model
 from onnxgrad.training import Trainer, evaluate, with_head
-from onnxgrad.training.data import Data, Field, open_data
+from onnxgrad.training.data import Data, Field, Images, open_data
 from onnxgrad.training.data.annotations.samples import read_pixels
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from tests.training.loop.test_trainer import ONE
@@ -173,3 +174,41 @@ def test_pictures_of_16_bits_keep_their_numbers(tmp_path):
     with pytest.raises(BadInput, match=r"deep\.tiff.*no known range"):
         open_data(tmp_path)["images"].take(np.arange(2), field)
     assert abs(read_pixels(tmp_path / "a" / "deep.png", (5, 6)).mean() - deep.mean() / 257) < 1
+
+
+def test_pictures_that_a_table_names(tmp_path):
+    """A column of paths, from the folder of the table on, beside several labels or names of classes."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[N, 1, 4, 4] x) => (float[N, 2] y) '
+        "{ f = Flatten (x)  y = MatMul (f, w) }"
+    )
+    weights = np.random.default_rng(0).standard_normal((16, 2)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    (tmp_path / "pics").mkdir()
+    pixels = np.random.default_rng(1).integers(0, 256, (6, 4, 4), np.uint8)
+    for k, picture in enumerate(pixels):
+        image.fromarray(picture).save(tmp_path / "pics" / f"{k}.png")
+    rows = [f"pics/{k}.png,{k % 2},{k // 3},{'ab'[k % 2] if k else ''}" for k in range(6)]
+    (tmp_path / "d.csv").write_text("\n".join(["file,s,t,kind", *rows]) + "\n")
+    x = pixels[:, None].astype(np.float32) / 255
+    labels = np.array([[k % 2, k // 3] for k in range(6)])
+    settings = {"loss": "bce_with_logits", "shuffle": False, "learning_rate": 0.1, "batch_size": 2}
+    wanted = onnxgrad.train(proto, {"x": x, "labels": labels.astype(np.float32)}, **settings)
+    inputs = {"x": "file", "labels": "s,t"}
+    found = onnxgrad.train(proto, tmp_path / "d.csv", inputs=inputs, **settings)
+    np.testing.assert_allclose(found.state()["w"], wanted.state()["w"], rtol=1e-6)
+    found.save(tmp_path / "o.onnx")
+    predicted = onnxgrad.predict(tmp_path / "o.onnx", tmp_path / "d.csv")
+    assert predicted["file"].tolist() == [f"pics/{k}.png" for k in range(6)]
+    np.testing.assert_array_equal(
+        predicted["y"], onnxgrad.predict(tmp_path / "o.onnx", tmp_path / "pics", images=Images())["y"]
+    )
+    settings = {"loss": "cross_entropy", "inputs": {"x": "file"}, "labels": "kind", "missing": "drop"}
+    trainer = onnxgrad.train(proto, tmp_path / "d.csv", **settings)
+    assert trainer.classes == ("a", "b")
+    assert trainer.preprocessing.images == Images()
+    trainer.save(tmp_path / "o.onnx")
+    assert onnxgrad.evaluate(tmp_path / "o.onnx", tmp_path / "d.csv", labels="kind", missing="drop").rows == 5
+    (tmp_path / "pics" / "0.png").unlink()
+    with pytest.raises(BadInput, match=r"text \('pics/0.png'\), not numbers.*\n  hint: paths of pictures"):
+        onnxgrad.train(proto, tmp_path / "d.csv", loss="bce_with_logits", inputs=inputs)

@@ -152,8 +152,10 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.nda
                 "  hint: fill it in; --missing drop of train and evaluate (in Python missing='drop') leaves the row out"
             )
         kind = _kind(array)
-        code = "\n  hint: numbers have no leading zeros" if re.match(r"text \('0\d+'", kind) else ""
-        raise BadInput(f"{where} holds {kind}, not numbers; expected {field.wanted}{code}")
+        hint = "\n  hint: numbers have no leading zeros" if re.match(r"text \('0\d+'", kind) else ""
+        if re.search(r"\.(png|jpe?g|bmp|gif|webp|tiff?)'", kind, re.IGNORECASE):
+            hint = "\n  hint: paths of pictures in a file begin in its folder; a stream reads none"
+        raise BadInput(f"{where} holds {kind}, not numbers; expected {field.wanted}{hint}")
     array = _last_axis(array, field)
     shape = array.shape[1:]
     if array.ndim != len(field.shape) + 1 or any(w not in (None, n) for w, n in zip(field.shape, shape)):

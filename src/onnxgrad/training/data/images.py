@@ -117,8 +117,9 @@ class Pictures(Column):
 
     @property
     def names(self) -> np.ndarray:
-        """The paths relative to the folder of the data."""
-        return np.array([p.relative_to(self.folder).as_posix() for p in self.paths], object)
+        """The paths relative to the folder of the data, where they lie in it."""
+        inside = [p.relative_to(self.folder) if p.is_relative_to(self.folder) else p for p in self.paths]
+        return np.array([p.as_posix() for p in inside], object)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -126,6 +127,10 @@ class Pictures(Column):
     def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
         """These pictures, decoded now."""
         return stacked([self.how.read(self.paths[i], field) for i in rows])
+
+    def select(self, rows: np.ndarray) -> Column:
+        """These pictures."""
+        return Pictures([self.paths[i] for i in rows], self.how, self.folder)
 
     def sizes(self, field: Field) -> np.ndarray:
         """Height and width of each picture as a row of `field`, before padding: [rows, 2]."""
@@ -158,6 +163,17 @@ class EncodedPictures(Column):
         """These pictures, decoded now."""
         found = [np.asarray(p).item() for p in self.column.take(rows, field)]
         return stacked([self.how.decode(io.BytesIO(p.content), field, p.name) for p in found])
+
+
+def pictures_named_in(column: Column, folder: Path, how: Images) -> Column:
+    """The pictures that a `column` of paths names, from `folder` on; other columns as they are."""
+    texts = [] if column.array is None or column.array.dtype.kind not in "UO" else column.array.tolist()
+    if not texts or Path(str(texts[0])).suffix.lower() not in SUFFIXES or not (folder / str(texts[0])).is_file():
+        return column
+    load_pillow()
+    found = Pictures([folder / text for text in texts], how, folder)
+    found.chunks = column.chunks
+    return found
 
 
 def picture_files(path: Path, how: Images) -> dict[str, Column]:

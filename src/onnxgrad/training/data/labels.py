@@ -126,7 +126,7 @@ def class_column(column: Column, where: str = "the labels") -> Column:
     if missing.any():
         raise BadInput(
             f"{where} has no label in row {np.argwhere(missing)[0][0]}: the cell is empty\n"
-            "  hint: fill it in, or leave the row out"
+            "  hint: fill it in; --missing drop of train and evaluate leaves the row out"
         )
     names, numbers = np.unique(texts, return_inverse=True)
     return ClassColumn(numbers.reshape(column.array.shape), names.tolist())

@@ -175,6 +175,10 @@ class ObjectPictures(Pictures):
         image = load_pillow()
         return stacked([self.how.convert(image.fromarray(read_pixels(r.file, r.size)), field) for r in known])
 
+    def select(self, rows: np.ndarray) -> Column:
+        """These pictures, with their annotations."""
+        return Column.select(self, rows)
+
     def stored_size(self, row: int) -> tuple[int, int]:
         """Height and width of the picture, turned as its annotations are."""
         width, height = self.objects.rows[row].size

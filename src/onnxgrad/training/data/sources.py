@@ -37,7 +37,14 @@ from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.arrow_size import unpacked_size
 from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Mapped, Remembered, Unusable, column
 from onnxgrad.training.data.images import SUFFIXES as PICTURES
-from onnxgrad.training.data.images import EncodedPicture, EncodedPictures, Images, image_folder, picture_files
+from onnxgrad.training.data.images import (
+    EncodedPicture,
+    EncodedPictures,
+    Images,
+    image_folder,
+    picture_files,
+    pictures_named_in,
+)
 from onnxgrad.training.data.masks import has_polygons, mask_folder, object_columns
 from onnxgrad.training.data.wide import Joining, join_columns
 from onnxgrad.wording import tensor_text
@@ -156,7 +163,9 @@ def _open_path(path: Path, images: Images, kinds: Mapping[str, str]) -> dict[str
         return _folder(path, images)
     suffix = path.suffix.lower()
     if suffix in _TABLES or suffix in text_tables.SUFFIXES:
-        return _table(path, kinds)
+        columns = _table(path, kinds)
+        columns.update({n: pictures_named_in(c, path.parent, images) for n, c in columns.items()})
+        return columns
     if suffix == ".json":
         return object_columns(path, images)
     if suffix == ".npy":
@@ -206,7 +215,7 @@ def column_kinds(columns: Mapping[str, Column]) -> dict[str, str]:
     return {name: "text" if kind in ("string", "large_string") else "number" for name, kind in tables.items()}
 
 
-def _table(path: Path, kinds: Mapping[str, str]) -> dict[str, Column]:
+def _table(path: Path, kinds: Mapping[str, str]) -> Columns:
     try:
         import pyarrow.feather
         import pyarrow.parquet

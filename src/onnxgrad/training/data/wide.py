@@ -19,6 +19,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data.column_fit import SAMPLE, ColumnFit, TableSettings
 from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Ragged, Unusable
 from onnxgrad.training.data.fields import LABELS, Field
+from onnxgrad.training.data.images import Pictures
 from onnxgrad.training.data.labels import missing_labels
 from onnxgrad.training.data.raw_columns import raw_column, raw_columns
 from onnxgrad.training.data.table import Table
@@ -94,8 +95,7 @@ def join_columns(
     trained = trained or {}
     wanted = {name: order_columns(name, text, trained.get(name), columns) for name, text in inputs.items()}
     wanted |= {n: f for n, f in trained.items() if n not in inputs and n not in columns and _apply(n, f, columns)}
-    left, made = dict(columns), {}
-    tables = tables or Joining()
+    left, made, tables = dict(columns), {}, tables or Joining()
     kept: np.ndarray | None = None
     notes: list[str] = []
     if tables.settings is not None and tables.settings.missing == "drop":
@@ -105,7 +105,8 @@ def join_columns(
     for name, features in wanted.items():
         for called in features.names:
             left.pop(called, None)
-        if features.table is not None or (tables.settings is not None and name not in tables.labels):
+        is_prepared = name not in tables.labels and not isinstance(columns[features.names[0]], Pictures)
+        if features.table is not None or (tables.settings is not None and is_prepared):
             made[name] = _prepared(name, features, columns, tables, kept, source)
             continue
         own = {n: columns[n] if kept is None else columns[n].select_in_memory(kept) for n in features.names}
@@ -224,14 +225,12 @@ def complete_rows(
     """The rows of `columns` without a missing value in those for `inputs` or `labels`; all of them without either.
 
     Args:
-        columns: by name.
+        columns, labels: by name, and those of the loss.
         inputs: which columns feed which input.
-        labels: the inputs of the loss.
         drop: counts the other rows.
     """
-    names = list(columns)
     wanted = {
-        n: f if isinstance(f, Features) else Features(tuple(_select_columns(f, names)), f)
+        n: f if isinstance(f, Features) else Features(tuple(_select_columns(f, [*columns])), f)
         for n, f in (inputs or {}).items()
     }
     kept = (drop or DroppedRows()).find_kept(columns, wanted, labels)
@@ -239,7 +238,8 @@ def complete_rows(
         return dict(columns)
     if not len(kept):
         raise NoRowsLeft("every row has a missing value, so --missing drop leaves none")
-    raws = raw_columns(columns, [called for n, f in wanted.items() if n not in labels for called in f.names])
+    fed = [called for n, f in wanted.items() if n not in labels for called in f.names]
+    raws = raw_columns(columns, [n for n in fed if not isinstance(columns[n], Pictures)])
     some = {n: c.select_in_memory(kept) for n, c in columns.items() if n not in raws}
     return some | {n: Dense(raw.values[kept]) for n, raw in raws.items()}
 
