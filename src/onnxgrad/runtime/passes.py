@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,18 +20,24 @@ from onnxgrad.runtime.kernels import (
     ATTENTION,
     CONVOLUTIONS,
     ELEMENTWISE,
+    FACTORED_UPDATES,
     GATHERED_SUMS,
     KERNELS,
+    LAST_BLOCKS,
     PRODUCTS,
     RECURRENCE,
     RUNNING_SUMS,
     SUMMED_ROWS,
+    compute_again,
     in_place,
 )
 from onnxgrad.runtime.rewrites import REWRITES, compute_soon
 from onnxgrad.runtime.same_memory import SameMemory, name_nodes, same_memory
 from onnxgrad.runtime.setting import Setting
 from onnxgrad.runtime.widened import has_bfloat16, widen
+
+#: Of state: steps with fewer numbers save no memory at the cost of time.
+LARGE_STATE = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,14 @@ class SessionSetting(Setting):
     def keeps_state(self) -> str:
         """The reason that kernels overwrite no state; empty if they may."""
         return self.lacks_kernels() or ("" if self.overwrites else "the session holds no state")
+
+    def keeps_results(self) -> str:
+        """The reason that cheap results are kept for the backward pass; empty if they are computed again."""
+        if reason := self.lacks_kernels():
+            return reason
+        sizes = (v.shape.numpy() for v in self.given.inputs if v.name in self.renewed and v.shape is not None)
+        numbers = sum(math.prod(size) for size in sizes if not any(isinstance(d, str) for d in size))
+        return "" if numbers >= LARGE_STATE else f"the state has fewer than {LARGE_STATE:,} numbers"
 
     def keeps_two_buffers(self) -> str:
         """The reason that standard operators overwrite no state; empty if they may."""
@@ -164,10 +179,21 @@ OPTIMIZATION: Sequence[Pass[SessionSetting]] = (
     ),
     RECURRENCE,
     RUNNING_SUMS,
+    LAST_BLOCKS,
     ELEMENTWISE,
     LEFT_ERF,
     PRODUCTS,
+    FACTORED_UPDATES,
     CONSTANT_TRANSPOSES,
+    Pass(
+        "again",
+        "memory",
+        "a second computation where the backward pass reads it",
+        "activations and normalizations beside products of large weights",
+        lambda *_: True,
+        lambda model, setting: compute_again(model.graph, setting.renewed.values()),
+        SessionSetting.keeps_results,
+    ),
     Pass(
         "in_place",
         "memory",

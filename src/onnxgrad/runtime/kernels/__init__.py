@@ -26,10 +26,13 @@ Modules: `processors` (kinds of processors), `libraries` (the shared library of 
 (parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
 of operators without a name, to `programs`), `open_norms` (normalizations that these groups finish), `recurrence`
 (Scans, to programs), `running_sums` (of their steps), `products` (of matrices, likewise),
-`convolutions` (of 3×3 taps), `summed_rows` (sums along edges and of segments).
+`convolutions` (of 3×3 taps), `summed_rows` (sums along edges and of segments), `again` (cheap results that are computed
+twice, for memory).
 """
 
+from onnxgrad.runtime.kernels.again import compute_again
 from onnxgrad.runtime.kernels.elementwise import ELEMENTWISE
+from onnxgrad.runtime.kernels.factored_updates import FACTORED_UPDATES, LAST_BLOCKS
 from onnxgrad.runtime.kernels.in_place import in_place
 from onnxgrad.runtime.kernels.libraries import has_kernels, installed, library, overwrites
 from onnxgrad.runtime.kernels.products import PRODUCTS
@@ -42,12 +45,15 @@ __all__ = [
     "ATTENTION",
     "CONVOLUTIONS",
     "ELEMENTWISE",
+    "FACTORED_UPDATES",
     "GATHERED_SUMS",
     "KERNELS",
+    "LAST_BLOCKS",
     "PRODUCTS",
     "RECURRENCE",
     "RUNNING_SUMS",
     "SUMMED_ROWS",
+    "compute_again",
     "has_kernels",
     "in_place",
     "installed",

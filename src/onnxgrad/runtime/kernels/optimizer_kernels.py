@@ -40,9 +40,9 @@ def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -
             return None
         (x, shrink), (g, clip) = map(_split_scale, tensors[:2])
         vector = site.constant(np.array(numbers, np.float32))
-        operands = [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector, None]
+        operands = [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector, None, None, None]
         if (picking := preceding_call(site, 1, "GatherGrad")) is not None and _same_shape(x, picking.outputs[0]):
-            _, operands[1], _, operands[-1] = picking.inputs
+            _, operands[1], _, operands[-3] = picking.inputs
         return KernelCall(name, operands)
 
     return fits

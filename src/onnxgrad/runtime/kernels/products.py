@@ -89,6 +89,18 @@ def _call(node: ir.Node) -> _Call | None:
     return _Call((x, w, None, *total.inputs[:2]), total.outputs[0], left=True, kernel="RunningSumProduct")
 
 
+def match_cotangent(node: ir.Node | None) -> tuple[ir.Value, ir.Value] | None:
+    """The operands of a product xᵀ·g, as an operator or a call; None for another node."""
+    if node is not None and node.domain == DOMAIN and node.op_type == "Product":
+        left, right, relu = (node.attributes.get_int(name, 0) for name in ("left", "right", "relu"))
+        inputs = node.inputs if left and not right and not relu and node.inputs[2:] in ((), (None,)) else ()
+    else:
+        call = None if node is None else _call(node)
+        inputs = call.inputs if call is not None and call.left else ()
+    x, g = inputs[:2] or (None, None)
+    return None if x is None or g is None else (x, g)
+
+
 def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value | None) -> _Call | None:
     """`y` = x·W, or x·Wᵀ if `turned`, with the operators behind it, unless ONNX Runtime is as fast."""
     size = _dims(w)
