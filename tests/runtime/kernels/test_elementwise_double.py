@@ -154,3 +154,14 @@ def test_one_operator_that_onnx_runtime_lacks(name):
         hidden.graph[0].outputs[0].dtype = ir.DataType.DOUBLE
         found = Session(hidden, Options(target="native"))
         np.testing.assert_allclose(found.run({"x": x, "t": np.arange(101)[:, None]})["z"], expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("Cos(x)", 1), ("Exp(x)", 1), ("Sqrt(x)", 1), ("Add(x, x)", 0), ("Tan(x)", 1)]
+)
+def test_one_operator_of_which_onnx_runtime_has_no_vectors(text, count):
+    assert len(groups(model_of(f"z = {text}", "(double[N] x) => (double[N] z)"))) == count
+
+
+def test_the_product_with_a_sigmoid():
+    same(model_of("s = Sigmoid(x) z = Mul(x, s)", "(double[N] x) => (double[N] z)"), {"x": SPECIAL[:-3]}, 1e-14, 1e-300)

@@ -50,12 +50,14 @@ _QUICK = frozenset(
     {"Div", "Elu", "LeakyRelu", "Log", "Mish", "Reciprocal", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt"}
 )
 _RUN = 64
+#: The same of float64, of which ONNX Runtime has no vectors.
+_QUICK_DOUBLE = frozenset({"Cos", "Exp", "Log", "Sigmoid", "Sin", "Sqrt", "Tanh"})
 
 
 def _is_slow_alone(node: ir.Node, shape: Dims) -> bool:
     """True if a program of this operator alone is quicker than the kernel of ONNX Runtime; unknown sizes count as 1."""
     if letter(node.outputs[0]) != "F":
-        return False
+        return letter(node.outputs[0]) == "D" and node.op_type in _QUICK_DOUBLE
     if node.op_type in _QUICK:
         return True
     run, last = 1, None
@@ -312,7 +314,7 @@ class _Grouping:
             if not alone:
                 return None
         is_silu = [n.op_type for n in nodes] == ["Sigmoid", "Mul"] and set(nodes[0].inputs) <= set(nodes[1].inputs)
-        if free and is_silu and not sums:
+        if free and is_silu and not sums and letter(nodes[0].outputs[0]) == "F":
             return None  # ONNX Runtime has a kernel for x·σ(x)
         summed = [r.source for r in sums if r.source not in targets]
         for given, ends in (([*targets], sums), ([*targets, *dict.fromkeys(summed)], ())):
