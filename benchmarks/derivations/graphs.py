@@ -5,6 +5,7 @@ Weights are initializers that are inputs as well, which every contender can diff
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -139,6 +140,38 @@ def residual(blocks: tuple[int, ...], width: int = 8) -> Problem:
     return g.done(g.op("Gemm", value, g.weight(n, 10), g.weight(10)), shape=(2, 10))
 
 
+def convolutional(channels: tuple[int, ...] = (1, 4, 8), size: int = 16) -> Problem:
+    """Convolutions, each with Relu and pooling, and a dense layer."""
+    g, value = _Graph(x=(2, channels[0], size, size)), "x"
+    for n, m in itertools.pairwise(channels):
+        value = g.op("Conv", value, g.weight(m, n, 3, 3), g.weight(m), kernel_shape=[3, 3], pads=[1] * 4)
+        value = g.op("MaxPool", g.op("Relu", value), kernel_shape=[2, 2], strides=[2, 2])
+        size //= 2
+    features = channels[-1] * size * size
+    return g.done(g.op("Gemm", g.op("Flatten", value), g.weight(features, 10), g.weight(10)), shape=(2, 10))
+
+
+def scanned(width: int = 8) -> Problem:
+    """A Scan of an Elman cell."""
+    g = _Graph(x=(12, 4, width), first=(4, width))
+    recurrent_weight, weight, bias = g.weight(width, width), g.weight(width, width), g.weight(width)
+    array = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("MatMul", ["state", recurrent_weight], ["recurrent"]),
+        helper.make_node("MatMul", ["slice", weight], ["forward"]),
+        helper.make_node("Add", ["recurrent", "forward"], ["both"]),
+        helper.make_node("Add", ["both", bias], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["next"]),
+        helper.make_node("Identity", ["next"], ["result"]),
+    ]
+    inputs, outputs = (
+        [array(n, TensorProto.FLOAT, (4, width)) for n in names] for names in (("state", "slice"), ("next", "result"))
+    )
+    body = helper.make_graph(nodes, "cell", inputs, outputs)
+    g.nodes.append(helper.make_node("Scan", ["first", "x"], ["last", "all"], body=body, num_scan_inputs=1))
+    return g.done("all", shape=(12, 4, width))
+
+
 def recurrent(layers: int, width: int = 16) -> Problem:
     """LSTM layers, one on top of the other."""
     g, value = _Graph(x=(12, 4, width)), "x"
@@ -195,4 +228,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "LSTM, 16 layers": lambda: recurrent(16),
     "40 loops with branches": lambda: nested(40),
     "MLP, 2 layers": lambda: perceptron(2),
+    "CNN, 2 layers": convolutional,
+    "Scan of a cell": scanned,
+    "transformer, 1 layer": lambda: transformer(1),
 }
