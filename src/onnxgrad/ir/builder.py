@@ -174,7 +174,9 @@ class Builder:
         """The function that writes a node `op_type`."""
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
-        return self.transpose if op_type == "Transpose" else functools.partial(self.emit, op_type)
+        write = self.transpose if op_type == "Transpose" else functools.partial(self.emit, op_type)
+        self.__dict__[op_type] = write  # Python finds it there the next time
+        return write
 
     @property
     def functions(self) -> Calls | None:
@@ -303,15 +305,6 @@ class Builder:
         self._own.add(node)
         for recording in self._recordings:
             recording.append(node)
-
-    @contextmanager
-    def untouched(self, *values: Var) -> Iterator[None]:
-        """Let a part that is named `of` `values` read them, not what they are Transposes of."""
-        before, self._untouched = self._untouched, tuple([v.value for v in values])
-        try:
-            yield
-        finally:
-            self._untouched = before
 
     @contextmanager
     def untouched(self, *values: Var) -> Iterator[None]:

@@ -56,7 +56,7 @@ class Op:
         self.needs = [*needs, *[False] * (len(self.inputs) - len(needs))] if needs else [True] * len(self.inputs)
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        return self.builder.__getattr__(op_type)
+        return getattr(self.builder, op_type)  # type: ignore[no-any-return]
 
     @property
     def operands(self) -> list[Var]:
