@@ -19,6 +19,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from onnxgrad._later import without_collection
 from onnxgrad.errors import BadInput, is_unicode
 from onnxgrad.external_data import check_external
 from onnxgrad.ir.graph import scopes
@@ -60,6 +61,7 @@ _HELD = re.compile(r"optional\(|seq\(|(?<=\))\)")
 AnyModel = ir.Model | onnx.ModelProto | bytes | str | Path
 
 
+@without_collection()
 def create(
     model: AnyModel,
     options: Options,
@@ -260,9 +262,11 @@ def _through_a_file(
 def give_back() -> None:
     """Return memory freed by building graphs and sessions to the system (if the C library can; 11 to 36 MB).
 
-    Graphs have many cycles, so temporary objects stay until the garbage collector runs.
+    Graphs have many cycles, so temporary objects stay until the garbage collector runs. It pauses while graphs are
+    built, so they are of its youngest generation, or of the second one after a pause. Old objects (modules) are not
+    looked at, which would take longer.
     """
-    gc.collect()
+    gc.collect(1 if gc.isenabled() else 0)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
