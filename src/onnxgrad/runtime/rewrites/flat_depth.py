@@ -35,7 +35,7 @@ class _Site:
         in_lanes: True if the places of the result in depth become neighbours along the last axis.
     """
 
-    node: ir.Node
+    operands: Sequence[ir.Value]
     x: Sequence[int]
     weights: Sequence[int]
     y: Sequence[int]
@@ -58,7 +58,8 @@ def _match(node: ir.Node) -> _Site | None:
     block = block_size()
     fits = w[1] > 0 and fits_blocks(w[0], w[1] * w[2], w[3:], block) and (w[1] % block == 0 or max(w[3:]) > 3)
     in_lanes = not fits and x[0] == 1 < y[2] < w[2] and y[3] * y[4] <= _FEW and strides[2] == 1
-    return _Site(node, x, w, y, strides, dilations, read("pads") or [0] * 6, in_lanes) if fits or in_lanes else None
+    operands = [v for v in node.inputs if v is not None]
+    return _Site(operands, x, w, y, strides, dilations, read("pads") or [0] * 6, in_lanes) if fits or in_lanes else None
 
 
 def _sizes(value: ir.Value | None) -> list[int]:
@@ -76,7 +77,7 @@ def _exchanged(b: Builder, x: Var | ir.Value, dims: Sequence[int]) -> Var:
     return b.Transpose(b.reshape(x, dims), perm=[0, 2, 1, 3])
 
 
-def _padded(b: Builder, site: _Site, x: Var | ir.Value, axis: int) -> Var | ir.Value:
+def _padded(b: Builder, site: _Site, x: Var, axis: int) -> Var:
     """`x`, of four axes, with the padding in depth, which is along `axis`."""
     pads = [0] * 8
     pads[axis], pads[4 + axis] = site.pads[0], site.pads[3]
@@ -86,14 +87,14 @@ def _padded(b: Builder, site: _Site, x: Var | ir.Value, axis: int) -> Var | ir.V
 def _write_lanes(b: Builder, site: _Site) -> Var:
     """Planes as channels, places of the result in depth as neighbours along the last axis."""
     (_, channels, *size), (out, _, *taps), (_, _, lanes, *pixels) = site.x, site.weights, site.y
-    planes = _padded(b, site, b.reshape(site.node.inputs[0], [1, channels, size[0], size[1] * size[2]]), 2)
+    planes = _padded(b, site, b.reshape(site.operands[0], [1, channels, size[0], size[1] * size[2]]), 2)
     stride, dilation = site.strides[0], site.dilations[0]
     rows = b.Gather(planes, stride * np.arange(lanes)[:, None] + dilation * np.arange(taps[0]), axis=2)
     rows = b.Transpose(b.reshape(rows, [-1, lanes, taps[0], size[1] * size[2]]), perm=[0, 2, 3, 1])
     y = b.Conv(
         b.reshape(rows, [1, -1, size[1], size[2] * lanes]),
-        b.reshape(site.node.inputs[1], [out, -1, *taps[1:]]),
-        *site.node.inputs[2:],
+        b.reshape(site.operands[1], [out, -1, *taps[1:]]),
+        *site.operands[2:],
         strides=[site.strides[1], 1],
         dilations=[site.dilations[1], site.dilations[2] * lanes],
         pads=[p * (1, lanes)[i % 3 - 1] for i, p in enumerate(site.pads) if i % 3],
@@ -106,16 +107,16 @@ def _write(b: Builder, site: _Site) -> Var:
     if site.in_lanes:
         return _write_lanes(b, site)
     (n, _, *size), (out, channels, *taps), depth = site.x, site.weights, site.y[2]
-    planes = _exchanged(b, site.node.inputs[0], [n, channels, size[0], size[1] * size[2]])
-    planes = _padded(b, site, planes, 1)
+    exchanged = _exchanged(b, site.operands[0], [n, channels, size[0], size[1] * size[2]])
+    planes = _padded(b, site, exchanged, 1)
     stride, dilation = site.strides[0], site.dilations[0]
     stacked = b.Gather(planes, stride * np.arange(depth)[:, None] + dilation * np.arange(taps[0]), axis=1)
-    kernel = _exchanged(b, site.node.inputs[1], [out, channels, taps[0], taps[1] * taps[2]])
+    kernel = _exchanged(b, site.operands[1], [out, channels, taps[0], taps[1] * taps[2]])
     met = taps[0] * channels if channels > 0 else -1
     y = b.Conv(
         b.reshape(stacked, [n * depth if n > 0 else -1, met, *size[1:]]),
         b.reshape(kernel, [out, met, *taps[1:]]),
-        *site.node.inputs[2:],
+        *site.operands[2:],
         strides=site.strides[1:],
         dilations=site.dilations[1:],
         pads=[p for i, p in enumerate(site.pads) if i % 3],

@@ -80,9 +80,9 @@ def _picks(graph: ir.Graph) -> Iterator[_Parts]:
 def _picked(node: ir.Node, axis: int, dims: Sequence[int]) -> Iterator[tuple[int, ir.Value]]:
     """The places along `axis` that a node picks, and the slices there, without that axis."""
     if is_op(node, "Gather"):
-        index = constant(node.inputs[1])
-        if index is not None and not index.ndim:
-            yield int(index), node.outputs[0]
+        place = constant(node.inputs[1])
+        if place is not None and not place.ndim:
+            yield int(place), node.outputs[0]
     elif len(node.outputs) == dims[axis] and all(_has_one(part, axis) for part in node.outputs):
         for index, part in enumerate(node.outputs):
             for user in part.consumers():
