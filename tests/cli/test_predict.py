@@ -39,6 +39,22 @@ def test_predictions_as_a_table(files, suffix):
     assert [r["y_class"] for r in rows] == [NAMES[k] for k in X.argmax(1)]
 
 
+@pytest.mark.parametrize(("head", "middle"), [("y = Identity(s)", 0), ("y = Sigmoid(s)", 0.5)])
+@pytest.mark.parametrize("shape", ["N", "N, 1"])
+def test_one_score_names_two_classes(tmp_path, head, middle, shape):
+    """Log-odds above 0, or a probability above a half, are the second class; other outputs have no column of it."""
+    axes = "o = Constant <value = int64[1] {1}> ()" + f"t = ReduceSum <keepdims = {int(shape != 'N')}> (x, o)"
+    text = f"g (float[N, 3] x) => (float[{shape}] y, float[N, 3] z) {{ {axes} s = Neg(t) {head} z = Neg(x) }}"
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {text}')
+    proto.metadata_props.add(key="onnxgrad.classes", value=json.dumps(["no", "yes"]))
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=X)
+    said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.csv")
+    rows = list(csv.DictReader((tmp_path / "p.csv").open(newline="")))
+    assert [r["y_class"] for r in rows] == ["yes" if total < 0 else "no" for total in X.sum(1)]
+    assert "z_class" not in rows[0]
+
+
 def test_predictions_as_arrays(files):
     np.savez(files / "d.npz", x=X)
     said(files, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.npz")

@@ -25,13 +25,19 @@ SUFFIXES = (*SEPARATORS, ".npz")
 _FORMULA = tuple("=+-@＝＋－＠\t\r\n")
 
 
-def write_predictions(path: Path, arrays: Mapping[str, np.ndarray], classes: Sequence[str] | None = None) -> None:
+def write_predictions(
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    classes: Sequence[str] | None = None,
+    scores: Mapping[str, float] | None = None,
+) -> None:
     """Write `arrays`, whose first axis is that of the rows, to `path` by its suffix.
 
     Args:
         path: one of `SUFFIXES`.
         arrays: by the names of the outputs.
         classes: names of the classes: in a table, an output with a number for each also gets the name of the largest.
+        scores: outputs of one number a row that tell two classes apart, and the number above which it is the second.
 
     Raises:
         BadInput: the place cannot be written, or two columns of a table would have one name.
@@ -45,7 +51,7 @@ def write_predictions(path: Path, arrays: Mapping[str, np.ndarray], classes: Seq
         else:
             with temporary.open("w", encoding="utf-8", errors="replace", newline="") as file:
                 writer = csv.writer(file, delimiter=SEPARATORS[path.suffix.lower()], lineterminator="\n")
-                writer.writerows(_lines(arrays, classes))
+                writer.writerows(_lines(arrays, classes, scores or {}))
 
 
 def _storable(array: np.ndarray) -> np.ndarray:
@@ -57,7 +63,9 @@ def _storable(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _lines(arrays: Mapping[str, np.ndarray], classes: Sequence[str] | None) -> Iterator[list[object]]:
+def _lines(
+    arrays: Mapping[str, np.ndarray], classes: Sequence[str] | None, scores: Mapping[str, float]
+) -> Iterator[list[object]]:
     """A heading, then a line for each row; arrays are spread over columns ``y_0``, ``y_1_2``, …"""
     heading: list[str] = []
     columns = []
@@ -66,9 +74,11 @@ def _lines(arrays: Mapping[str, np.ndarray], classes: Sequence[str] | None) -> I
         places = itertools.product(*map(range, shape)) if shape else ()
         heading += ["_".join([name, *map(str, at)]) for at in places] if shape else [name]
         columns.append(array.reshape(len(array), math.prod(shape)))
-        if classes and shape == (len(classes),) and array.dtype != object:
+        best = array.argmax(1) if classes and shape == (len(classes),) and array.dtype != object else None
+        best = (array.ravel() > scores[name]).astype(int) if name in scores else best
+        if best is not None:
             heading.append(f"{name}_class")
-            columns.append(np.array(classes, object)[array.argmax(1)][:, None])
+            columns.append(np.array(classes, object)[best][:, None])
     for name, count in Counter(heading).items():
         if count > 1:
             raise BadInput(

@@ -241,3 +241,10 @@ def test_files_of_other_kinds_are_told(tmp_path):
     (tmp_path / "d.xlsx").write_bytes(b"PK")
     with pytest.raises(BadInput, match=r"hint: data are files of \.npz, \.npy"):
         Data(tmp_path / "d.xlsx", [])
+
+
+def test_the_row_that_has_other_columns_is_named(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "d.csv").write_text("a,b\n" + "1,2\n" * 30 + "3\n" + "1,2\n")
+    with pytest.raises(BadInput, match=r"Row #32: Expected 2 columns, got 1"):
+        open_data(tmp_path / "d.csv")

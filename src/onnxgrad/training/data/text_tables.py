@@ -57,7 +57,11 @@ def read_text_table(file: BinaryIO, path: Path, kinds: Mapping[str, str]) -> tup
         return pyarrow.json.read_json(file), []
     types = {name: "string" for name, kind in kinds.items() if kind == "text"}
     searched = Searched(file)
-    table = pyarrow.csv.read_csv(searched, **csv_options(file, suffix, types))
+    try:
+        table = pyarrow.csv.read_csv(searched, **csv_options(file, suffix, types))
+    except pyarrow.ArrowInvalid:  # a single thread names the row
+        one = pyarrow.csv.ReadOptions(use_threads=False)
+        table = pyarrow.csv.read_csv(file, read_options=one, **csv_options(file, suffix, types))
     codes = find_codes(file, suffix, whole_numbers(table.schema, kinds)) if searched.may_have_codes else []
     if codes:
         table = pyarrow.csv.read_csv(file, **csv_options(file, suffix, types | dict.fromkeys(codes, "string")))
@@ -100,7 +104,6 @@ def find_codes(file: BinaryIO, suffix: str, names: Sequence[str]) -> list[str]:
     import pyarrow.csv
 
     found: set[str] = set()
-    file.seek(0)
     options = csv_options(file, suffix, dict.fromkeys(names, "string"))
     options["convert_options"].include_columns = list(names)
     if names:
@@ -118,7 +121,7 @@ def csv_options(file: BinaryIO, suffix: str, types: Mapping[str, str] | None = N
     """Options of pyarrow for the format of the table in `file`, which is found out from its beginning.
 
     Args:
-        file: at its beginning.
+        file: it goes to its beginning.
         suffix: of its name.
         types: of columns, where they are known.
     """
@@ -140,7 +143,6 @@ def notes(file: BinaryIO, path: Path, codes: Collection[str] = ()) -> list[str]:
     """Lines about the form of the table in `file`, where it is not that of the suffix; `codes`: names of columns."""
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         return []
-    file.seek(0)
     delimiter, point = _written(file, path.suffix.lower())
     found = ["semicolons between columns"] if delimiter == ";" else []
     found += ["decimal commas"] if point == "," else []
@@ -175,6 +177,7 @@ def _depth(text: bytes) -> int:
 
 def _written(file: BinaryIO, suffix: str) -> tuple[str, str]:
     """Detect the separator of columns and the decimal point of numbers in a table."""
+    file.seek(0)
     lines = file.read(BEGINNING).decode(errors="replace").splitlines()
     file.seek(0)
     heading = _QUOTED.sub("", lines[0]) if lines else ""
