@@ -66,6 +66,21 @@ def test_python_runs_once_for_a_structure():
     assert len(calls) == 4
 
 
+def test_arrays_of_the_caller_may_change_afterwards():
+    def outer(w, x):
+        y = og.jit(lambda x: x * w)(x)
+        x[:] = 0
+        return np.sum(y**2)
+
+    for f in (lambda x: x, lambda x: (x.reshape(-1), x.T)[0], lambda x: x[::-1][::-1]):
+        for x in (X.copy(), X.copy()[::2, ::-1], numpy.asfortranarray(X)):
+            before = x.copy()
+            y = og.jit(f)(x)
+            x[:] = 0
+            close(numpy.asarray(y).reshape(before.shape), before)
+    close(og.grad(outer)(2.0, X.copy()), numpy.sum(4 * X**2))
+
+
 def test_static_arguments_are_constants():
     f = og.jit(lambda x, n, power=1: sum(x**power for _ in range(n)), static_argnums=1)
     close(f(2.0, 3), 6)

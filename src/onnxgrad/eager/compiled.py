@@ -54,7 +54,7 @@ class _Compiled:
 
     def __init__(self, body: TracedBody) -> None:
         self._run = Executable(_closed_model(body))
-        self.output = body.output
+        self.output = trees.mapped_leaves(lambda _: 0, body.output)  # without the tape
         self.custom = body.custom
 
     @functools.cached_property
@@ -118,7 +118,9 @@ def jit(f: Callable[..., Any], static_argnums: int | Sequence[int] = ()) -> Call
         free = {n: a for n, a in given.items() if n not in names}
         if not _is_hashable(tuple(fixed.values())):
             raise BadInput("arguments of `static_argnums` must be hashable\n  hint: a tuple for a list")
-        leaves = [as_array(x) for _, x in trees.leaves(free)]
+        given_leaves = [x for _, x in trees.leaves(free)]
+        is_plain = not exporting.get() and not any(isinstance(x, Array) and x._node is not None for x in given_leaves)
+        leaves = [_borrow(x) if is_plain else as_array(x) for x in given_leaves]
         constants = tuple((n, type(a), a) for n, a in fixed.items())
         key = (trees.structure(free), tuple([(x._data.dtype, x._data.shape) for x in leaves]), constants)
 
@@ -139,11 +141,18 @@ def jit(f: Callable[..., Any], static_argnums: int | Sequence[int] = ()) -> Call
             run, captured = fresh = build()
             if not captured:  # else of variables of an enclosing transform: others in the next call
                 made.get(key, lambda: fresh[0])
+        if captured:
+            leaves = [as_array(x) for x in given_leaves]
         if run.custom and (exporting.get() or any(x._node is not None for x in (*leaves, *captured))):
             return f(*args, **kwargs)  # whose derivative a graph does not have
         return run([*leaves, *captured])
 
     return compiled
+
+
+def _borrow(x: Any) -> Array:
+    """`x` as an array that is not kept, so that large ones need no copy."""
+    return Array(x) if type(x) is np.ndarray and x.dtype.isnative else as_array(x)
 
 
 def _is_hashable(x: Any) -> bool:
