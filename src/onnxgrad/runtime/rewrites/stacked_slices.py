@@ -67,7 +67,7 @@ def _picks(graph: ir.Graph) -> Iterator[_Parts]:
         if dims is None:
             continue
         axis = node.attributes.get_int("axis", 0) % len(dims)
-        for index, value in _picked(node, axis, dims):
+        for index, value in _slices_of(node, axis, dims):
             assert node.inputs[0] is not None
             places = found.setdefault((node.inputs[0], axis), [[] for _ in range(dims[axis])])
             if -len(places) <= index < len(places) and not value.is_graph_output():
@@ -77,7 +77,7 @@ def _picks(graph: ir.Graph) -> Iterator[_Parts]:
             yield parts
 
 
-def _picked(node: ir.Node, axis: int, dims: Sequence[int]) -> Iterator[tuple[int, ir.Value]]:
+def _slices_of(node: ir.Node, axis: int, dims: Sequence[int]) -> Iterator[tuple[int, ir.Value]]:
     """The places along `axis` that a node picks, and the slices there, without that axis."""
     if is_op(node, "Gather"):
         place = constant(node.inputs[1])
