@@ -72,12 +72,13 @@ def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns | Path,
         return read(data), recipe
     if recipe.data.tables is not None:  # which the training rows decide
         inputs = {}
-    columns = open_data(data, images, inputs, trained.inputs, kinds=trained.kinds)
+    known = {} if trained.written else trained.inputs  # else columns are joined behind the tables of the file
+    columns = open_data(data, images, inputs, known, kinds=trained.kinds)
     columns.source = str(data)
     if recipe.data.validation is not None:  # by the names of the columns that are trained on, here in any order
         same = {n: c.features for n, c in columns.items() if c.features is not None}
         kinds = column_kinds(columns) | trained.kinds
-        held_out = open_data(recipe.data.validation, images, inputs, {**trained.inputs, **same}, kinds=kinds)
+        held_out = open_data(recipe.data.validation, images, inputs, {**known, **same}, kinds=kinds)
         held_out.source = str(recipe.data.validation)
         recipe = replace(recipe, data=replace(recipe.data, validation=held_out))
     if labels is not None and labels not in columns and labels not in (recipe.data.inputs or {}):

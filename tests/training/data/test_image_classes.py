@@ -17,6 +17,7 @@ from onnxgrad.training import Trainer, evaluate, with_head
 from onnxgrad.training.data import Data, Field, Images, open_data
 from onnxgrad.training.data.annotations.samples import read_pixels
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
+from tests.cli.said import said
 from tests.training.loop.test_trainer import ONE
 
 image = pytest.importorskip("PIL.Image")
@@ -212,3 +213,28 @@ def test_pictures_that_a_table_names(tmp_path):
     (tmp_path / "pics" / "0.png").unlink()
     with pytest.raises(BadInput, match=r"text \('pics/0.png'\), not numbers.*\n  hint: paths of pictures"):
         onnxgrad.train(proto, tmp_path / "d.csv", loss="bce_with_logits", inputs=inputs)
+
+
+def test_pictures_beside_columns_that_are_prepared(tmp_path):
+    """The saved file trains on, and predicts what its parts do."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[N, 1, 4, 4] images, float[N, 3] x) => (float[N, 1] y) '
+        "{ p = GlobalAveragePool (images)  f = Flatten (p)  c = Concat <axis = 1> (f, x)  y = MatMul (c, w) }"
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([[1], [2], [3], [4]]), "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 4, 4), np.uint8)
+    for k, picture in enumerate(pixels):
+        image.fromarray(picture).save(tmp_path / f"{k}.png")
+    rows = ["0.png,1,a,0", "1.png,,b,1", "2.png,3,a,2", "3.png,5,b,3"]
+    (tmp_path / "d.csv").write_text("\n".join(["file,age,plan,price", *rows]) + "\n")
+    line = "train PLACE/{}.onnx --data PLACE/d.csv --labels price --loss mse --optimizer sgd --lr 0 --epochs 1"
+    fed = "--input images=file --input x=age,plan --missing mean"
+    said(tmp_path, f"{line.format('m')} {fed} -o PLACE/o.onnx --validation PLACE/d.csv")
+    text = said(tmp_path, f"{line.format('o')} -o PLACE/p.onnx --validation PLACE/d.csv")
+    assert "data    4 rows, 4 held out" in text
+    x = np.array([[1, 1, 0], [3, 0, 1], [3, 1, 0], [5, 0, 1]])
+    wanted = np.column_stack([pixels.mean((1, 2)) / 255, x]) @ [1, 2, 3, 4]
+    for name in ("o", "p"):
+        found = onnxgrad.predict(tmp_path / f"{name}.onnx", tmp_path / "d.csv")["y"]
+        np.testing.assert_allclose(found[:, 0], wanted, rtol=1e-6)
