@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.engine.activity import active_values, is_differentiable, on_path
+from onnxgrad.engine.activity import Path, is_differentiable, moved_nodes
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.copies import Copies
@@ -110,23 +110,25 @@ class Iteration:
         """States and slices of the body, each with its value outside."""
         return list(zip(self.states + self.slices, self.initial + self.scanned))
 
-    def moved_by(self, outside: Collection[ir.Value], builder: Builder) -> set[ir.Value]:
-        """The values of the body that depend, at some step, on values `outside`."""
+    def moved_by(self, outside: Collection[ir.Value], builder: Builder) -> Path:
+        """The nodes of the body that depend, at some step, on values `outside`."""
         start = {i for i, o in self.formals() if o in outside and is_differentiable(i)}
         start |= {v for v in captured_by(self.body) if v in outside}
         while True:
-            moved = active_values(list(self.body), start, builder)
-            more = {s for s, after in zip(self.states, self.following) if after in moved and is_differentiable(s)}
+            moved = moved_nodes(list(self.body), start, builder)
+            pairs = zip(self.states, self.following)
+            more = {s for s, after in pairs if after in moved.active and is_differentiable(s)}
             if more <= start:
                 return moved
             start |= more
 
-    def leading_to(self, wanted: Iterable[ir.Value], moved: set[ir.Value], builder: Builder) -> set[ir.Value]:
-        """Outputs and values of the body through which `wanted` outputs depend on what is `moved`."""
+    def leading_to(self, wanted: Iterable[ir.Value], path: Path) -> set[ir.Value]:
+        """Outputs and values of the body through which `wanted` outputs depend on what is moved on `path`."""
+        moved = path.active
         ends = {v for v in wanted if v in moved}
         while True:
             reached = set(ends)
-            for node, rule in on_path(list(self.body), moved, ends, builder).items():
+            for node, rule in path.leading_to(ends).items():
                 reached.update(v for i, v in enumerate(node.inputs) if v in moved and (rule is None or rule.carries(i)))
                 reached.update(v for v in captured(node) if v in moved)
             more = {a for s, a in zip(self.states, self.following) if s in reached and a in moved}

@@ -16,7 +16,7 @@ def push(op: Op) -> list[Var | None]:
     tangents = op.tangents
     b, it = Iteration.of(op.node).copy(op.builder)
     body = it.body
-    moved = it.moved_by(tangents, b)
+    moved = it.moved_by(tangents, b).active
     states, slices = it.states, it.slices
     carried = [i for i, s in enumerate(states) if s in moved]
     read = [j for j, (s, x) in enumerate(zip(slices, it.scanned)) if x in tangents and s in moved]

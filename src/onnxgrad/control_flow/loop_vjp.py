@@ -68,11 +68,11 @@ class _TransposedStep:
         self.b, self.it = Iteration.of(op.node).copy(self.o)
         b, it = self.b, self.it
         self.states, self.slices = it.states, it.slices
-        moved = it.moved_by(op.active, b)
+        path = it.moved_by(op.active, b)
         ends = [*it.following, *it.slice_results]
-        reached = it.leading_to((ends[i] for i in of), moved, b)
+        reached = it.leading_to((ends[i] for i in of), path)
         self.carried = [i for i in range(it.count) if _is_carried(op, it, i, i in of, reached)]
-        self.read = [k for k, v in enumerate(it.slice_results) if it.count + k in of and v in moved]
+        self.read = [k for k, v in enumerate(it.slice_results) if it.count + k in of and v in path.active]
         self.g_states = {i: formal(b, it.next_like(i), "cotangent") for i in self.carried}
         self.g_slices = {k: formal(b, it.slice_results[k], "cotangent") for k in self.read}
         seeds = add_cotangents(

@@ -76,8 +76,23 @@ class Path(dict[ir.Node, Rule | None]):
         super().__init__(rules)
         self.active = active
 
+    def leading_to(self, of: Iterable[ir.Value]) -> Path:
+        """The nodes of this path through which `of` depends on the values that it begins with."""
+        active, wanted = self.active, set(of)
+        path: list[tuple[ir.Node, Rule | None]] = []
+        for node, rule in reversed(self.items()):
+            outputs = node.outputs
+            if not wanted.isdisjoint(outputs) and any(v in wanted and v in active for v in outputs):
+                path.append((node, rule))
+                wanted.update(
+                    v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i))
+                )
+                if node.attributes.data:
+                    wanted.update(captured(node))
+        return Path(reversed(path), active)
 
-def _moved_nodes(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> Path:
+
+def moved_nodes(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> Path:
     """The nodes that depend, differentiably, on `wrt`."""
     path = Path((), set(wrt))
     active = path.active
@@ -93,22 +108,12 @@ def _moved_nodes(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Bui
 
 def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> set[ir.Value]:
     """The values that depend, differentiably, on `wrt`."""
-    return _moved_nodes(nodes, wrt, builder).active
+    return moved_nodes(nodes, wrt, builder).active
 
 
 def on_path(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder) -> Path:
     """The nodes through which `of` depends on `wrt`."""
-    moved = _moved_nodes(nodes, wrt, builder)
-    active, wanted = moved.active, set(of)
-    path: list[tuple[ir.Node, Rule | None]] = []
-    for node, rule in reversed(moved.items()):
-        outputs = node.outputs
-        if not wanted.isdisjoint(outputs) and any(v in wanted and v in active for v in outputs):
-            path.append((node, rule))
-            wanted.update(v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i)))
-            if node.attributes.data:
-                wanted.update(captured(node))
-    return Path(reversed(path), active)
+    return moved_nodes(nodes, wrt, builder).leading_to(of)
 
 
 def stoppers(nodes: Sequence[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder) -> list[str]:
