@@ -23,6 +23,7 @@ from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
+from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.graph import add_initializer, ancestors, prune, reads
 from onnxgrad.model_io import AnyModel, load_model, open_model, training_info
 from onnxgrad.model_io.aside import external_aside
@@ -261,7 +262,7 @@ class _Attachment:
         for key, value in notes.items():
             if value:
                 info.algorithm.metadata_props.add(key=key, value=value)
-        model = self.model.clone()  # in which nothing that was cut off uses a value
+        model = copy_model(self.model)  # in which nothing that was cut off uses a value
         training_info(model).append(info)
         weighted = {term.row_weights for term in terms}
         by = weighted.pop() if len(weighted) == 1 else None

@@ -168,10 +168,12 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
         gate = any(_GATES & set(through) or node.op_type in _GATES for node, _, through in uses)
         module = "." in name and not _MADE_UP.match(name) and any(n.op_type in _ELEMENTWISE for n, _, _ in uses)
         return "" if layer or gate or module or name in _NUMBERS or _FOLDED.match(name) else _ONE
-    values = np.unique(array.astype(np.float64)) if array.size <= 1 << 20 else np.array([0.1])
-    if len(values) == 2 and 0 in values and (np.abs(values).max() >= 50 or (1 in values and _varying_axes(array) > 1)):
+    values = array.astype(np.float64) if array.size <= 1 << 20 else np.array([0.1])
+    least, most = values.min(initial=np.inf), values.max(initial=-np.inf)
+    are_two = least < most and bool(((values == least) | (values == most)).all())
+    if are_two and 0 in (least, most) and (max(-least, most) >= 50 or (most == 1 and _varying_axes(array) > 1)):
         return "a mask"
-    if len(values) > 2 and not np.any(np.mod(2 * values, 1)):
+    if least < most and not are_two and not np.any(np.mod(2 * values, 1)):
         return _GRID
     if value in first:
         return _INPUT
