@@ -38,7 +38,7 @@ def normal(*shape, seed=0):
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("rows", [0, 1, 4, 5, 191, 193, 500, 5000])
-@pytest.mark.parametrize(("m", "n"), [(64, 64), (43, 96), (300, 250), (4096, 1), (7, 608), (5, 31)], ids=str)
+@pytest.mark.parametrize(("m", "n"), [(64, 64), (43, 96), (300, 250), (4096, 1), (7, 608), (5, 31), (24, 48)], ids=str)
 def test_against_float64(rows, m, n):
     model = product("MatMul", m, n)
     assert len(calls(model)) == (n > 1)
@@ -58,6 +58,7 @@ CASES = {
     "Gemm, transposed weights": (product("Gemm", 64, 96, transB=1), 1),
     "scaled": (product("Gemm", 64, 96, alpha=2.0), None),
     "columns between tiles": (product("MatMul", 640, 33), 0),
+    "columns of half a tile": (product("MatMul", 192, 48), 1),
     "small": (product("MatMul", 4, 32), 1),
     "too small": (product("MatMul", 3, 32), 0),
     "float64": (product("MatMul", 64, 96, kind=11), 0),

@@ -21,9 +21,9 @@ from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.runtime.setting import Setting
 
-#: Of the weights of a layer, and of a cotangent of weights: fewer numbers are not worth a copy, nor are tiles of so
-#: many columns where they are emptier.
-_FEWEST, _FEWEST_OF_COTANGENT, _COLUMNS, _EMPTIEST = 4096, 128, 32, 1.15
+#: Of a cotangent of weights, and of the weights of a layer: the fewest numbers that are worth a copy, the columns of a
+#: tile, and how many times the columns that there are tiles may have.
+_COTANGENT, _WEIGHTS = (128, 16, 1.1), (4096, 32, 1.15)
 #: Of a layer: the shortest and longest rows, the most weights, and the fewest rows where their number is known.
 _SHORTEST, _LONGEST, _MOST, _ROWS = 96, 1024, 1 << 19, 64
 
@@ -81,7 +81,7 @@ def _call(node: ir.Node) -> _Call | None:
     if not left:
         return _layer(node.outputs[0], x, w, right, bias)
     size = _dims(node.outputs[0])
-    if right or bias is not None or len(size) != 2 or not _is_worth_it(*size, _FEWEST_OF_COTANGENT):
+    if right or bias is not None or len(size) != 2 or not _is_worth_it(*size, *_COTANGENT):
         return None
     y, total = node.outputs[0], _only_user(node.outputs[0], "RunningSumAdd", DOMAIN)
     if total is None:
@@ -107,7 +107,7 @@ def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value |
     if len(size) != 2 or x.shape is None or len(x.shape) < 2 or is_constant(w):
         return None  # constant weights are laid out once by the runtime
     k, n = size[::-1] if turned else size
-    if k is None or n is None or not _SHORTEST <= k <= _LONGEST or not _is_worth_it(k, n, _FEWEST) or k * n > _MOST:
+    if k is None or n is None or not _SHORTEST <= k <= _LONGEST or not _is_worth_it(k, n, *_WEIGHTS) or k * n > _MOST:
         return None
     rows = [d for d in _dims(x)[:-1] if d is not None]
     if len(rows) == len(x.shape) - 1 and math.prod(rows) < _ROWS:
@@ -124,11 +124,11 @@ def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value |
     return _Call((x, w, bias), y, right=turned, relu=after is not None)
 
 
-def _is_worth_it(rows: int | None, columns: int | None, fewest: int) -> bool:
-    """True for a matrix of `fewest` numbers or more whose sizes tiles cover well."""
+def _is_worth_it(rows: int | None, columns: int | None, fewest: int, tile: int, most: float) -> bool:
+    """True for a matrix of `fewest` numbers or more whose columns tiles cover well."""
     if rows is None or columns is None or rows * columns < fewest:
         return False
-    return -(-columns // _COLUMNS) * _COLUMNS <= _EMPTIEST * columns
+    return -(-columns // tile) * tile <= most * columns
 
 
 def _dims(value: ir.Value) -> tuple[int | None, ...]:
