@@ -81,7 +81,7 @@ def _call(node: ir.Node) -> _Call | None:
     if not left:
         return _layer(node.outputs[0], x, w, right, bias)
     size = _dims(node.outputs[0])
-    if right or bias is not None or len(size) != 2 or not _is_worth_it(*size, *_COTANGENT):
+    if right or bias is not None or len(size) != 2 or not _is_worth_it(size[0], size[1], *_COTANGENT):
         return None
     y, total = node.outputs[0], _only_user(node.outputs[0], "RunningSumAdd", DOMAIN)
     if total is None:
