@@ -251,8 +251,9 @@ class Builder:
                 values.append(x)
             else:
                 dtypes = [v.dtype for v in operands if type(v) is Var or type(v) is ir.Value]
-                floats = [d for d in dtypes if d in FLOATS] or [d for d in dtypes if d != ir.DataType.BOOL]
-                values.append(self._literals.literal(x, floats[0] if floats else None))
+                beside = next((d for d in dtypes if d in FLOATS), None)
+                beside = beside or next((d for d in dtypes if d != ir.DataType.BOOL), None)
+                values.append(self._literals.literal(x, beside))
         while values and values[-1] is None:
             values.pop()
         return values

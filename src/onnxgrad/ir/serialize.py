@@ -187,8 +187,8 @@ class _Writer:
         parts = [operands["" if v is None else v.name or ""] for v in node.inputs]
         for name in _value_names(node.outputs):
             parts += _OUTPUT, texts[name]
-        if name := node.name:
-            parts += _NAME, texts[name]
+        if own := node.name:
+            parts += _NAME, texts[own]
         parts.append(self._operators[node.op_type])
         if attributes := node.attributes.data:
             for a in attributes.values():
@@ -259,7 +259,7 @@ def _add_tensor(proto: onnx.GraphProto, value: ir.Value) -> None:
     assert tensor is not None
     if type(tensor) is ir.Tensor and not tensor.doc_string and not tensor.metadata_props:
         dims, data = tensor.shape.dims, tensor.tobytes()
-        proto.initializer.add(name=value.name, data_type=int(tensor.dtype), dims=dims, raw_data=data)  # type: ignore[arg-type]
+        proto.initializer.add(name=value.name, data_type=int(tensor.dtype), dims=dims, raw_data=data)
     else:
         tensor.name = value.name
         ir.serde.serialize_tensor_into(proto.initializer.add(), tensor)

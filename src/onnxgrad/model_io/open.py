@@ -167,10 +167,10 @@ def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, kee
     settle_dims(private)
     check_calls(private)
     targets = TARGETS.value
-    own = {name for name in private.functions if name[:2] in targets.operators}
-    kept = raised_functions(private, keep(private) | own)
-    if own - kept:
-        name = "::".join(min(own - kept)[:2])
+    ruled = {name for name in private.functions if name[:2] in targets.operators}
+    kept = raised_functions(private, keep(private) | ruled)
+    if ruled - kept:
+        name = "::".join(min(ruled - kept)[:2])
         raise BadInput(
             f"the function {name}, which has a rule of its own, is not written for opset {LOWEST_RULES} or newer, "
             "or not for that of the model\n  hint: export the model again"
@@ -182,7 +182,7 @@ def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, kee
     settle_unbinding(private)
     raise_opset(private)
     if private.functions:
-        rename_overloads(private, own)
+        rename_overloads(private, ruled)
         fill_defaults(private)
         opened.functions = Functions(private)
     opened.inference = infer_and_fold(private, opened.functions)

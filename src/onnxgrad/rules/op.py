@@ -56,7 +56,7 @@ class Op:
         self.needs = [*needs, *[False] * (len(self.inputs) - len(needs))] if needs else [True] * len(self.inputs)
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        return getattr(self.builder, op_type)  # type: ignore[no-any-return]
+        return getattr(self.builder, op_type)
 
     @property
     def operands(self) -> list[Var]:
