@@ -47,6 +47,15 @@ def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, ir.
     return bare, found
 
 
+def copy_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, ir.TensorProtocol]]:
+    """The same as `set_aside` for a message that stays as it is; itself if its weights are small."""
+    if sum(_bytes(t) for t in proto.graph.initializer if _is_large(t)) < FROM:
+        return proto, {}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return set_aside(copy)
+
+
 def put_back(model: ir.Model, held: Mapping[str, ir.TensorProtocol]) -> None:
     """Restore the tensors that were moved aside to the initializers of `model`."""
     for name, tensor in held.items():

@@ -20,7 +20,7 @@ from onnxgrad.external_data import FETCHED, external_locations, settle_external
 from onnxgrad.files import open_ordinary
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.names import described
-from onnxgrad.model_io.aside import put_back, set_aside
+from onnxgrad.model_io.aside import copy_aside, put_back, set_aside
 from onnxgrad.model_io.checks.declared_sizes import check_message
 from onnxgrad.model_io.checks.notes_in_files import check_notes
 from onnxgrad.model_io.hub import HubFile
@@ -66,9 +66,16 @@ def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
     )
 
 
-def read_proto(proto: onnx.ModelProto, what: str = "the model") -> ir.Model:
-    """An ``ir.Model`` for `proto`, which shares its weights; they are never written to."""
-    return _read(proto, what, _check(proto, what))
+def read_proto(proto: onnx.ModelProto, what: str = "the model", aside: bool = False) -> ir.Model:
+    """An ``ir.Model`` for `proto`, which shares its weights; they are never written to.
+
+    With `aside`, large weights are copied to disk instead (see `set_aside`), and nothing is shared.
+    """
+    has_sparse = _check(proto, what)
+    proto, held = copy_aside(proto) if aside else (proto, {})
+    model = _read(proto, what, has_sparse)
+    put_back(model, held)
+    return model
 
 
 def _check(proto: onnx.ModelProto, what: str) -> bool:

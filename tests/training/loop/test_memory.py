@@ -57,6 +57,18 @@ def test_weights_aside_are_those_of_the_file_when_it_was_read(tmp_path, small):
         np.testing.assert_array_equal(held.numpy(), value.const_value.numpy())
 
 
+def test_a_step_of_a_message_holds_no_part_of_it(small):
+    message = attach(classifier(), loss="cross_entropy", optimizer="adam")
+    bits = message.SerializeToString(deterministic=True)
+    step = compile_step(message)
+    assert message.SerializeToString(deterministic=True) == bits
+    assert step.source is not None
+    held = [v.const_value for v in step.source.model.graph.initializers.values()]
+    held += [tensor.initial for tensor in step.state.values() if tensor.kind == "parameter"]
+    assert held
+    assert all(isinstance(tensor, ir.LazyTensor) for tensor in held)
+
+
 def test_a_disk_without_room_leaves_weights_in_memory(tmp_path, small, monkeypatch):
     def full(**_):
         class File:

@@ -59,9 +59,9 @@ class Source:
 
 
 def read(model: AnyTrainingModel) -> Source:
-    """`model` with its training information; external data are not read."""
+    """`model` with its training information; external data are not read, and large weights of a message not shared."""
     if isinstance(model, (onnx.ModelProto, ir.Model)):
-        found = read_proto(model) if isinstance(model, onnx.ModelProto) else model
+        found = read_proto(model, aside=True) if isinstance(model, onnx.ModelProto) else model
     else:
         found = load_model(model, aside=True)
     is_ordered(found.graph)  # or it names a value without a producer
