@@ -220,3 +220,26 @@ def test_another_output_is_suggested(metrics):
         laplace(_several_outputs(), rows)
     with pytest.raises(BadInput, match=r"\n  hint: --prediction chooses another output: 'pooled', 'scores'"):
         conformal(_several_outputs(), rows)
+
+
+@pytest.mark.parametrize("form", ["arrays", "names", "rows", "stream"])
+def test_labels_that_are_missing_are_left_out(form):
+    """Of arrays, and of rows that come one by one; without any, nothing changes."""
+    labels = X.argmax(1)
+    gone = np.isin(np.arange(25), [3, 7])
+    kinds = np.array([None if out else "abc"[k] for k, out in zip(labels, gone)], object)
+    rows = [{"x": x, "labels": None if out else int(k)} for x, k, out in zip(X, labels, gone)]
+    source = {
+        "arrays": {"x": X, "labels": np.where(gone, np.nan, labels)}, "names": {"x": X, "labels": kinds}, "rows": rows,
+        "stream": lambda: iter(rows),
+    }[form]  # fmt: skip
+    names = list("abc") if form == "names" else None
+    found = evaluate(model(classes=names), source, missing="drop", metrics="accuracy")
+    assert (found.rows, found.task, found.metrics["accuracy"]) == (23, "classes", 1)
+    assert found.notes == ["2 of 25 rows of the data lack a value and are left out, 2 of them without a label"]
+    with pytest.raises(BadInput, match=r"no value in row 3|no label in row 3|not finite"):
+        evaluate(model(classes=names), source)
+    whole = {"x": X, "labels": labels}
+    assert as_json(evaluate(model(), whole, missing="drop")) == as_json(evaluate(model(), whole))
+    with pytest.raises(BadInput, match="every row has a missing value"):
+        evaluate(model(), {"x": X, "labels": np.full(25, np.nan)}, missing="drop")

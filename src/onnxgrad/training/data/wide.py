@@ -233,8 +233,8 @@ def complete_rows(
         n: f if isinstance(f, Features) else Features(tuple(_select_columns(f, [*columns])), f)
         for n, f in (inputs or {}).items()
     }
-    kept = (drop or DroppedRows()).find_kept(columns, wanted, labels)
-    if kept is None:
+    drop = drop or DroppedRows()
+    if (kept := drop.find_kept(columns, wanted, labels)) is None or not drop.gone:
         return dict(columns)
     if not len(kept):
         raise NoRowsLeft("every row has a missing value, so --missing drop leaves none")
