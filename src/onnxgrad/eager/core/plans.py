@@ -127,9 +127,12 @@ class GraphCall(Primitive):
     def write_whole(self, b: Builder, operands: Sequence[Var]) -> Any:
         """Emit one node, whose rule is the pullback. Its results must be recorded: no runtime has it."""
         node = ir.Node("onnxgrad.eager", "Call", [x.value for x in operands], num_outputs=len(self.graph.outputs))
+        pairs = [(str(n), d) for v, x in zip(self.graph.inputs, operands) for n, d in zip(v.shape or (), x.shape or ())]
+        sizes = {name: d for name, d in pairs if isinstance(d, int)}
         for v, like in zip(node.outputs, self.graph.outputs):
             v.type = like.type
-            v.shape = like.shape if like.shape is None or like.shape.is_static() else ir.Shape([None] * len(like.shape))
+            if like.shape is not None:  # a size that no operand has may be another in the next call
+                v.shape = ir.Shape([d if isinstance(d, int) else sizes.get(str(d)) for d in like.shape])
         node.meta[OWN] = General(self._pull)
         results = b.append(node)
         return results if len(results) > 1 else results[0]
