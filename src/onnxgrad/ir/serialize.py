@@ -37,6 +37,8 @@ def serialize_apart(model: ir.Model, file: BinaryIO, location: str) -> onnx.Mode
             continue
         entry = proto.graph.initializer.add()
         if tensor.nbytes < _PAGE or tensor.dtype == ir.DataType.STRING:
+            if isinstance(tensor, ir.ExternalTensor):  # its place is relative to another folder
+                tensor = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
             ir.serde.serialize_tensor_into(entry, tensor)
         else:
             file.seek(-file.tell() % _PAGE, os.SEEK_CUR)
