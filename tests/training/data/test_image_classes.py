@@ -210,6 +210,12 @@ def test_pictures_that_a_table_names(tmp_path):
     assert trainer.preprocessing.images == Images()
     trainer.save(tmp_path / "o.onnx")
     assert onnxgrad.evaluate(tmp_path / "o.onnx", tmp_path / "d.csv", labels="kind", missing="drop").rows == 5
+    (tmp_path / "pics" / "5.png").rename(tmp_path / "5.png")
+    (tmp_path / "pics" / "5.png").symlink_to(tmp_path / "5.png")
+    (tmp_path / "pics" / "d.csv").write_text((tmp_path / "d.csv").read_text().replace("pics/", ""))
+    assert onnxgrad.train(proto, tmp_path / "d.csv", loss="bce_with_logits", inputs=inputs)
+    with pytest.raises(BadInput, match=r"5.png' leads out of the folder of the table that names it"):
+        onnxgrad.train(proto, tmp_path / "pics" / "d.csv", loss="bce_with_logits", inputs=inputs)
     (tmp_path / "pics" / "0.png").unlink()
     with pytest.raises(BadInput, match=r"text \('pics/0.png'\), not numbers.*\n  hint: paths of pictures"):
         onnxgrad.train(proto, tmp_path / "d.csv", loss="bce_with_logits", inputs=inputs)

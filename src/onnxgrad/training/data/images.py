@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -117,9 +118,8 @@ class Pictures(Column):
 
     @property
     def names(self) -> np.ndarray:
-        """The paths relative to the folder of the data, where they lie in it."""
-        inside = [p.relative_to(self.folder) if p.is_relative_to(self.folder) else p for p in self.paths]
-        return np.array([p.as_posix() for p in inside], object)
+        """The paths relative to the folder of the data."""
+        return np.array([p.relative_to(self.folder).as_posix() for p in self.paths], object)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -130,7 +130,7 @@ class Pictures(Column):
 
     def select(self, rows: np.ndarray) -> Column:
         """These pictures."""
-        return Pictures([self.paths[i] for i in rows], self.how, self.folder)
+        return type(self)([self.paths[i] for i in rows], self.how, self.folder)
 
     def sizes(self, field: Field) -> np.ndarray:
         """Height and width of each picture as a row of `field`, before padding: [rows, 2]."""
@@ -141,6 +141,18 @@ class Pictures(Column):
         """Height and width of the picture in its file, by its header."""
         with open_ordinary(self.paths[row]) as file, load_pillow().open(file, formats=FORMATS) as picture:
             return picture.height, picture.width
+
+
+class NamedPictures(Pictures):
+    """A column of image files that a table names: those in its folder or below it; no others are opened."""
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
+        """These pictures, decoded now. Raises BadInput for a path that leads elsewhere."""
+        folder = Path(os.path.realpath(self.folder))
+        for path in (self.paths[i] for i in rows):
+            if not Path(os.path.realpath(path)).is_relative_to(folder):
+                raise BadInput(f"{str(path)!r} leads out of the folder of the table that names it, so it is not read")
+        return super().take(rows, field)
 
 
 class EncodedPicture:
@@ -171,7 +183,7 @@ def pictures_named_in(column: Column, folder: Path, how: Images) -> Column:
     if not texts or Path(str(texts[0])).suffix.lower() not in SUFFIXES or not (folder / str(texts[0])).is_file():
         return column
     load_pillow()
-    found = Pictures([folder / text for text in texts], how, folder)
+    found = NamedPictures([folder / text for text in texts], how, folder)
     found.chunks = column.chunks
     return found
 
