@@ -132,7 +132,7 @@ def main() -> None:
                 "–" if r["jax"] is None else f"{r['jax'] * 1e6:.0f}",
             )  # fmt: skip
             table.add_row(*row)
-            lines.append(f"| {' | '.join(row)} |")
+            lines.append(f"| {' | '.join(row if jax is not None else row[:-1])} |")
     Console().print(table)
     if options.page:
         setting = (
@@ -141,7 +141,9 @@ def main() -> None:
             f"{f', JAX {jax.__version__}' if jax is not None else ''}"
             f"{f'; threads of ONNX Runtime: {options.threads}' if options.threads else ''}."
         )
-        options.page.write_text("\n".join([INTRODUCTION, setting, "", *HEAD, *lines, ""]))
+        head = HEAD if jax is not None else [line[: line[:-1].rindex("|") + 1].rstrip() for line in HEAD]
+        introduction = INTRODUCTION if jax is not None else INTRODUCTION.split(" JAX compiles")[0] + "\n"
+        options.page.write_text("\n".join([introduction, setting, "", *head, *lines, ""]))
 
 
 if __name__ == "__main__":
