@@ -94,7 +94,7 @@ class Schedules:
         self._steps = {
             n: ScheduledNode([roots.of(v) for v in reads(n)], n.outputs, meanwhile(n, size)) for n in self.nodes
         }
-        self._takes = {v: roots.takes(v) for n in self.nodes for v in n.outputs}
+        self._takes: dict[object, int] = {v: roots.takes(v) for n in self.nodes for v in n.outputs}
 
     def used(self, order: Sequence[ir.Node]) -> dict[ir.Node, int]:
         """The bytes of live results while each node runs, as the runtime runs a graph that lists them in `order`."""

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnxruntime import quantization
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Names
@@ -182,8 +181,9 @@ def _static(
 ) -> onnx.ModelProto:
     if "4" in scheme.weights or "16" in scheme.activations:
         proto = _raise_opset(proto)
+    quantization = importlib.import_module("onnxruntime.quantization")  # which takes 70 ms, and few models need
 
-    class Batches(quantization.CalibrationDataReader):
+    class Batches(quantization.CalibrationDataReader):  # type: ignore[name-defined, misc]
         """Every batch once."""
 
         def __init__(self) -> None:
@@ -219,7 +219,7 @@ def _blocks(proto: onnx.ModelProto, scheme: Scheme, left_out: list[str]) -> onnx
         block_size=scheme.block_size,
         is_symmetric=scheme.weights == "int4",
         nodes_to_exclude=left_out,
-        quant_format=quantization.QuantFormat.QDQ,
+        quant_format=importlib.import_module("onnxruntime.quantization").QuantFormat.QDQ,
     )
     made.process()
     return made.model.model
