@@ -13,6 +13,7 @@ from typer.completion import completion_init
 from typer.core import TyperCommand, TyperGroup
 
 from onnxgrad import __version__, _startup
+from onnxgrad._later import without_collection
 from onnxgrad.cli import console
 from onnxgrad.cli.shield import shield
 from onnxgrad.errors import OnnxGradError, RuleError
@@ -131,7 +132,8 @@ def command(name: str) -> Any:
     """The command that is called by `name`, with its parameters."""
     module = name.replace("-", "_")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    function = getattr(importlib.import_module(f"onnxgrad.cli.{_MODULES.get(module, module)}"), module)
+    with without_collection():
+        function = getattr(importlib.import_module(f"onnxgrad.cli.{_MODULES.get(module, module)}"), module)
     app.command(name, cls=_Grouped)(function)
     return typer.main.get_command(app)
 

@@ -183,7 +183,7 @@ def _static(
         proto = _raise_opset(proto)
     quantization = importlib.import_module("onnxruntime.quantization")  # which takes 70 ms, and few models need
 
-    class Batches(quantization.CalibrationDataReader):  # type: ignore[name-defined, misc]
+    class Batches(quantization.CalibrationDataReader):  # type: ignore[name-defined]
         """Every batch once."""
 
         def __init__(self) -> None:
