@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx
 import pyarrow as pa
@@ -139,4 +141,21 @@ def test_a_stream_is_quantized_as_it_was_trained(tmp_path):
     assert "o.int8.onnx" in said(tmp_path, f"{line} {rest} -o PLACE/o.onnx")
     assert "p.int8.onnx" in said(
         tmp_path, f"train PLACE/o.onnx --data PLACE/e.csv --labels price {rest} -o PLACE/p.onnx"
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_of_lines_stays_text(tmp_path, monkeypatch, stream):
+    """Where all of a part, or of another file, look like times."""
+    monkeypatch.setattr("onnxgrad.training.data.shards._BLOCK", 64)
+    codes = ["2024-01-02 00:00:00"] * 12 + ["late"] * 2
+    lines = [json.dumps({"code": code, "price": k / 8}) for k, code in enumerate(codes)]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "e.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    trainer = onnxgrad.train(linear(2), tmp_path / "d.jsonl", loss="mse", labels="price", inputs={"x": "code"},
+                             categories="onehot", stream=stream, learning_rate=0.1)  # fmt: skip
+    trainer.save(tmp_path / "o.onnx")
+    typed = {"code": np.array(codes[:3], object)}
+    np.testing.assert_array_equal(
+        predict(tmp_path / "o.onnx", tmp_path / "e.jsonl")["y"], predict(tmp_path / "o.onnx", typed)["y"]
     )

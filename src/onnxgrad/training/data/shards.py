@@ -119,8 +119,6 @@ class Shards:
             yield from _paragraphs(file)
             return
         try:
-            import pyarrow.csv
-            import pyarrow.json
             import pyarrow.parquet
         except ImportError as error:
             raise BadInput(f"to read {str(file)!r}, install pyarrow: pip install 'onnxgrad[train]'") from error
@@ -142,8 +140,7 @@ class Shards:
             with open_text(file) as opened:
                 while lines := opened.readlines(_BLOCK):
                     block = io.BytesIO(b"".join(lines))
-                    text_tables.check_lines(block, file)
-                    yield pyarrow.json.read_json(block)
+                    yield text_tables.read_lines(block, file, self.types)
         else:
             yield from self._blocks(file, suffix)
 

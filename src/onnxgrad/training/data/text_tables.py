@@ -49,13 +49,11 @@ def read_text_table(file: BinaryIO, path: Path, kinds: Mapping[str, str]) -> tup
         Exception: pyarrow's own, for rows that differ in their number of columns.
     """
     import pyarrow.csv
-    import pyarrow.json
 
     suffix = path.suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
-        check_lines(file, path)
-        return pyarrow.json.read_json(file), []
     types = {name: "string" for name, kind in kinds.items() if kind == "text"}
+    if suffix in (".jsonl", ".ndjson"):
+        return read_lines(file, path, types), []
     searched = Searched(file)
     try:
         table = pyarrow.csv.read_csv(searched, **csv_options(file, suffix, types))
@@ -66,6 +64,20 @@ def read_text_table(file: BinaryIO, path: Path, kinds: Mapping[str, str]) -> tup
     if codes:
         table = pyarrow.csv.read_csv(file, **csv_options(file, suffix, types | dict.fromkeys(codes, "string")))
     return table, notes(file, path, codes)
+
+
+def read_lines(file: BinaryIO, path: Path, types: Mapping[str, str]) -> Any:
+    """The table of the lines of JSON in `file`, with columns of these `types` where it has them."""
+    import pyarrow.json
+
+    check_lines(file, path)
+    table = pyarrow.json.read_json(file)
+    known = [(n, pyarrow.type_for_alias(t)) for n, t in types.items() if n in table.column_names]
+    if all(table.schema.field(name).type == kind for name, kind in known):
+        return table
+    file.seek(0)
+    schema = pyarrow.json.ParseOptions(explicit_schema=pyarrow.schema(known))
+    return pyarrow.json.read_json(file, parse_options=schema)
 
 
 class Searched(io.RawIOBase):
