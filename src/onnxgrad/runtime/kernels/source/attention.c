@@ -40,10 +40,7 @@ static const float *mask_of(const Job *j, int64_t head) {
   return j->mask + head / j->q.dims[1] * j->mask_strides[0] + head % j->q.dims[1] * j->mask_strides[1];
 }
 
-INLINE lanes scaled(const Job *j, lanes v) {
-  const lanes scales = lanes_of(*j->scale);
-  return j->divides ? v / scales : v * scales;
-}
+INLINE lanes scaled(const Job *j, lanes v) { return j->divides ? v / *j->scale : v * *j->scale; }
 
 /* Queries from `first` on; all keys, where one of them sees none. */
 static Band band_of(const Job *j, int64_t first, const float *mask) {

@@ -104,12 +104,12 @@ static void tiles_of(const Job *job, int piece, int64_t from, int64_t end) {
       if (v->kind == CONSTANT) values[i] = &v->place;
       if (v->kind != FIXED || !job->wanted[i]) continue;
       const Source *source = &job->sources[v->place];
-      void *own = job->one[i] ? (void *)(ones + i) : room + job->places[i] * job->tile;
+      natural *own = job->one[i] ? ones + i : (natural *)(room + job->places[i] * job->tile);
       values[i] = own;
       if (source->direct)
         values[i] = (const natural *)source->data + place_in(&job->axes, source->strides, at).offset;
       else if (job->one[i])
-        spread(&job->axes, source, own, at, 1);
+        *own = number_at(source, place_in(&job->axes, source->strides, at).offset);
       else if (!source->periodic || start == from)
         spread(&job->axes, source, own, at, source->periodic ? least(job->tile, job->count) : count);
     }

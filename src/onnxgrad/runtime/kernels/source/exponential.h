@@ -10,18 +10,6 @@
 
 #define OF_REAL(function) function##f
 
-/* the smaller, and the larger one; NaN where x is */
-#if defined(__AVX512F__)
-INLINE lanes at_most(lanes x, float y) { return (lanes)_mm512_min_ps(_mm512_set1_ps(y), (__m512)x); }
-INLINE lanes at_least(lanes x, float y) { return (lanes)_mm512_max_ps(_mm512_set1_ps(y), (__m512)x); }
-#elif defined(__AVX__)
-INLINE lanes at_most(lanes x, float y) { return (lanes)_mm256_min_ps(_mm256_set1_ps(y), (__m256)x); }
-INLINE lanes at_least(lanes x, float y) { return (lanes)_mm256_max_ps(_mm256_set1_ps(y), (__m256)x); }
-#else
-INLINE lanes at_most(lanes x, float y) { return lanes_where(x > y, lanes_of(y), x); }
-INLINE lanes at_least(lanes x, float y) { return lanes_where(x < y, lanes_of(y), x); }
-#endif
-
 /* e^r for r = x - n log 2, |r| < 0.35, where n is a whole number */
 INLINE lanes exp_of_rest(lanes x, lanes n) {
   const lanes r = (x - n * 0.693359375f) - n * -2.12194440e-4f;

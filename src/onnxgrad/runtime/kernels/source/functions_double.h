@@ -11,9 +11,6 @@
 #define OF_REAL(function) function
 static const double MAGIC = 6755399441055744.0; /* 1.5 * 2^52: a sum with it is rounded to an integer, in its last bits */
 
-INLINE lanes at_most(lanes x, real y) { return lanes_where(x > y, lanes_of(y), x); }
-INLINE lanes at_least(lanes x, real y) { return lanes_where(x < y, lanes_of(y), x); }
-
 INLINE lanes exp_lanes(lanes x) {
   x = at_least(at_most(x, 710.0), -746.0);
   const lanes shifted = x * 1.4426950408889634 + MAGIC, rounded = shifted - MAGIC;

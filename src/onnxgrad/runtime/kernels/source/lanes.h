@@ -44,6 +44,18 @@ INLINE lanes lanes_where(lanes_mask mask, lanes a, lanes b) {
   return (lanes)((mask & (lanes_mask)a) | (~mask & (lanes_mask)b));
 }
 
+/* the smaller, and the larger one; NaN where x is */
+#if defined(__AVX512F__) && !defined(DOUBLE)
+INLINE lanes at_most(lanes x, real y) { return (lanes)_mm512_min_ps(_mm512_set1_ps(y), (__m512)x); }
+INLINE lanes at_least(lanes x, real y) { return (lanes)_mm512_max_ps(_mm512_set1_ps(y), (__m512)x); }
+#elif defined(__AVX__) && !defined(DOUBLE)
+INLINE lanes at_most(lanes x, real y) { return (lanes)_mm256_min_ps(_mm256_set1_ps(y), (__m256)x); }
+INLINE lanes at_least(lanes x, real y) { return (lanes)_mm256_max_ps(_mm256_set1_ps(y), (__m256)x); }
+#else
+INLINE lanes at_most(lanes x, real y) { return lanes_where(x > y, lanes_of(y), x); }
+INLINE lanes at_least(lanes x, real y) { return lanes_where(x < y, lanes_of(y), x); }
+#endif
+
 INLINE lanes magnitude(lanes x) { return (lanes)((lanes_bits)x & ((natural)-1 >> 1)); }
 /* a number from 0 on, with the sign of s */
 INLINE lanes signed_as(lanes x, lanes s) { return (lanes)((lanes_bits)x | ((lanes_bits)s & ~((natural)-1 >> 1))); }

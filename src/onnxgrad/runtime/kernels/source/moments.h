@@ -48,8 +48,8 @@ INLINE Sums sums_of(const int kind, const Numbers *n, int64_t from, int64_t runs
       const int64_t end = least(start + TOGETHER, count);
       for (; k + 4 * LANES <= end; k += 4 * LANES)
         for (int i = 0; i < 4; i++) ADDED(i, k + i * LANES, LANES);
-      for (; k < end; k += LANES) ADDED(0, k, end - k);
-      k = end;
+      for (; k + LANES <= end; k += LANES) ADDED(0, k, LANES);
+      if (k < end) ADDED(0, k, end - k);
       if ((numbers += end - start) < TOGETHER && (run + 1 < runs || end < count)) continue;
       all.u += lanes_sum((first[0] + first[1]) + (first[2] + first[3]));
       all.ud += lanes_sum((second[0] + second[1]) + (second[2] + second[3]));

@@ -67,7 +67,10 @@ static inline void advance(const Axes *axes, int64_t *at, int64_t count) {
 
 static inline Place place_in(const Axes *axes, const int64_t *strides, const int64_t *at) {
   Place place = {.offset = 0};
-  for (size_t k = 0; k < axes->count; k++) place.at[k] = at[k], place.offset += at[k] * strides[k];
+  for (size_t k = 0; k < axes->count; k++) {
+    place.at[k] = at[k], place.offset += at[k] * strides[k];
+    __asm__("" : "+r"(place.offset)); /* no vectors: these would wait until what has just been put there is in memory */
+  }
   return place;
 }
 
@@ -98,18 +101,22 @@ typedef struct {
   int bytes;             /* of an element: those of a number, or 1 for bool */
 } Source;
 
+INLINE natural number_at(const Source *source, int64_t at) {
+  return source->bytes > 1 ? ((const natural *)source->data)[at] : source->data[at] ? (natural)-1 : 0;
+}
+
 /* Rows of `width` numbers that lie `stride` apart, or of one number each. */
-static inline void spread_rows(natural *to, const void *data, int bytes, int64_t stride, int single, int64_t rows, int64_t width) {
-  const natural *from = data;
-  if (bytes == 1) {
-    for (int64_t r = 0; r < rows; r++)
-      for (int64_t i = 0; i < width; i++)
-        to[r * width + i] = ((const char *)data)[r * stride + (single ? 0 : i)] ? (natural)-1 : 0;
-  } else if (single) {
+static inline void spread_rows(natural *to, const Source *source, int64_t at, int64_t stride, int single, int64_t rows,
+                               int64_t width) {
+  const natural *from = (const natural *)source->data + at;
+  if (single) {
     for (int64_t r = 0; r < rows; r++) {
-      const natural one = from[r * stride];
+      const natural one = number_at(source, at + r * stride);
       for (int64_t i = 0; i < width; i++) to[r * width + i] = one;
     }
+  } else if (source->bytes == 1) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < width; i++) to[r * width + i] = source->data[at + r * stride + i] ? (natural)-1 : 0;
   } else if (stride) {
     for (int64_t r = 0; r < rows; r++)
       for (int64_t i = 0; i < width; i++) to[r * width + i] = from[r * stride + i];
@@ -126,8 +133,7 @@ static inline void spread(const Axes *axes, const Source *source, natural *to, c
   Place place = place_in(axes, source->strides, at);
   for (int64_t rows, width; count > 0; count -= rows * width, to += rows * width) {
     rows = rows_at(&place, axes, count, &width);
-    spread_rows(to, source->data + place.offset * source->bytes, source->bytes, rows > 1 ? source->strides[last - 1] : 0,
-                !source->strides[last], rows, width);
+    spread_rows(to, source, place.offset, rows > 1 ? source->strides[last - 1] : 0, !source->strides[last], rows, width);
     next_row(&place, axes, source->strides, rows);
   }
 }
@@ -207,9 +213,7 @@ static void add_rows(double *sums, int64_t stride, int each, int single, const r
     for (int64_t r = 0; r < rows; r++)
       for (int64_t i = 0; i < (each ? width : 1); i++) sums[r * stride + i] += *x * (each ? 1 : (double)width);
   } else if (!each) {
-    for (int64_t r = 0; r < rows; r++)
-      sums[r * stride] += width < SHORT ? short_sum(x + r * width, width)
-                                        : sums_of(FIRST_SUM, &(Numbers){.x = x}, 0, 1, 0, width, 0).u;
+    for (int64_t r = 0; r < rows; r++) sums[r * stride] += short_sum(x + r * width, width);
   } else if (stride) {
     for (int64_t r = 0; r < rows; r++)
       for (int64_t i = 0; i < width; i++) sums[r * stride + i] += x[r * width + i];
@@ -234,8 +238,11 @@ static void add_up(const Axes *axes, const Sum *sum, int piece, int single, cons
   Place place = place_in(axes, sum->strides, at);
   for (int64_t rows, width; count > 0; count -= rows * width) {
     rows = rows_at(&place, axes, count, &width);
-    add_rows(sum->sums + (begin + place.offset), rows > 1 ? sum->strides[last - 1] : 1, sum->strides[last] != 0, single, x,
-             rows, width);
+    double *here = sum->sums + (begin + place.offset);
+    if (sum->strides[last] || single || rows > 1)
+      add_rows(here, rows > 1 ? sum->strides[last - 1] : 1, sum->strides[last] != 0, single, x, rows, width);
+    else
+      *here += sums_of(FIRST_SUM, &(Numbers){.x = x}, 0, 1, 0, width, 0).u;
     x += single ? 0 : rows * width;
     next_row(&place, axes, sum->strides, rows);
   }

@@ -20,9 +20,7 @@
 #include <math.h>
 
 enum {
-  SIDE = 6,  /* of a tile of x */
-  INNER = 4, /* of a tile of y */
-  PLACES = SIDE * SIDE,
+  SIDE = 6, INNER = 4, PLACES = SIDE * SIDE, /* of a tile of x, and of y */
   GAP = 16, /* numbers between places: at multiples of a page they would displace each other */
   CHAIN = 32,                  /* channels that are added up one after the other: rounding grows with them */
   BAND = PLACES * 4 * 1024,    /* transformed numbers of a band, so that they stay near the processor, */
