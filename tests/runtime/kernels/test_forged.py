@@ -137,6 +137,8 @@ def test_factors_of_a_gradient():
         refused("Adam", [*adam, *factors], match="factors of a gradient")
     refused("Adam", [*adam[:1], array(5), *adam[2:], array(5, 6), array(5, 2)], match="a gradient has not the size")
     refused("Adam", adam, match="a gradient has not the size")
+    picked = [*adam[:-1], array(3, kind="l", fill=2), array(5, 6), array(5, 2)]
+    refused("Adam", [picked[0], array(3, 2), *picked[2:]], match="factors of a gradient")
     vector = [array(6) if a is not None and a.shape == (6, 2) else a for a in adam]
     refused("Adam", [*vector, array(5, 6), array(5, 1)], match="factors of a gradient")
 
