@@ -1,5 +1,7 @@
 """Updates of weights by the factors of their gradients: the numbers of the whole gradient, which is never there."""
 
+import os
+
 import numpy as np
 import onnx
 import pytest
@@ -11,6 +13,7 @@ from onnxgrad.runtime.passes import Memory
 from onnxgrad.runtime.peak_memory import measured_peak
 from onnxgrad.runtime.session import passes_of
 from onnxgrad.training import attach, compile_step
+from tests.runtime.kernels.sanitized import SANITIZED
 from tests.runtime.kernels.twins import needs_kernels
 
 pytestmark = needs_kernels
@@ -83,6 +86,7 @@ def test_last_blocks(turned):
     same_steps(step, (64, 65, 7, 150, 1, 16))
 
 
+@pytest.mark.skipif(bool(os.environ.get(SANITIZED)), reason="without an arena, nothing is measured")
 def test_the_memory_of_a_gradient_and_of_its_sum():
     head = 4 * WORDS * WIDE
     for loss, rows, spared in (("cross_entropy", 8, 0.9), ("cross_entropy:block_rows=16", 20, 0.6)):
