@@ -52,4 +52,14 @@ void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, 
 /* The same of a matrix, or of its transpose that is `turned`, into panels of COLUMNS, by all threads. */
 void pack_matrix(Call *, const float *from, int64_t depth, int64_t columns, int64_t turned, float *to);
 
+/* A part of a product: `rows` of `columns` numbers, `pitch` apart, which belong at `row` and `column`. May be changed. */
+typedef struct {
+  float *at;
+  int64_t row, rows, column, columns, pitch;
+} Part;
+
+/* then(data, part) for parts that cover x^T*w, which is nowhere as a whole: x [k, m], w [k, n]; on the threads of the session. */
+void each_part(Call *, const float *x, const float *w, int64_t k, int64_t m, int64_t n,
+               void (*then)(const void *data, const Part *), const void *data);
+
 #endif

@@ -74,6 +74,7 @@ typedef struct Kernel {
   void (*read)(Attributes *, void *settings);
   void (*compute)(Call *, const void *settings);
   int is_view; /* whether the first result is given the memory of the first operand, which a caller may prevent */
+  int may_replace; /* whether the second result may be, where nothing else reads that */
 } Kernel;
 
 float attribute_float(Attributes *, const char *name);

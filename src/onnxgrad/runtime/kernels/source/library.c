@@ -236,6 +236,12 @@ static size_t aliases(int **operands, int **results) {
   *operands = *results = first;
   return 1;
 }
+/* The second result may take the memory of the first operand. */
+static size_t replacements(int **operands, int **results) {
+  static int first[1], second[1] = {1};
+  *operands = first, *results = second;
+  return 1;
+}
 static void keep(int *operands, int *results) { (void)operands, (void)results; }
 
 static void destroy(void *kernel) {
@@ -297,6 +303,7 @@ static OrtStatus *fill(OrtCustomOpDomain *domain) {
       op->callbacks = callbacks;
       op->kernel = kernel;
       if (kernel->is_view) op->callbacks.GetAliasMap = aliases, op->callbacks.ReleaseAliasMap = keep;
+      if (kernel->may_replace) op->callbacks.GetMayInplace = replacements, op->callbacks.ReleaseMayInplace = keep;
       OrtStatus *failed = the_table->CustomOpDomain_Add(domain, &op->callbacks);
       if (failed) return failed;
     }

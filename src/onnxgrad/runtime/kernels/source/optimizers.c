@@ -6,8 +6,7 @@
 
 #include <math.h>
 
-#include "kernel.h"
-#include "lanes.h"
+#include "gemm.h"
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
@@ -76,8 +75,9 @@ static void pick(Call *call, Picked *p, const int64_t *index, int64_t count, con
 __attribute__((visibility("default"))) int64_t onnxgrad_overwrites;
 
 /* Operands, in this order: X, G, up to three states; scalars of shape [], left out for 1; constants, one vector; the
- * rows that G is added to, left out where G is of the size of X; then whatever has to be computed before, and is not
- * looked at. Results: X', and the states in their order. Each may lie where its operand lies. */
+ * rows that G is added to, left out where G is of the size of X; two factors A and B, where AᵀB is added to G (it is never
+ * there as a whole; G may be empty); then whatever has to be computed before, and is not looked at. Results:
+ * X', and the states in their order. Each may lie where its operand lies. */
 typedef struct {
   const float *x, *g, *state[3];
   float *x_new, *state_new[3];
@@ -85,6 +85,9 @@ typedef struct {
   const float *constant;
   Picked picked;
   int in_place;
+  const float *a, *b; /* factors [sums, rows] and [sums, columns], if there are any */
+  int64_t sums, rows, columns;
+  int is_product;
 } Run;
 
 /* How many elements from `start` on, of those before `to`, are a block: some whole rows, or part of one. */
@@ -109,6 +112,16 @@ static const float *added(const Run *run, int64_t *next, int64_t start, int64_t 
     for (; i < end; i++) room[i - start] += g[i];
   }
   return room;
+}
+
+static void factors(Call *call, Run *run, const Shape *x, size_t at) {
+  const Shape a = shape_of(call, at), b = shape_of(call, at + 1);
+  run->a = input(call, at), run->b = input(call, at + 1);
+  if (!a.rank && !b.rank) return;
+  if (run->picked.key || a.rank != 2 || b.rank != 2 || x->rank != 2 || a.dims[0] != b.dims[0] ||
+      a.dims[1] != x->dims[0] || b.dims[1] != x->dims[1])
+    fail(call, "factors of a gradient have not the size of its parameter");
+  run->sums = a.dims[0], run->rows = a.dims[1], run->columns = b.dims[1], run->is_product = 1;
 }
 
 /* Operands and results of a run, in `run`; false where it failed, or nothing is to be done. */
@@ -138,7 +151,10 @@ static int prepare(Call *call, Run *run, size_t states, size_t scalars, int64_t 
   const int64_t sources = source && g.rank ? g.dims[0] : picked.count;
   if (source && shape_of(call, at + scalars + 2).count != picked.count) fail(call, "two indices are not of one size");
   if (some && !call->failed) pick(call, &run->picked, index, picked.count, &shape, source, sources);
-  if (g.count != (some ? sources * run->picked.width : shape.count)) fail(call, "a gradient has not the size of its parameter");
+  if (constants) factors(call, run, &shape, at + scalars + 2);
+  const int64_t size = some ? sources * run->picked.width : run->is_product && !g.count ? 0 : shape.count;
+  if (!g.count) run->g = NULL;
+  if (g.count != size) fail(call, "a gradient has not the size of its parameter");
   size_t same = run->x == run->x_new;
   for (size_t i = 0; i < states; i++) same += run->state[i] == run->state_new[i];
   run->in_place = same == 1 + states;
@@ -151,6 +167,25 @@ static int64_t unit_of(const Picked *p, int64_t count) {
   if (!p->key) return GRAIN;
   const int64_t unit = GRAIN / least(p->count * p->width / count + 1, GRAIN);
   return p->width < GRAIN ? quotient(unit, p->width) * p->width : quotient(unit, BLOCK) * BLOCK;
+}
+
+typedef struct {
+  const Run *run;
+  void (*range)(void *, int64_t, int64_t);
+} Factored;
+
+/* Adds what else there is of the gradient to a part of a product, and updates what that is for. */
+static void update_part(const void *data, const Part *part) {
+  const Factored *f = data;
+  const Run *given = f->run;
+  Run run = *given;
+  for (int64_t i = 0; i < part->rows; i++) {
+    const int64_t row = part->row + i, start = row * given->columns + part->column, n = part->columns;
+    float *sum = part->at + i * part->pitch;
+    for (int64_t c = 0; given->g && c < n; c++) sum[c] += given->g[start + c];
+    run.g = sum - start;
+    f->range(&run, start, start + n);
+  }
 }
 
 /* A kernel: how many states, scalars and constants it has, whether a gradient of 0 changes nothing, and what it does to
@@ -200,7 +235,9 @@ static int64_t unit_of(const Picked *p, int64_t count) {
     if (!prepare(call, &run, states, scalars, constants)) return;                                     \
     const float *s = run.scalar, *k = run.constant;                                                   \
     (void)s, (void)k;                                                                                 \
-    if (p->key && run.in_place && (still))                                                            \
+    if (run.is_product)                                                                               \
+      each_part(call, run.a, run.b, run.sums, run.rows, run.columns, update_part, &(Factored){&run, name##_range}); \
+    else if (p->key && run.in_place && (still))                                                       \
       parallel_ranges(call, p->count, GRAIN / least(p->width, GRAIN), name##_rows, &run);             \
     else                                                                                              \
       parallel_ranges(call, count, unit_of(p, count), name##_range, &run);                            \
@@ -251,17 +288,17 @@ OPTIMIZER(lion, 1, 3, 5, 0, GIVEN
           x_new[i] = xi - s[0] * (move > 0 ? 1 : move < 0 ? -1 : move);) /* 0 and NaN as they are */
 
 /* Lower case: X, G and states, and at the end the constants; upper case: scalars, which may be left out for 1, and L, the
- * rows that were picked; *: what comes before. */
+ * rows that were picked, and the factors; *: what comes before. */
 const Kernel optimizer_kernels[] = {
     {.name = "GatherGrad", .inputs = "ffFLL", .outputs = "f", .compute = gather_grad}, /* also rows of G, in their order */
-    {.name = "Sgd", .inputs = "ffFFFfL*", .outputs = "f", .compute = sgd},
-    {.name = "Momentum", .inputs = "fffFFFFfL*", .outputs = "ff", .compute = momentum},
-    {.name = "Adam", .inputs = "ffffFFFFfL*", .outputs = "fff", .compute = adam},
-    {.name = "NAdam", .inputs = "ffffFFFFFfL*", .outputs = "fff", .compute = nadam},
-    {.name = "Adagrad", .inputs = "fffFFFfL*", .outputs = "ff", .compute = adagrad},
-    {.name = "RMSProp", .inputs = "fffFFFfL*", .outputs = "ff", .compute = rmsprop},
-    {.name = "RMSPropMoving", .inputs = "ffffFFFfL*", .outputs = "fff", .compute = rmsprop_moving},
-    {.name = "RMSPropCentered", .inputs = "ffffFFFfL*", .outputs = "fff", .compute = rmsprop_centered},
-    {.name = "RMSPropCenteredMoving", .inputs = "fffffFFFfL*", .outputs = "ffff", .compute = rmsprop_both},
-    {.name = "Lion", .inputs = "fffFFFfL*", .outputs = "ff", .compute = lion},
+    {.name = "Sgd", .inputs = "ffFFFfLFF*", .outputs = "f", .compute = sgd},
+    {.name = "Momentum", .inputs = "fffFFFFfLFF*", .outputs = "ff", .compute = momentum},
+    {.name = "Adam", .inputs = "ffffFFFFfLFF*", .outputs = "fff", .compute = adam},
+    {.name = "NAdam", .inputs = "ffffFFFFFfLFF*", .outputs = "fff", .compute = nadam},
+    {.name = "Adagrad", .inputs = "fffFFFfLFF*", .outputs = "ff", .compute = adagrad},
+    {.name = "RMSProp", .inputs = "fffFFFfLFF*", .outputs = "ff", .compute = rmsprop},
+    {.name = "RMSPropMoving", .inputs = "ffffFFFfLFF*", .outputs = "fff", .compute = rmsprop_moving},
+    {.name = "RMSPropCentered", .inputs = "ffffFFFfLFF*", .outputs = "fff", .compute = rmsprop_centered},
+    {.name = "RMSPropCenteredMoving", .inputs = "fffffFFFfLFF*", .outputs = "ffff", .compute = rmsprop_both},
+    {.name = "Lion", .inputs = "fffFFFfLFF*", .outputs = "ff", .compute = lion},
     {0}};

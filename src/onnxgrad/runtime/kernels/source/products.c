@@ -27,6 +27,9 @@ typedef struct {
   int64_t band, width, depth; /* of a piece */
   int64_t down, across, deep; /* how many there are */
   int64_t strip;              /* of the sums of a piece */
+  void (*then)(const void *data, const Part *); /* what reads a piece in the place of `out` */
+  const void *data;
+  int64_t packed; /* numbers of the space before such a piece */
 } Job;
 
 /* Whether the right operand is read where it is. */
@@ -39,13 +42,14 @@ static void piece(void *data, int64_t index, float *space) {
   const int64_t row = (is_wide ? at % j->down : at / j->across) * j->band, rows = least(j->band, j->m - row);
   const int64_t column = (is_wide ? at / j->down : at % j->across) * j->width, columns = least(j->width, j->n - column);
   const int64_t first = part * j->depth, last = least(first + j->depth, j->k), direct = is_direct(j);
-  float *out = j->out + part * j->m * j->n + row * j->n + column;
+  float *out = j->then ? space + j->packed : j->out + part * j->m * j->n + row * j->n + column;
+  const int64_t pitch = j->then ? j->width : j->n;
   int64_t k = first, depth;
   do {
     depth = least(j->strip, last - k);
     Product p = {.a = j->x + row * j->k + k, .down = j->k, .b = j->panels + column * j->k, .c = out, .rows = rows,
                  .columns = columns, .count = {1, 1, depth}, .a_step = {0, 0, 1}, .b_step = {0, 0, COLUMNS},
-                 .panel = depth * COLUMNS, .c_pitch = j->n, .relu = j->relu && last == j->k};
+                 .panel = depth * COLUMNS, .c_pitch = pitch, .relu = j->relu && last == j->k};
     if (direct) {
       p.b = j->w + k * j->n + column, p.panel = COLUMNS, p.b_step[2] = j->n;
     } else if (j->left) {
@@ -55,12 +59,13 @@ static void piece(void *data, int64_t index, float *space) {
     }
     if (j->left) p.a = j->x + k * j->m + row, p.down = 1, p.a_step[2] = j->m;
     if (k > first || j->adds)
-      p.add = out, p.add_pitch = j->n;
+      p.add = out, p.add_pitch = pitch;
     else if (j->bias)
       p.add = j->bias + column;
     gemm(&p);
     k += depth;
   } while (k < last);
+  if (j->then) j->then(j->data, &(Part){out, row, rows, column, columns, pitch});
 }
 
 /* How a product with a left operand that is turned is divided: columns, then rows, then sums, whose parts are added. */
@@ -70,12 +75,20 @@ static void divide(Job *j) {
   j->down = quotient(j->m, BAND);
   j->across = most(quotient(j->n, WIDTH), least(quotient(wanted, j->down), j->n / 256));
   j->down = most(j->down, least(quotient(wanted, j->across), j->m / (8 * ROWS)));
-  j->deep = j->bias || j->relu ? 1 : most(1, least(quotient(wanted, j->down * j->across), j->k / DEPTH));
+  j->deep = j->bias || j->relu || j->then ? 1 : most(1, least(quotient(wanted, j->down * j->across), j->k / DEPTH));
   j->band = quotient(quotient(j->m, j->down), ROWS) * ROWS;
   j->width = quotient(quotient(j->n, j->across), COLUMNS) * COLUMNS;
   j->depth = most(1, quotient(j->k, j->deep));
   j->strip = most(1, quotient(j->depth, quotient(j->depth, DEPTH)));
   j->down = quotient(j->m, j->band), j->across = quotient(j->n, j->width), j->deep = most(1, quotient(j->k, j->depth));
+}
+
+void each_part(Call *call, const float *x, const float *w, int64_t k, int64_t m, int64_t n,
+               void (*then)(const void *data, const Part *), const void *data) {
+  Job j = {.x = x, .w = w, .m = m, .n = n, .k = k, .left = 1, .then = then, .data = data};
+  divide(&j);
+  j.packed = is_direct(&j) ? 0 : (j.width + COLUMNS) * j.strip;
+  parallel_spaces(call, j.down * j.across, j.packed + j.band * j.width, piece, &j);
 }
 
 typedef struct {

@@ -55,6 +55,7 @@ static void score_rows(void *data, int64_t from, int64_t to) {
     for (; k < j->classes; k += LANES) top[0] = lanes_most(lanes_read(x + k, j->classes - k, -INFINITY), top[0]);
     const float most = lanes_largest(lanes_most(lanes_most(top[0], top[1]), lanes_most(top[2], top[3])));
     const lanes mosts = lanes_of(most);
+    const float chosen = x[label]; /* `out` may lie where x does */
     double sum = 0;
     k = 0;
     for (int64_t start = 0; start < j->classes; start += TOGETHER) {
@@ -68,7 +69,7 @@ static void score_rows(void *data, int64_t from, int64_t to) {
       k = end;
       sum += lanes_sum(total);
     }
-    finish_row(j, row, x[label], most, (float)sum);
+    finish_row(j, row, chosen, most, (float)sum);
     if (!out) continue;
     const float factor = factor_of(j, row), scale = (float)(1 / sum), hit = factor * (out[label] * scale - 1);
     const lanes factors = lanes_of(factor), scales = lanes_of(scale);
@@ -85,8 +86,12 @@ static void score_neighbours(void *data, int64_t from, int64_t to) {
     const int64_t count = least(NEIGHBOURS, j->inner - first), row = image * j->inner + first;
     const float *x = j->x + image * j->classes * j->inner + first;
     float *out = j->out ? j->out + image * j->classes * j->inner + first : NULL;
-    float most[NEIGHBOURS], sum[NEIGHBOURS] = {0}, factor[NEIGHBOURS] = {0}, hit[NEIGHBOURS];
+    float most[NEIGHBOURS], sum[NEIGHBOURS] = {0}, factor[NEIGHBOURS] = {0}, hit[NEIGHBOURS], chosen[NEIGHBOURS];
     for (int64_t k = 0; k < NEIGHBOURS; k++) most[k] = -INFINITY;
+    for (int64_t k = 0; k < count; k++) { /* `out` may lie where x does */
+      const int64_t label = j->labels[row + k];
+      chosen[k] = label < 0 ? 0 : x[label * j->inner + k];
+    }
     for (int64_t c = 0; c < j->classes; c++)
       for (int64_t k = 0; k < count; k += LANES) {
         lanes *here = (lanes *)(most + k);
@@ -101,7 +106,7 @@ static void score_neighbours(void *data, int64_t from, int64_t to) {
       }
     for (int64_t k = 0; k < count; k++) {
       const int64_t label = j->labels[row + k];
-      finish_row(j, row + k, label < 0 ? 0 : x[label * j->inner + k], most[k], sum[k]);
+      finish_row(j, row + k, chosen[k], most[k], sum[k]);
       if (!out) continue;
       factor[k] = factor_of(j, row + k);
       hit[k] = label < 0 ? 0 : factor[k] * (out[label * j->inner + k] / sum[k] - 1);
@@ -174,5 +179,6 @@ static void cross_entropy(Call *call, const void *settings) {
 }
 
 const Kernel softmax_kernels[] = {
-    {"SoftmaxCrossEntropy", "flFf", "FF", sizeof(Reduction), read_reduction, cross_entropy},
+    {.name = "SoftmaxCrossEntropy", .inputs = "flFf", .outputs = "FF", .settings = sizeof(Reduction),
+     .read = read_reduction, .compute = cross_entropy, .may_replace = 1},
     {0}};

@@ -51,7 +51,7 @@ static void start(Call *call, const void *settings) {
   if (!call->failed && (sizes.rank != 1 || shape.rank > MOST_DIMS)) fail(call, "RunningSum: these are no sizes");
   for (size_t i = 0; !call->failed && i < shape.rank; i++) {
     shape.dims[i] = dims[i];
-    if (dims[i] < 1) fail(call, "RunningSum: these are no sizes of a sum");
+    if (dims[i] < 0) fail(call, "RunningSum: these are no sizes of a sum");
   }
   if (call->failed) return;
   float *sum = output(call, 0, &shape);
@@ -69,16 +69,23 @@ static void step(Call *call, const void *settings) {
   if (!call->failed) add_parts(call, sum, 1, added, x.count, 1);
 }
 
-/* (sum, where it is) to the sum, in its memory (see `library.c`) but where a caller wants it elsewhere */
-static void end(Call *call, const void *settings) {
-  const float *sum = sum_of(call, 0);
+/* (x, …) to x, in its memory (see `library.c`) but where a caller wants it elsewhere */
+static void after(Call *call, const void *settings) {
+  const float *x = input(call, 0);
   Shape shape = shape_of(call, 0);
   float *out = output(call, 0, &shape);
-  if (!call->failed && out != sum) memcpy(out, sum, (size_t)shape.count * sizeof(float));
+  if (!call->failed && out != x) memcpy(out, x, (size_t)shape.count * sizeof(float));
+}
+
+/* (sum, where it is) to the sum likewise */
+static void end(Call *call, const void *settings) {
+  sum_of(call, 0);
+  if (!call->failed) after(call, settings);
 }
 
 const Kernel sum_kernels[] = {
     {"RunningSum", "l", "fl", 0, NULL, start},
     {"RunningSumAdd", "flf", "l", 0, NULL, step},
+    {.name = "After", .inputs = "f*", .outputs = "f", .compute = after, .is_view = 1},
     {.name = "RunningSumEnd", .inputs = "fl", .outputs = "f", .compute = end, .is_view = 1},
     {0}};
