@@ -185,7 +185,7 @@ class _Grouping:
         #: operators whose results calls must return anyway, and those that are not recomputed
         self.called: set[ir.Node] = set()
         self.once: set[ir.Node] = set()
-        self._wholes: dict[ir.Node, list[tuple[ir.Value, ir.Node | None]]] = {}
+        self._found: dict[ir.Node, list[tuple[ir.Value, ir.Node | None]]] = {}
 
     def _leaves(self, value: ir.Value) -> bool:
         users = value.consumers()
@@ -326,10 +326,10 @@ class _Grouping:
 
     def _computed_again(self, group: _Group, inside: set[ir.Node]) -> set[ir.Node]:
         """Operators of earlier groups that are better computed again in this one than read."""
-        foreign = {m for n in inside for _, m in self._whole(n) if m is not None and m not in inside}
+        foreign = {m for n in inside for _, m in self._whole_operands(n) if m is not None and m not in inside}
         if not foreign:
             return set()
-        given = {v for n in inside for v, m in self._whole(n) if m is None}
+        given = {v for n in inside for v, m in self._whole_operands(n) if m is None}
         prices: dict[ir.Value, float] = {}
 
         def total(values: Iterable[ir.Value]) -> float:
@@ -348,19 +348,19 @@ class _Grouping:
                 if len(taken) > _AGAIN:
                     continue
                 both = taken | inside
-                leaves = {v for n in both for v, m in self._whole(n) if m not in both}
+                leaves = {v for n in both for v, m in self._whole_operands(n) if m not in both}
                 fresh = total(leaves - given) + self._work(taken)
                 if fresh < price and len(leaves) <= _WIDEST:
                     best, price = taken, fresh
         return best
 
-    def _whole(self, node: ir.Node) -> list[tuple[ir.Value, ir.Node | None]]:
+    def _whole_operands(self, node: ir.Node) -> list[tuple[ir.Value, ir.Node | None]]:
         """The operands of `node` that have the shape of its result, with the supported operators that compute them."""
-        found = self._wholes.get(node)
+        found = self._found.get(node)
         if found is None:
             shape = dims(node.outputs[0])
             found = [(v, self.maker(v)) for v in node.inputs if v is not None and dims(v) == shape]
-            self._wholes[node] = found
+            self._found[node] = found
         return found
 
     def _closure(self, start: Iterable[ir.Node], halting: bool) -> set[ir.Node]:
@@ -372,7 +372,7 @@ class _Grouping:
             if node in taken or node in self.once or (halting and node.outputs[0] in self.needed):
                 continue
             taken.add(node)
-            todo += [m for _, m in self._whole(node) if m is not None]
+            todo += [m for _, m in self._whole_operands(node) if m is not None]
         return taken
 
     def _price(self, value: ir.Value, group: _Group, inside: Collection[ir.Node]) -> float:
