@@ -5,6 +5,7 @@ import pytest
 
 import onnxgrad.eager as og
 import onnxgrad.eager.numpy as np
+from onnxgrad.eager import control_flow
 from onnxgrad.eager.core import executable
 from onnxgrad.errors import BadInput
 
@@ -34,7 +35,10 @@ def agree(f, plain, *args):
         close(wrap(tangent)(*args), og.jvp(plain, args, ones)[1])
 
 
-def test_fori_loop():
+@pytest.mark.parametrize("most", [control_flow._MOST_SCANNED, 2])
+def test_fori_loop(most, monkeypatch):
+    monkeypatch.setattr(control_flow, "_MOST_SCANNED", most)  # more steps are a Loop
+
     def plain(a):
         v = np.ones(3)
         for i in range(2, 6):

@@ -25,6 +25,8 @@ from onnxgrad.ir.subgraphs import cond as write_if
 from onnxgrad.ir.subgraphs import empty, formal, give, loop_lead
 
 Function = Callable[..., Any]
+#: The most steps of a compiled `fori_loop` that is a Scan: it reads their numbers, and stacks what steps keep in place.
+_MOST_SCANNED = 1 << 20
 #: How many nodes of control flow are kept ready to run.
 MOST_NODES = 256
 _made: Cache = Cache(MOST_NODES)
@@ -120,13 +122,15 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any) -> Any:
         if x.dtype.kind not in "iu" or x.size != 1:
             raise BadInput(f"the bounds of fori_loop are integers; this is {x.dtype} of shape {x.shape}")
     leaves = [as_array(x) for _, x in trees.leaves(init_val)]
-    if compiling.get() and bounds[0]._node is bounds[1]._node is None:  # a Scan stacks what steps keep in place
+    is_known = compiling.get() and bounds[0]._node is bounds[1]._node is None
+    first, last = (int(x._data.item()) if is_known else 0 for x in bounds)
+    if is_known and last - first <= _MOST_SCANNED:
 
         def step(value: Any, i: Any) -> Any:
             return body_fun(i, value), ()
 
         step.__name__ = getattr(body_fun, "__name__", "the function")
-        return scan(step, init_val, np.arange(*(int(x._data.item()) for x in bounds)))[0]
+        return scan(step, init_val, np.arange(first, last))[0]
     body = trace(body_fun, (0, init_val), [np.zeros((), np.int64), *(x._data for x in leaves)])
     _check_alike(init_val, body.output, "init_val and the result of body_fun")
 
