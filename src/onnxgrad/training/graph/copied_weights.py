@@ -178,9 +178,9 @@ def _part_parameters(graph: ir.Graph) -> None:
             readers.setdefault(frozenset(read), []).append((node, at))
         kept = next((r for r in readers if name in r), next(iter(readers), frozenset()))
         if len(readers) > 1 and sum(map(len, readers)) == len(frozenset().union(*readers)) and all(readers):
-            for read, uses in readers.items():
-                if read is not kept:
-                    _give(graph, value, uses, names.exactly(*read) if kind and len(read) == 1 else names.fresh(name))
+            for own, uses in readers.items():
+                if own is not kept:
+                    _give(graph, value, uses, names.exactly(*own) if kind and len(own) == 1 else names.fresh(name))
 
 
 def _give(graph: ir.Graph, value: ir.Value, uses: Uses, name: str) -> None:
