@@ -10,7 +10,6 @@
  * the result is the same for every number of threads. */
 #include "gemm.h"
 #include "winograd.h"
-
 #include <math.h>
 
 enum {

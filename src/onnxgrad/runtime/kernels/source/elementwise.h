@@ -2,9 +2,7 @@
  *
  * Numbers that the standard rounds once are rounded once (+ - * / sqrt). Each number is the same wherever it lies in
  * memory: the last, shorter vector goes through the same instructions. */
-#ifndef ONNXGRAD_ELEMENTWISE_H
-#define ONNXGRAD_ELEMENTWISE_H
-
+#pragma once
 #include "lanes.h"
 #ifdef DOUBLE
 #include "functions_double.h"
@@ -104,5 +102,3 @@ typedef struct {
   int operands;
 } Operation;
 extern const Operation elementwise_operations[];
-
-#endif

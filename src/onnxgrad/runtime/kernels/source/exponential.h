@@ -2,10 +2,8 @@
  *
  * exp, log, erf, tanh and sigmoid are within two units in the last place, and right at infinities, NaN and denormals.
  * Polynomials: minimax fits of the relative error, made for these intervals. */
-#ifndef ONNXGRAD_EXPONENTIAL_H
-#define ONNXGRAD_EXPONENTIAL_H
+#pragma once
 #include <math.h>
-
 #include "lanes.h"
 
 #define OF_REAL(function) function##f
@@ -63,5 +61,3 @@ INLINE lanes tanh_lanes(lanes x) {
 /* The sine of x for quarter 0, the cosine for 1. */
 #define TURN REAL
 INLINE real turned(real x, const int quarter) { return quarter ? cosf(x) : sinf(x); }
-
-#endif

@@ -2,10 +2,8 @@
  *
  * exp, log, tanh, erf up to 1: the rational approximations of Cephes (Moshier 1989). sin, cos: the polynomials and the
  * splitting of pi of fdlibm (Sun 1993). erf from 1 on: Cody (1969), see `double_erf.py`. */
-#ifndef ONNXGRAD_FUNCTIONS_DOUBLE_H
-#define ONNXGRAD_FUNCTIONS_DOUBLE_H
+#pragma once
 #include <math.h>
-
 #include "lanes.h"
 
 #define OF_REAL(function) function
@@ -81,5 +79,3 @@ INLINE lanes turned(lanes x, const int quarter) {
       if (far[k]) y[k] = quarter ? cos(x[k]) : sin(x[k]);
   return y;
 }
-
-#endif

@@ -8,9 +8,7 @@
  *
  * To multiply by rows of `n` numbers beside each other: .panel = COLUMNS, .b_step = {0, 0, n}, where n is a multiple of
  * LANES. By panels that `pack_panels` has laid out: .panel = depth * COLUMNS, .b_step = {0, 0, COLUMNS}. */
-#ifndef ONNXGRAD_GEMM_H
-#define ONNXGRAD_GEMM_H
-
+#pragma once
 #include "kernel.h"
 #include "lanes.h"
 
@@ -61,5 +59,3 @@ typedef struct {
 /* then(data, part) for parts that cover x^T*w, which is nowhere as a whole: x [k, m], w [k, n]; on the threads of the session. */
 void each_part(Call *, const float *x, const float *w, int64_t k, int64_t m, int64_t n,
                void (*then)(const void *data, const Part *), const void *data);
-
-#endif

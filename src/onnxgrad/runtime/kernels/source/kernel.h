@@ -28,9 +28,7 @@
  *
  * The numbers are those of the graph that the kernel stands for, NaN and infinities included. Work is divided by
  * `parallel`, among the threads that the session has; kernels start none. */
-#ifndef ONNXGRAD_KERNEL_H
-#define ONNXGRAD_KERNEL_H
-
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 
@@ -106,11 +104,9 @@ static inline int refused(Call *call, int is_wrong, const char *message) {
 
 /* body(data, i) for i = 0 … pieces - 1, in any order, on the threads of the session. */
 void parallel(Call *, size_t pieces, void (*body)(void *data, size_t i), void *data);
-
 /* body(data, from, to) for ranges that cover 0 … count, each of whole multiples of `unit` but the last. */
 void parallel_ranges(Call *, int64_t count, int64_t unit, void (*body)(void *data, int64_t from, int64_t to),
                      void *data);
-
 /* body(data, i, space) likewise, where each one at work has `numbers` floats to itself. */
 void parallel_spaces(Call *, int64_t pieces, int64_t numbers, void (*body)(void *data, int64_t i, float *space),
                      void *data);
@@ -124,5 +120,8 @@ static inline int same_shape(const Shape *a, const Shape *b) {
   for (size_t i = 0; i < a->rank && same; i++) same = a->dims[i] == b->dims[i];
   return same;
 }
-
-#endif
+/* The sum that is an operand of `call`, if the one behind it says that it is one. */
+float *sum_of(Call *, size_t at);
+void pass_sum_on(Call *, size_t index, const float *sum);
+/* The sum of `deep` tensors of `count` numbers that follow each other, to `out` or added to it; zeros of none. */
+void add_parts(Call *, float *out, int adds, const float *parts, int64_t count, int64_t deep);

@@ -1,6 +1,5 @@
 /* Vectors of as many floats as a register of this processor holds; in files that define DOUBLE, of doubles. */
-#ifndef ONNXGRAD_LANES_H
-#define ONNXGRAD_LANES_H
+#pragma once
 #include <stdint.h>
 #include <string.h>
 
@@ -161,5 +160,3 @@ INLINE void turn(lanes a[LANES]) {
     for (int k = 0; k < LANES; k++) a[k] = b[k];
   }
 }
-
-#endif

@@ -1,5 +1,4 @@
 /* The operators of the domain onnxgrad.native: registration, and what kernels call (see kernel.h). */
-
 #include <stdlib.h>
 #include <string.h>
 #ifndef _WIN32
@@ -199,7 +198,6 @@ typedef struct {
   OrtAllocator *allocator;
   void *settings;
 } Instance;
-
 static const OrtApi *the_table;
 
 static const Kernel *kernel_of(const OrtCustomOp *op) { return ((const Operator *)op)->kernel; }

@@ -1,7 +1,6 @@
 /* Two sums over numbers that lie side by side, in float over some 4096 of them and in double over these: of u and of
  * u * d, where d = x - mean. */
-#ifndef ONNXGRAD_MOMENTS_H
-#define ONNXGRAD_MOMENTS_H
+#pragma once
 #include "kernel.h"
 #include "lanes.h"
 
@@ -58,5 +57,3 @@ INLINE Sums sums_of(const int kind, const Numbers *n, int64_t from, int64_t runs
     }
   return all;
 }
-
-#endif

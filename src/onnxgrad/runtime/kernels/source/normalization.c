@@ -11,7 +11,6 @@
  * given, g counts only where y is positive. The last two are added up by images or bands of rows, and these in double at
  * the end, in their order. */
 #include <math.h>
-
 #include "moments.h"
 
 enum {

@@ -3,9 +3,7 @@
  *
  * Every product and sum is rounded by itself, in the order of the operators, so the results are the same to the last
  * bit: contraction to fused multiply-adds is off in this file. Memory is what takes the time. */
-
 #include <math.h>
-
 #include "gemm.h"
 
 #ifdef __clang__
@@ -24,10 +22,8 @@ typedef struct {
 } Picked;
 
 enum { PICKED_BITS = 32, DIGIT = 11 };
-
 static int64_t row_at(const Picked *p, int64_t at) { return (int64_t)(p->key[at] >> PICKED_BITS); }
 static int64_t place_at(const Picked *p, int64_t at) { return (int64_t)(p->key[at] & UINT32_MAX); }
-
 /* The first key of `row` or a later one. */
 static int64_t first_of(const Picked *p, int64_t row) {
   int64_t from = 0, to = p->count;
@@ -88,6 +84,7 @@ typedef struct {
   const float *a, *b; /* factors [sums, rows] and [sums, columns], if there are any */
   int64_t sums, rows, columns;
   int is_product;
+  void (*range)(void *run, int64_t from, int64_t to);
 } Run;
 
 /* How many elements from `start` on, of those before `to`, are a block: some whole rows, or part of one. */
@@ -169,22 +166,16 @@ static int64_t unit_of(const Picked *p, int64_t count) {
   return p->width < GRAIN ? quotient(unit, p->width) * p->width : quotient(unit, BLOCK) * BLOCK;
 }
 
-typedef struct {
-  const Run *run;
-  void (*range)(void *, int64_t, int64_t);
-} Factored;
-
 /* Adds what else there is of the gradient to a part of a product, and updates what that is for. */
 static void update_part(const void *data, const Part *part) {
-  const Factored *f = data;
-  const Run *given = f->run;
+  const Run *given = data;
   Run run = *given;
   for (int64_t i = 0; i < part->rows; i++) {
     const int64_t row = part->row + i, start = row * given->columns + part->column, n = part->columns;
     float *sum = part->at + i * part->pitch;
     for (int64_t c = 0; given->g && c < n; c++) sum[c] += given->g[start + c];
     run.g = sum - start;
-    f->range(&run, start, start + n);
+    given->range(&run, start, start + n);
   }
 }
 
@@ -229,14 +220,14 @@ static void update_part(const void *data, const Part *part) {
         name##_range(data, row_at(p, at) * p->width, (row_at(p, at) + 1) * p->width);                 \
   }                                                                                                   \
   static void name(Call *call, const void *settings) {                                                \
-    Run run = {0};                                                                                    \
+    Run run = {.range = name##_range};                                                                \
     const Picked *p = &run.picked;                                                                    \
     const int64_t count = shape_of(call, 0).count;                                                    \
     if (!prepare(call, &run, states, scalars, constants)) return;                                     \
     const float *s = run.scalar, *k = run.constant;                                                   \
     (void)s, (void)k;                                                                                 \
     if (run.is_product)                                                                               \
-      each_part(call, run.a, run.b, run.sums, run.rows, run.columns, update_part, &(Factored){&run, name##_range}); \
+      each_part(call, run.a, run.b, run.sums, run.rows, run.columns, update_part, &run);    \
     else if (p->key && run.in_place && (still))                                                       \
       parallel_ranges(call, p->count, GRAIN / least(p->width, GRAIN), name##_rows, &run);             \
     else                                                                                              \

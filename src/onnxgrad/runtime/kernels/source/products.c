@@ -7,7 +7,6 @@
  * running sum, in its memory. How anything is divided depends on the sizes alone, so the numbers are the same for every
  * number of threads. */
 #include "gemm.h"
-#include "sums.h"
 
 enum {
   DEPTH = 256,     /* of the strips */
@@ -81,13 +80,13 @@ static void divide(Job *j) {
   j->depth = most(1, quotient(j->k, j->deep));
   j->strip = most(1, quotient(j->depth, quotient(j->depth, DEPTH)));
   j->down = quotient(j->m, j->band), j->across = quotient(j->n, j->width), j->deep = most(1, quotient(j->k, j->depth));
+  j->packed = is_direct(j) ? 0 : (j->width + COLUMNS) * j->strip;
 }
 
 void each_part(Call *call, const float *x, const float *w, int64_t k, int64_t m, int64_t n,
                void (*then)(const void *data, const Part *), const void *data) {
   Job j = {.x = x, .w = w, .m = m, .n = n, .k = k, .left = 1, .then = then, .data = data};
   divide(&j);
-  j.packed = is_direct(&j) ? 0 : (j.width + COLUMNS) * j.strip;
   parallel_spaces(call, j.down * j.across, j.packed + j.band * j.width, piece, &j);
 }
 
@@ -123,10 +122,8 @@ static void multiply(Call *call, const Settings *s, size_t at) {
   float *out = j.out = at ? sum_of(call, at) : output(call, 0, &shape);
   if (at) pass_sum_on(call, 0, out);
   if (call->failed || !shape.count) return;
-  int64_t space = 0;
   if (s->left) {
     divide(&j);
-    space = is_direct(&j) ? 0 : (j.width + COLUMNS) * j.strip;
     if (j.deep > 1) j.out = scratch(call, j.deep * shape.count, sizeof(float)), j.adds = 0;
   } else {
     j.deep = 1, j.depth = j.strip = j.k;
@@ -137,7 +134,7 @@ static void multiply(Call *call, const Settings *s, size_t at) {
     j.panels = panels;
   }
   if (call->failed) return;
-  parallel_spaces(call, j.down * j.across * j.deep, space, piece, &j);
+  parallel_spaces(call, j.down * j.across * j.deep, j.packed, piece, &j);
   if (j.deep > 1) add_parts(call, out, at != 0, j.out, shape.count, j.deep);
 }
 
@@ -147,5 +144,4 @@ static void add(Call *call, const void *settings) { multiply(call, settings, 3);
 const Kernel product_kernels[] = {
     {"Product", "ffF", "f", sizeof(Settings), read, compute},
     {"RunningSumProduct", "ffFfl", "l", sizeof(Settings), read, add}, /* also (sum, where it is) to where it is */
-    {0},
-};
+    {0}};

@@ -3,9 +3,7 @@
  * A program has values and steps. A value has rows of `width` numbers, and is four integers: kind, width, place, flag. A
  * step is ten: what is done, on how many columns, and four times a value, then four times the column of it that is the
  * first one: where it goes, and what it comes from. Elementwise programs know rows of one number, for each element. */
-#ifndef ONNXGRAD_PROGRAM_H
-#define ONNXGRAD_PROGRAM_H
-
+#pragma once
 #include "elementwise.h"
 #include "kernel.h"
 
@@ -47,8 +45,8 @@ typedef struct {
   Step step[STEPS];
 } Program;
 
-/* Reads the attributes "values" and "steps" of a call of `kernel`, whose settings end with the program. Afterwards no number leads beyond a table, a value or
- * the operands that the kernel has, and each result is written as often as it has columns. */
+/* Reads the attributes "values" and "steps" of a call of `kernel`, whose settings end with the program. Afterwards no
+ * number leads beyond a table, a value or an operand, and each result is written as often as it has columns. */
 void read_program(Attributes *from, Program *, const Kernel *kernel);
 
 /* Whether a number of a file is one from 0 to below `most`. */
@@ -60,5 +58,3 @@ static inline int operands_of(const Step *step) {
 }
 
 static inline int is_sum(const Step *step) { return step->code == SUM || step->code == MEAN; }
-
-#endif

@@ -4,9 +4,7 @@
  * What is gone through is cut into pieces, by the sizes alone. Each has sums of its own, in double, and these are added
  * in the order of the pieces: the results are the same for every number of threads. Where the first axis is summed over,
  * and a slice of it is large, a piece is a part of every slice, so that pieces share few results or none. */
-#ifndef ONNXGRAD_REDUCTIONS_H
-#define ONNXGRAD_REDUCTIONS_H
-
+#pragma once
 
 #include "moments.h"
 
@@ -269,5 +267,3 @@ static void add_pieces(void *data, int64_t from, int64_t to) {
     for (int64_t k = start; k < stop; k++) sum->out[k] = (real)(all[k - start] / sum->divisor);
   }
 }
-
-#endif

@@ -3,9 +3,8 @@
  * `RunningSum` makes it, `RunningSumAdd` is called by each step, or `RunningSumProduct` (`products.c`), and
  * `RunningSumEnd` gives what has become of it. What goes from one to the next, and is the state of the Scan, is where
  * the buffer lies: nothing else is ever written to. */
-#include "sums.h"
-
 #include <string.h>
+#include "kernel.h"
 
 typedef struct {
   float *out;

@@ -16,7 +16,6 @@
  * alone, whose sums are added in order. There, numbers of x and y that are large make the rounding of all nine taps
  * coarser, where it would be that of the taps that they belong to. */
 #include "winograd.h"
-
 #include <math.h>
 
 enum {

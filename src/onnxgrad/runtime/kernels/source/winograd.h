@@ -1,7 +1,5 @@
 /* Convolutions by Winograd's form, and pictures as pixels of channels. */
-#ifndef ONNXGRAD_WINOGRAD_H
-#define ONNXGRAD_WINOGRAD_H
-
+#pragma once
 #include "gemm.h"
 
 /* A convolution: a big side x and a small side y. */
@@ -100,5 +98,3 @@ static inline void give_run(float *to, int64_t channel, int64_t channels, const 
 /* Whether the cotangent of the weights gains: by the sizes alone. Then, this cotangent. */
 int winograd_fits(const Correlation *);
 void winograd(Call *, const Correlation *, const float *x, const float *y, float *out);
-
-#endif
