@@ -11,7 +11,7 @@ from pathlib import Path
 
 from onnxgrad.settings import RecipeField, settings_of
 from onnxgrad.training.build.recipe import ALGORITHM
-from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.data.recipe import LabelledRowsRecipe, PreparationRecipe
 from onnxgrad.training.language.generation_recipe import GenerationRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.recipe import FIT, TRAINER, DataRecipe
@@ -98,7 +98,8 @@ def files() -> dict[Path, str]:
     loop += _typed("TrainerKeywords", "StepKeywords", own, "`Trainer`")
     preparation = _types(PreparationRecipe)
     data = _FIRST + _DATA + _typed("PreparationKeywords", "TypedDict", preparation, "the preparation of data")
-    data += _typed("MeasuringKeywords", "PreparationKeywords", _types(TaskRecipe), "`evaluate` and `predict`")
+    data += _typed("MeasuringKeywords", "PreparationKeywords", _types(TaskRecipe), "`predict`")
+    data += _typed("EvaluationKeywords", "MeasuringKeywords", _types(LabelledRowsRecipe), "`evaluate`")
     language = _FIRST + _LANGUAGE + _typed("GenerationKeywords", "TypedDict", _types(GenerationRecipe), "`generate`")
     rows = {name: kind for name, kind in _types(DataRecipe).items() if name not in preparation}
     run = {name: kind for name, kind in _types(*FIT).items() if name not in {**preparation, **rows}}

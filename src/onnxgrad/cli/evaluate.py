@@ -19,7 +19,7 @@ from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options
 from onnxgrad.settings import settings_of
 from onnxgrad.training.build.recipe import LossRecipe
-from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.data.recipe import LabelledRowsRecipe, PreparationRecipe
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.measure import evaluate as measured
@@ -39,7 +39,8 @@ _MEASURING = settings_of(PreparationRecipe, TaskRecipe)
     TaskRecipe,
     DetectionRecipe,
     LossRecipe,
-    only=("labels", "prediction", "classes", "image_size", *_MEASURING),
+    LabelledRowsRecipe,
+    only=("labels", "prediction", "classes", "image_size", "missing", *_MEASURING),
 )
 def evaluate(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
@@ -55,13 +56,6 @@ def evaluate(
         int,
         panels.data(help="The symbol that stands for nothing, for exact, cer and wer."),
     ] = 0,
-    missing: Annotated[
-        str | None,
-        panels.data(
-            help="drop: leave out rows without a label, or without a value that the model does not fill in.",
-            metavar="drop",
-        ),
-    ] = None,
     batch_size: data_options.BatchSize = 256,
     threads: data_options.Threads = None,
     worst: Annotated[int, panels.output(min=0, help="List so many rows with the largest losses.")] = 0,
@@ -86,7 +80,6 @@ def evaluate(
         metrics=metrics,
         ignore_index=ignore_index,
         blank=blank,
-        missing=missing,
         batch_size=batch_size,
         options=Options(threads=threads),
         worst=worst,

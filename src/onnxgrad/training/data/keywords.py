@@ -20,8 +20,14 @@ class PreparationKeywords(TypedDict, total=False):
 
 
 class MeasuringKeywords(PreparationKeywords, total=False):
-    """Keywords of `evaluate` and `predict`."""
+    """Keywords of `predict`."""
 
     task: str | None
     documents: str
     pack: bool
+
+
+class EvaluationKeywords(MeasuringKeywords, total=False):
+    """Keywords of `evaluate`."""
+
+    missing: str | None

@@ -13,6 +13,7 @@ from onnxgrad.keywords import check_kind
 from onnxgrad.settings import setting
 from onnxgrad.training.data.images import Images
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.option_strings import one_of
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,21 @@ class PreparationRecipe:
         text = trained.text(self.tokenizer, self.max_length)
         images = self.pictures(trained)
         return {"inputs": self.inputs, "images": images, "text": text, "trained": trained, "tables": self.tables}
+
+
+@dataclass(frozen=True)
+class LabelledRowsRecipe:
+    """The setting of `evaluate` that chooses its rows."""
+
+    panel: ClassVar[str] = "Data"
+
+    missing: str | None = setting(
+        None, "drop: leave out rows without a label, or without a value that the model does not fill in."
+    )
+
+    def __post_init__(self) -> None:
+        if self.missing is not None:
+            one_of("missing", self.missing, ["drop"])
 
 
 def _channels(name: str, given: Any) -> tuple[float, ...] | None:

@@ -21,7 +21,7 @@ from onnxgrad.training.data.items import named_source
 from onnxgrad.training.data.labels import check_count, class_column, numbered
 from onnxgrad.training.data.masks import Masks, choose_classes, mask_field
 from onnxgrad.training.data.preprocessing import Preprocessing
-from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.data.recipe import LabelledRowsRecipe, PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.data.wide import DroppedRows, complete_rows
 from onnxgrad.training.detection.predict import Detector
@@ -47,10 +47,9 @@ from onnxgrad.training.measure.result import Evaluated
 from onnxgrad.training.measure.texts import compare_texts, complete
 from onnxgrad.training.metadata import DETECTOR
 from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, is_metric_of, names_of, per_class
-from onnxgrad.training.option_strings import one_of
 
 if TYPE_CHECKING:
-    from onnxgrad.training.data.keywords import MeasuringKeywords
+    from onnxgrad.training.data.keywords import EvaluationKeywords
 
 #: The label of padding, where no other is named.
 PADDING = -100
@@ -59,7 +58,7 @@ MOST_CLASSES = 1000
 
 
 @check_keywords
-@takes(PreparationRecipe, TaskRecipe)
+@takes(PreparationRecipe, TaskRecipe, LabelledRowsRecipe)
 def evaluate(
     model: AnyModel,
     data: Any,
@@ -74,8 +73,7 @@ def evaluate(
     worst: int = 0,
     classes: Sequence[str] | str | None = None,
     image_size: int | None = None,
-    missing: str | None = None,
-    **settings: Unpack[MeasuringKeywords],
+    **settings: Unpack[EvaluationKeywords],
 ) -> Evaluated:
     """Compare the predictions of `model` for the rows of `data` with their labels.
 
@@ -101,7 +99,6 @@ def evaluate(
         classes: names of the classes of a detector that does not name them, in their order; or those of the outlines
             of objects that masks are drawn of: the others belong to the background.
         image_size: width and height of pictures, where a detector leaves them open.
-        missing: "drop" leaves out rows without a label, or without a value that the model does not fill in.
         settings:
 
     Raises:
@@ -110,11 +107,10 @@ def evaluate(
     """
     asked = names_of(metrics)
     opened = as_given(model)
-    preparation, task = read_recipes("evaluate", (PreparationRecipe, TaskRecipe), settings)
-    if missing is not None:
-        one_of("missing", missing, ["drop"])
-        if task.name or DETECTOR in opened.metadata_props or Preprocessing.of(opened).task:
-            raise BadInput("missing is a setting of labels and columns, which the data of a task do not have")
+    preparation, task, chosen = read_recipes("evaluate", (PreparationRecipe, TaskRecipe, LabelledRowsRecipe), settings)
+    drops = chosen.missing == "drop"
+    if drops and (task.name or DETECTOR in opened.metadata_props or Preprocessing.of(opened).task):
+        raise BadInput("missing is a setting of labels and columns, which the data of a task do not have")
     if task.name == DETECTION or (not task.name and DETECTOR in opened.metadata_props):
         boxes = DetectionRecipe(classes=classes, image_size=image_size)
         return evaluate_detector(opened, data, asked, preparation, batch_size, options, worst, boxes)
@@ -145,7 +141,7 @@ def evaluate(
             found.rows = found.rows or len(answers)
         return found
     rows, called, ignore_index = open_labelled(
-        opened, data, output, labels, ignore_index, preparation, trained, source, arguments, asked, missing == "drop"
+        opened, data, output, labels, ignore_index, preparation, trained, source, arguments, asked, drops
     )
     return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
 
