@@ -32,6 +32,7 @@ from onnxgrad.runtime.kernels.elementwise_steps import (
     operands_of,
     real_of,
 )
+from onnxgrad.runtime.kernels.lone_operators import is_slow_alone
 from onnxgrad.runtime.kernels.reductions import VIEWS, reductions
 
 #: Most operators of a group, the same for small tensors, and most that are computed again for one; most operands of its
@@ -43,34 +44,6 @@ _LONG = frozenset({"Cos", "Erf", "Exp", "Gelu", "Log", "Mish", "Pow", "Sigmoid",
 
 #: Groups on tensors of fewer elements spare calls, not memory: with fewer operators they are not worth one.
 _SMALL, _FEWEST = 2048, 3
-
-#: Operators of which a program is quicker than ONNX Runtime's kernel. It goes through operands that are broadcast in
-#: runs of the last axes, and is slow where these have fewer numbers.
-_QUICK = frozenset(
-    {"Div", "Elu", "LeakyRelu", "Log", "Mish", "Reciprocal", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt"}
-)
-_RUN = 64
-#: The same of float64, of which ONNX Runtime has no vectors.
-_QUICK_DOUBLE = frozenset({"Cos", "Exp", "Log", "Sigmoid", "Sin", "Sqrt", "Tanh"})
-
-
-def _is_slow_alone(node: ir.Node, shape: Dims) -> bool:
-    """True if a program of this operator alone is quicker than the kernel of ONNX Runtime; unknown sizes count as 1."""
-    if letter(node.outputs[0]) != "F":
-        return letter(node.outputs[0]) == "D" and node.op_type in _QUICK_DOUBLE
-    if node.op_type in _QUICK:
-        return True
-    run, last = 1, None
-    operands = [(1,) * (len(shape) - len(given)) + given for v in node.inputs if v is not None and (given := dims(v))]
-    for axis in reversed(range(len(shape))):
-        if shape[axis] == 1:
-            continue
-        goes = [given[axis] == shape[axis] for given in operands]
-        if last is not None and goes != last:
-            return run < _RUN
-        size = shape[axis]
-        run, last = run * (size if isinstance(size, int) else 1), goes
-    return False
 
 
 def _is_small(shape: Dims) -> bool:
@@ -310,7 +283,7 @@ class _Grouping:
         nodes = sorted(inside | again, key=self.place.__getitem__)
         free = self.called.isdisjoint(inside) and not any(map(is_only_here, inside))
         if free and len(nodes) + len(sums) < (_FEWEST if group.is_small else 2):
-            alone = not group.is_small and nodes and _is_slow_alone(nodes[0], group.shape)
+            alone = not group.is_small and nodes and is_slow_alone(nodes[0], group.shape)
             if not alone:
                 return None
         is_silu = [n.op_type for n in nodes] == ["Sigmoid", "Mul"] and set(nodes[0].inputs) <= set(nodes[1].inputs)
