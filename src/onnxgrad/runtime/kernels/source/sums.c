@@ -73,7 +73,7 @@ static void after(Call *call, const void *settings) {
   const float *x = input(call, 0);
   Shape shape = shape_of(call, 0);
   float *out = output(call, 0, &shape);
-  if (!call->failed && out != x) memcpy(out, x, (size_t)shape.count * sizeof(float));
+  if (!call->failed && out != x && shape.count) memcpy(out, x, (size_t)shape.count * sizeof(float));
 }
 
 /* (sum, where it is) to the sum likewise */
