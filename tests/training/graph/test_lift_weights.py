@@ -205,7 +205,12 @@ def test_fresh_model_exported_by_torch(tmp_path):
 
 @pytest.mark.parametrize(
     ("read", "trained"),
-    [(("n_1_bias", "n_2_bias"), {"n.1.bias", "n.2.bias"}), (("n_1_bias", "n_1_bias"), {"n.1.bias"})],
+    [
+        (("n_1_bias", "n_2_bias"), {"n.1.bias", "n.2.bias"}),
+        (("n_1_bias", "n_1_bias"), {"n.1.bias"}),
+        (("n_1_bias, %p_n_1_scale", "n_1_bias, %p_n_2_scale"), {"n.1.bias"}),  # one of two is shared
+        (("n_1_bias", ""), {"n.1.bias"}),  # a call that reads none
+    ],
 )
 @pytest.mark.parametrize("weight", [[0, 0], [0, 1]])
 @pytest.mark.parametrize("named", [True, False])
@@ -214,10 +219,11 @@ def test_equal_parameters_are_apart(read, trained, weight, named):
     name = "n.1.bias" if named else "val_0"  # folded tensors have no name of their own
     nodes = [node("Add", ["x", name], ["h"]), node("Add", ["h", "h"], ["h2"]), node("Add", ["h2", name], ["y"])]
     for add, parameter in zip((nodes[0], nodes[2]), read):
-        call = f"%add : [num_users=1] = call_function[target=torch.ops.aten.add.Tensor](args = (%x, %p_{parameter}))"
+        operands = f"%x, %p_{parameter}" if parameter else "%x"
+        call = f"%add : [num_users=1] = call_function[target=torch.ops.aten.add.Tensor](args = ({operands}))"
         add.metadata_props.add(key="pkg.torch.onnx.fx_node", value=call)
     model = model_of(nodes, {name: np.float32(weight)}, {"x": ["N", 2]}, {"y": ["N", 2]})
-    targets = "".join(f"p_{p}: PARAMETER target='{p.replace('_', '.')}'\n" for p in read)
+    targets = "".join(f"p_{p}: PARAMETER target='{p.replace('_', '.')}'\n" for p in ("n_1_bias", "n_2_bias"))
     model.graph.metadata_props.add(
         key="pkg.torch.export.ExportedProgram.graph_signature", value=f"\n# inputs\n{targets}x: USER_INPUT\n"
     )
