@@ -72,8 +72,7 @@ def evaluate(
     """Compare what MODEL predicts with labels: metrics, and for classes a table of each."""
     opened = load_model(model)
     given = read_flags(flags)
-    settings = {name: given[name] for name in settings_of(PreparationRecipe) if name in given}
-    data_options.print_preprocessing(opened, PreparationRecipe(**settings))
+    data_options.print_preprocessing(opened, given)
     found = measured(
         opened,
         data,

@@ -117,7 +117,7 @@ def explain(
     given = read_flags(flags)
     sampling = pop_recipe(SamplingRecipe, given)
     preparation = PreparationRecipe(**given)
-    feeds = _row(opened, data, row, preparation.arguments(data_options.print_preprocessing(opened, preparation)))
+    feeds = _row(opened, data, row, preparation.arguments(data_options.print_preprocessing(opened, given)))
     wrt = _float_input(opened, wrt)
     (output_name,) = chosen_outputs(opened, [of]) if of else [_first_float(opened.graph.outputs, "output")]
     scores = np.asarray(Function(opened, outputs=[output_name])(**feeds))

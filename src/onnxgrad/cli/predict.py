@@ -19,7 +19,6 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.runtime import Options
-from onnxgrad.settings import settings_of
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.class_labels import class_names
@@ -52,8 +51,7 @@ def predict(
         raise BadInput(f"-o {output} is none of {', '.join(SUFFIXES)}")
     check_paths({MODEL: files_of(opened, model), "--data": data, "--tokenizer": flags["tokenizer"]}, {"-o": output})
     settings = read_flags(flags)
-    preparation = {name: settings[name] for name in settings_of(PreparationRecipe) if name in settings}
-    data_options.print_preprocessing(opened, PreparationRecipe(**preparation))
+    data_options.print_preprocessing(opened, settings)
     found = predicted(
         opened, data, outputs=outputs, batch_size=batch_size, options=Options(threads=threads), **settings
     )

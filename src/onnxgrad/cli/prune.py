@@ -12,10 +12,10 @@ import typer
 from onnxgrad.cli import panels, train_options
 from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
-from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
+from onnxgrad.cli.path_clashes import OUTPUT, Force, check_paths
 from onnxgrad.figures import drawing, plain
 from onnxgrad.files import replacing
-from onnxgrad.model_io import files_of, load_model, save_model
+from onnxgrad.model_io import load_model, save_model
 from onnxgrad.remat.budget import megabytes
 from onnxgrad.runtime.trial import check_runs
 from onnxgrad.settings import pop_recipe, settings_of
@@ -56,12 +56,7 @@ def prune(
     rest = Recipe.of("prune", {"distributed": "none", **given}, (*TRAINER, *FIT))
     source = load_model(model)
     check_paths(
-        {
-            MODEL: files_of(source, model),
-            "--data": data,
-            "--tokenizer": rest.data.tokenizer,
-            "--loss": train_options.files(rest.loss.loss or ()),
-        },
+        train_options.paths_read(model, source, data, rest),
         {OUTPUT: output, "--sensitivity": sensitivity},
         force=force,
     )

@@ -10,10 +10,10 @@ import typer
 from onnxgrad.cli import panels, train_options
 from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
-from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
+from onnxgrad.cli.path_clashes import GOING, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job, Outputs, Quiet, Restart
 from onnxgrad.errors import BadInput
-from onnxgrad.model_io import files_of, load_model, save_model
+from onnxgrad.model_io import load_model, save_model
 from onnxgrad.runtime.trial import check_runs
 from onnxgrad.settings import pop_recipe, settings_of
 from onnxgrad.training.loop.quantize import ROWS, quantized
@@ -72,13 +72,7 @@ def quantize(
     source = load_model(model)
     checkpoint, history = given["checkpoint"], given.get("history")
     check_paths(
-        {
-            MODEL: files_of(source, model),
-            "--data": data,
-            "--validation": recipe.data.validation,
-            "--tokenizer": recipe.data.tokenizer,
-            "--loss": train_options.files(recipe.loss.loss or ()),
-        },
+        train_options.paths_read(model, source, data, recipe),
         {OUTPUT: output, GOING: outputs.save_training, "--history": history},
         {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))} if qat else {},
         force=force,

@@ -10,11 +10,11 @@ import typer
 
 from onnxgrad.cli import panels, train_config, train_options, train_ranks
 from onnxgrad.cli.flags import read_flags, takes_flags
-from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
+from onnxgrad.cli.path_clashes import GOING, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job, Outputs, Quiet, Restart
 from onnxgrad.cli.train_siblings import sibling_paths
 from onnxgrad.errors import BadInput
-from onnxgrad.model_io import files_of, load_model
+from onnxgrad.model_io import load_model
 from onnxgrad.settings import settings_of
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
@@ -103,13 +103,7 @@ def _check_places(
     siblings = {f"--also {name}": path for name, path in sibling_paths(outputs.also, output).items()}
     files = {f"--{name}": getattr(log, name) for name in ("history", "plot", "report", "log")}
     check_paths(
-        {
-            MODEL: files_of(source, model),
-            "--data": data,
-            "--validation": recipe.data.validation,
-            "--tokenizer": recipe.data.tokenizer,
-            "--loss": train_options.files(recipe.loss.loss or ()),
-        },
+        train_options.paths_read(model, source, data, recipe),
         {OUTPUT: output, GOING: outputs.save_training, **files, **siblings},
         folders,
         force=force,

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import onnx_ir as ir
 
 from onnxgrad.cli import panels
+from onnxgrad.cli.path_clashes import MODEL
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.settings import changed_settings, settings_of
@@ -41,6 +42,17 @@ def files(losses: Iterable[str]) -> list[Path]:
     terms = [Loss.of(text) for text in losses]
     named = [p for t in terms for p in (t.loss if t.loss.endswith(".onnx") else None, t.teacher) if p]
     return [file for p in named for file in files_of(load_model(p), Path(p))]
+
+
+def paths_read(model: Path, source: ir.Model, data: Path | None, recipe: Recipe) -> dict[str, Any]:
+    """The files that a command reads, by their flags: `model`, opened as `source`, and what `recipe` names."""
+    return {
+        MODEL: files_of(source, model),
+        "--data": data,
+        "--validation": recipe.data.validation,
+        "--tokenizer": recipe.data.tokenizer,
+        "--loss": files(recipe.loss.loss or ()),
+    }
 
 
 def headed(source: ir.Model, text: str) -> tuple[ir.Model, str]:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import typer
 
 from onnxgrad.cli import panels
-from onnxgrad.cli.console import console, error
+from onnxgrad.cli.console import console, entry, error, print_lines
 from onnxgrad.cli.train_callbacks import Beginning
 from onnxgrad.cli.train_config import REPLAY
 from onnxgrad.cli.train_siblings import SCHEMES, sibling_paths, write_siblings
@@ -167,10 +167,8 @@ class Job:
             ("log", log.log),
         ):
             if path is not None:
-                lines.append(f"{what:<14} {path}")
-        out = console()
-        for line in lines:
-            out.print(line, markup=False, highlight=False, soft_wrap=True)
+                lines.append(entry(what, path))
+        print_lines(*lines)
 
     def _find_rate(self, data: Columns | Path) -> None:
         """Print the learning rate to begin with; nothing is trained, and nothing is saved but the plot."""
@@ -180,11 +178,10 @@ class Job:
         found = trainer.find_rate(data, batch_size=loop.batch_size, seed=loop.seed, sample=loop.sample, **settings)
         if recipe.log.plot is not None and trainer.is_writer:
             found.plot(Path(recipe.log.plot))
-        out = console()
-        out.print(f"learning rate  {found.suggestion:.2g}", highlight=False)
-        out.print(
-            f"  hint: --learning-rate {found.suggestion:.2g}; the loss grows from {found.rates[-1]:.2g} on",
-            highlight=False,
+        rate, most = found.suggestion, found.rates[-1]
+        print_lines(
+            entry("learning rate", f"{rate:.2g}"),
+            f"  hint: --learning-rate {rate:.2g}; the loss grows from {most:.2g} on",
         )
 
     def _check_places(self) -> None:
@@ -224,4 +221,4 @@ def _epochs(run: dict[str, Any]) -> int:
 
 
 def _measurement_line(when: str, found: dict[str, float], path: Path | str) -> str:
-    return f"{when:<14} {measured(found)}  {path}"
+    return entry(when, f"{measured(found)}  {path}")

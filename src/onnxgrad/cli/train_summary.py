@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.cli.console import entry
 from onnxgrad.errors import printable
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.streams import Stream
@@ -64,14 +65,14 @@ def outcome(about: Mapping[str, Any]) -> list[str]:
     """The reason for a stop before the last epoch, and the epoch that was kept; empty without either."""
     lines = []
     if about.get("stopped"):
-        lines.append(f"{'stopped':<14} {about['stopped']}")
+        lines.append(entry("stopped", about["stopped"]))
     best = about.get("best")
     if isinstance(best, dict):
         value = next((f"{k} {v:.6g}" for k, v in best.items() if k not in ("epoch", "step")), "")
-        lines.append(f"{'kept':<14} epoch {best.get('epoch')}, {value}")
-    for entry in about.get("kept") or ():
-        value = next(f"{k} {v:.6g}" for k, v in entry.items() if k not in ("epoch", "step", "file"))
-        lines.append(f"{'kept, too':<14} step {entry['step']}, {value}  {entry['file']}")
+        lines.append(entry("kept", f"epoch {best.get('epoch')}, {value}"))
+    for state in about.get("kept") or ():
+        value = next(f"{k} {v:.6g}" for k, v in state.items() if k not in ("epoch", "step", "file"))
+        lines.append(entry("kept, too", f"step {state['step']}, {value}  {state['file']}"))
     return lines
 
 
