@@ -78,7 +78,7 @@ def check_external(path: Path) -> None:
                 if data.find(b"location") < 0:  # the key that every reference to a file has
                     return
             proto = onnx.load(file, load_external_data=False)
-    except (OSError, BadInput, DecodeError):  # the runtime reports the error
+    except (BadInput, DecodeError):  # the runtime reports the error
         return
     settle_external(proto, path)
 
@@ -102,10 +102,7 @@ class _File:
         Raises:
             BadInput: it is not, or cannot be opened.
         """
-        try:
-            file = open_ordinary(self.real)
-        except OSError as e:
-            raise BadInput(f"cannot read {self.path}: {e.strerror or e}") from e
+        file = open_ordinary(self.real)
         now = os.fstat(file.fileno())
         if not os.path.samestat(now, self.found) or now.st_size < self.found.st_size:
             file.close()

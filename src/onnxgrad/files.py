@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[Path]:
         BadInput: the place cannot be written.
     """
     check_ordinary(path)
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(path, folder=False) as temporary:
             mode = stat.S_IMODE(temporary.stat().st_mode)
@@ -61,8 +61,32 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.chmod(mode)  # a writer may have put a file of its own there
             temporary.replace(path)
             flush(path.parent)
+
+
+@contextmanager
+def writing(path: str | os.PathLike) -> Iterator[None]:
+    """Raise BadInput in place of an OSError of the ``with`` block, which writes `path`."""
+    try:
+        yield
     except OSError as error:
-        raise BadInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        raise BadInput(f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
+
+
+@contextmanager
+def reading(path: str | os.PathLike) -> Iterator[None]:
+    """Raise BadInput in place of an OSError of the ``with`` block, which reads `path`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BadInput(f"there is no file {os.fspath(path)!r}") from error
+    except OSError as error:
+        raise BadInput(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder `path`, and those above it. Raises BadInput if that cannot be done."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def check_ordinary(path: Path) -> None:
@@ -77,7 +101,7 @@ def open_ordinary(path: str | os.PathLike) -> BinaryIO:
     """Open `path` for reading. Refuses special files, whose opening may block or have side effects.
 
     Raises:
-        BadInput: it is a folder, a device, a pipe or a socket. OSError: it is not there, or cannot be read.
+        BadInput: it is not there, cannot be read, or is a folder, a device, a pipe or a socket.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -90,14 +114,15 @@ def open_ordinary(path: str | os.PathLike) -> BinaryIO:
             raise
         return handle
 
-    return open(path, "rb", opener=opener)
+    with reading(path):
+        return open(path, "rb", opener=opener)
 
 
 def open_text(path: str | os.PathLike) -> BinaryIO:
     """Open a text for reading as UTF-8 without a byte order mark; the mark of UTF-16 or UTF-32 says how it is decoded.
 
     Raises:
-        BadInput: as `open_ordinary`; and when read, the text is not in this encoding. OSError: it is not there.
+        BadInput: as `open_ordinary`; and when read, the text is not in this encoding.
     """
     file = open_ordinary(path)
     begin = file.read(4)
@@ -166,21 +191,19 @@ def read_text(path: str | os.PathLike, most: int) -> str:
     """The text of an ordinary file of at most `most` bytes, without a byte order mark.
 
     Raises:
-        BadInput: the file does not exist, is larger, or is no text in UTF-8. OSError: it cannot be read.
+        BadInput: the file does not exist, cannot be read, is larger, or is no text in UTF-8.
     """
-    try:
-        with open_text(path) as file:
-            content = file.read(most + 1)
-        if len(content) > most:
-            raise BadInput(f"{str(path)!r} has more than {most:,} bytes")
-        return content.decode()
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {str(path)!r}") from error
+    with open_text(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise BadInput(f"{str(path)!r} has more than {most:,} bytes")
+    return content.decode()
 
 
 def check_readable(path: str | os.PathLike) -> None:
-    """Raise BadInput if `path` exists but is no ordinary file, OSError if it does not exist."""
-    _check_mode(path, os.stat(path))
+    """Raise BadInput if `path` is no ordinary file."""
+    with reading(path):
+        _check_mode(path, os.stat(path))
 
 
 def _check_mode(path: str | os.PathLike, found: os.stat_result) -> None:

@@ -241,7 +241,7 @@ def test_ops_lists_rules_bodies_and_gaps():
     [
         (["grad", "m.onnx", "--wrt", "ww", "-o", "d.onnx"], "did you mean 'w'?"),
         (["grad", "m.onnx", "--wrt", "w", "--of", "Y", "-o", "d.onnx"], "no value named 'Y'"),
-        (["grad", "none.onnx", "--wrt", "w", "-o", "d.onnx"], "there is no file none.onnx"),
+        (["grad", "none.onnx", "--wrt", "w", "-o", "d.onnx"], "there is no file 'none.onnx'"),
         (["grad", ".", "--wrt", "w", "-o", "d.onnx"], "is a directory"),
         (["grad", "empty.onnx", "--wrt", "w", "-o", "d.onnx"], "is empty"),
         (["grad", "cut.onnx", "--wrt", "w", "-o", "d.onnx"], "hint: was it cut off"),

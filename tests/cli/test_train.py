@@ -133,7 +133,7 @@ def test_training_information_in_the_model_is_used(place):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("n.onnx", "--data", "train.npz", *LOSS), "there is no file n.onnx"),
+        (("n.onnx", "--data", "train.npz", *LOSS), "there is no file 'n.onnx'"),
         (("m.onnx", "--data", "no.npz", *LOSS), "there is no file 'no.npz'"),
         (("m.onnx", "--data", "m.onnx", *LOSS), "cannot read 'm.onnx' as an .npz file"),
         (("m.onnx", "--data", "train.npz"), "carries no training information; say which loss"),

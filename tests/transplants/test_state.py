@@ -69,7 +69,7 @@ def test_bad_input(tmp_path):
     for like, words in (
         ("less.safetensors", r"2 weights of the source have no place in the target: .*layers\.1\.down"),
         ("cut.safetensors", "is no safetensors file, or a damaged one"),
-        ("none.safetensors", "cannot read .*No such file"),
+        ("none.safetensors", "there is no file .*none"),
     ):
         with pytest.raises(BadInput, match=words):
             onnxgrad.transplant(

@@ -13,6 +13,7 @@ from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths, checkpoint_fil
 from onnxgrad.cli.train_run import Job, Outputs
 from onnxgrad.demo.tasks import TASKS
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.files import make_folder
 from onnxgrad.model_io import load_model, save_model
 from onnxgrad.training import LoRA
 from onnxgrad.training.adapters.folder import files_in as adapter_files
@@ -73,10 +74,7 @@ def demo(
     left = [*model_files(before), *model_files(after), *checkpoint_files(checkpoint), metrics, plot, report]
     left += [] if adapter is None else adapter_files(adapter)
     check_paths({MODEL: given if isinstance(given, Path) else None}, {}, {OUTPUT: (output, left)})
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise BadInput(f"cannot write to {output}: {e.strerror or e}") from e
+    make_folder(output)
     save_model(bare, before)
     shown = chosen.pictures
     keywords = recipe | {

@@ -21,6 +21,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName, ZeroDerivative
+from onnxgrad.files import make_folder
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.infer.inference import infer_model
@@ -62,7 +63,7 @@ def family(
     paths = []
     for file, made in written.items():
         path = Path(folder) / file
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         save_model(made, path)
         if path.with_name(f"{path.name}.data").exists():
             raise BadInput(f"{path} needs a second file for its weights, which CasADi does not read")

@@ -22,7 +22,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import ZeroDerivative
-from onnxgrad.files import replacing
+from onnxgrad.files import make_folder, replacing
 from onnxgrad.function import Function
 from onnxgrad.ir.graph import required_inputs
 from onnxgrad.ir.match import holds_floats
@@ -61,7 +61,7 @@ def family(model: AnyModel, folder: str | os.PathLike, name: str = "f") -> list[
         **{made: ("tangent", x) for x, made in ahead.tangents.items()},
     }
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     written, models = [], {}
     for key, file, made in (
         ("model", f"{name}.onnx", primal),

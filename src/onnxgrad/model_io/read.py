@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.external_data import FETCHED, external_locations, settle_external
-from onnxgrad.files import open_ordinary
+from onnxgrad.files import open_ordinary, reading
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.names import described
 from onnxgrad.model_io.aside import copy_aside, put_back, set_aside
@@ -162,16 +162,12 @@ def parse(path: Path) -> onnx.ModelProto:
     if path.is_dir():
         raise BadInput(f"{path} is a directory, not a model file")
     try:
-        with open_ordinary(path) as file:
+        with open_ordinary(path) as file, reading(path):
             size = os.fstat(file.fileno()).st_size
             if not size:
                 raise BadInput(f"{path} is empty")
             check_notes(file, size, str(path))
             return onnx.load(file, load_external_data=False)
-    except FileNotFoundError as e:
-        raise BadInput(f"there is no file {path}") from e
-    except OSError as e:
-        raise BadInput(f"cannot read {path}: {e.strerror or e}") from e
     except BadInput:
         raise
     except Exception as e:

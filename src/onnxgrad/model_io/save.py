@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import check_ordinary, flush, scratch
+from onnxgrad.files import check_ordinary, flush, scratch, writing
 from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.serialize import serialize
 from onnxgrad.model_io import stream
@@ -94,14 +94,11 @@ def save_model(
     if path.is_dir():
         raise BadInput(f"{path} is a directory, not a file to write to")
     check_ordinary(path)
-    try:
-        with scratch(path) as folder:
-            names = _write(model, folder, path.name, moments or {})
-            for name in names:  # the data first, so that a new model never meets old data
-                flush(folder / name)
-                os.replace(folder / name, path.parent / name)
-    except OSError as e:
-        raise BadInput(f"cannot write {path}: {e.strerror or e}") from e
+    with writing(path), scratch(path) as folder:
+        names = _write(model, folder, path.name, moments or {})
+        for name in names:  # the data first, so that a new model never meets old data
+            flush(folder / name)
+            os.replace(folder / name, path.parent / name)
     return [path.parent / name for name in reversed(names)]
 
 

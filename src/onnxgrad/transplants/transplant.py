@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import flush, open_ordinary, scratch
+from onnxgrad.files import flush, open_ordinary, scratch, writing
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer
 from onnxgrad.model_io import AnyModel, load_model, open_model, save_model
@@ -102,7 +102,7 @@ def transplant(
     stale, probes = differences(of_source, untouched, probes)
     written = [a for a in plan.assignments if _is_written(a, before is not None)]
     _write_weights(written, before is not None, [w for w in schemes if isinstance(w.scheme, BiasScheme)])
-    try:
+    with writing(place):
         places[0].parent.resolve(strict=True)
         with scratch(places[0]) as folder:
             made = [save_model(model, folder / at.name) for model, at in zip(files, places)]
@@ -111,8 +111,6 @@ def transplant(
             for file in [file for parts in made for file in reversed(parts)]:
                 flush(file)
                 os.replace(file, places[0].parent / file.name)
-    except OSError as e:
-        raise BadInput(f"cannot write {place}: {e.strerror or e}") from e
     changed = [a.weight.name for a in written]
     kept = [a.weight.name for a in plan.assignments if a not in written]
     all_files = [places[0].parent / file.name for parts in made for file in parts]
@@ -141,8 +139,8 @@ def read_probes(path: Path) -> dict[str, np.ndarray]:
     try:
         with open_ordinary(path) as file, np.load(file) as held:
             return dict(held)
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {path}") from error
+    except BadInput:
+        raise
     except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"{path} is no .npz file: {error}") from error
 

@@ -27,7 +27,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.files import open_ordinary, replacing
+from onnxgrad.files import make_folder, open_ordinary, replacing
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, open_model, save_model
 from onnxgrad.model_io.aside import external_aside
@@ -113,10 +113,7 @@ def write_adapter(
         BadInput: the folder cannot be written.
     """
     tensors = peft.written(record, {**values, **(shared or {})}, whole or {})
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
+    make_folder(folder)
     adapter = onnxruntime.AdapterFormat()
     adapter.set_adapter_version(1)
     adapter.set_model_version(1)
@@ -336,11 +333,12 @@ def _of_peft(
 def _settings(place: Path) -> dict[str, Any]:
     """The settings of PEFT in a folder."""
     file = place / CONFIG_FILE
+    with open_ordinary(file) as opened:
+        text = opened.read(_CONFIG_LIMIT)
     try:
-        with open_ordinary(file) as opened:
-            config = json.loads(opened.read(_CONFIG_LIMIT))
+        config = json.loads(text)
         if not isinstance(config, dict):
             raise ValueError("it is no object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"cannot read {str(file)!r}: {error}") from error
     return config

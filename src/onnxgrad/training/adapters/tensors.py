@@ -47,8 +47,6 @@ def read_tensors(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             entries = library.deserialize(opened.read())
         with library.safe_open(file, "np") as opened_again:
             header = dict(opened_again.metadata() or {})
-    except OSError as error:
-        raise BadInput(f"cannot read {str(file)!r}: {error.strerror or error}") from error
     except library.SafetensorError as error:
         raise BadInput(f"{str(file)!r} is no safetensors file, or a damaged one: {error}") from error
     tensors = {}

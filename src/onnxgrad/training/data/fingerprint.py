@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.columns import Column, Dense, Items, Remembered
 from onnxgrad.training.data.fields import Field
@@ -83,11 +82,8 @@ class _Digest:
     def pictures(self, column: Pictures) -> None:
         self.add_words(column.how)
         for path in column.paths:
-            try:
-                with open_ordinary(path) as file:
-                    self.add_words(hashlib.blake2b(file.read(), digest_size=16).hexdigest())
-            except OSError as error:
-                raise BadInput(f"cannot read the picture {str(path)!r}: {error.strerror or error}") from error
+            with open_ordinary(path) as file:
+                self.add_words(hashlib.blake2b(file.read(), digest_size=16).hexdigest())
 
     def __str__(self) -> str:
         return self._hash.hexdigest()

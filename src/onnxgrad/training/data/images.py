@@ -45,11 +45,8 @@ class Images:
         Raises:
             BadInput: it cannot be read, or `field` is no picture.
         """
-        try:
-            with open_ordinary(path) as file:
-                return self.decode(file, field, str(path))
-        except OSError as error:
-            raise BadInput(f"cannot read the picture {str(path)!r}: {error}") from error
+        with open_ordinary(path) as file:
+            return self.decode(file, field, str(path))
 
     def decode(self, file: BinaryIO, field: Field, name: str) -> np.ndarray:
         """The picture in an open `file`, which messages call `name`, as one row of `field`. Raises BadInput."""

@@ -66,8 +66,6 @@ class Shards:
             held = f"holds files of {', '.join(sorted(kinds))}" if len(kinds) > 1 else "holds none of them"
             raise BadInput(f"{str(path)!r} {held}: a stream is a file, or a folder of files, of {', '.join(SUFFIXES)}")
         for file in self.files:
-            if not file.exists():
-                raise BadInput(f"there is no file {str(file)!r}")
             check_readable(file)
 
     @property

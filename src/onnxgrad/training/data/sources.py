@@ -199,8 +199,6 @@ def _map_array(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except BadInput:
         raise
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {str(path)!r}") from error
     except Exception as error:  # numpy fails in several ways on a damaged file
         reason = " ".join(str(error).split()) or type(error).__name__
         if "Object arrays" in reason or "Python objects" in reason:
@@ -221,11 +219,9 @@ def _table(path: Path, kinds: Mapping[str, str]) -> Columns:
         import pyarrow.parquet
     except ImportError as error:
         raise BadInput(f"to read {str(path)!r}, install pyarrow: pip install 'onnxgrad[train]'") from error
-    if not path.exists():
-        raise BadInput(f"there is no file {str(path)!r}")
+    check_readable(path)
     notes: list[str] = []
     try:
-        check_readable(path)
         if path.suffix.lower() in (".parquet", ".pq"):
             table = _parquet(path)
         elif path.suffix.lower() in text_tables.SUFFIXES:
@@ -360,8 +356,6 @@ def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
                     arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
     except BadInput:
         raise
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {str(path)!r}") from error
     except Exception as error:  # zipfile, zlib and numpy fail in a dozen ways on a damaged file
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = "not a NumPy file" if "not a zip file" in reason else reason

@@ -113,14 +113,9 @@ def open_tokenizer(path: Path) -> Any:
     Raises:
         BadInput: there is no such file, or it cannot be read, or reading it needs too much memory or time.
     """
-    try:
-        with open_ordinary(path) as file:
-            text = file.read(LARGEST + 1)
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {str(path)!r}") from error
-    except OSError as error:
-        raise _refused(_named(path), error.strerror or str(error)) from error
-    return parse_tokenizer(text, _named(path))
+    with open_ordinary(path) as file:
+        text = file.read(LARGEST + 1)
+    return parse_tokenizer(text, f"{str(path)!r} as a tokenizer.json")
 
 
 def parse_tokenizer(text: bytes, where: str) -> Any:
@@ -241,10 +236,6 @@ def run_bounded(script: str, given: bytes, memory: int, seconds: float, threads:
         raise BadInput(f"reading it ends the process, or needs more than {memory >> 20} MiB")
     output: bytes = done.stdout
     return output
-
-
-def _named(path: Path) -> str:
-    return f"{str(path)!r} as a tokenizer.json"
 
 
 def _refused(where: str, why: str) -> BadInput:

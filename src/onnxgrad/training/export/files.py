@@ -32,7 +32,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import replacing
+from onnxgrad.files import make_folder, replacing
 from onnxgrad.ir.graph import prune, reads, required_inputs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.match import normal_domain
@@ -108,10 +108,7 @@ def export_step(
         if halves is not None:
             halves.gradient = within_memory(halves.gradient, memory, batch_size, dims)
     folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
+    make_folder(folder)
     state = {name: t.initial.numpy() for name, t in step.state.items()}
     models: dict[str, tuple[ir.Model, dict[str, Any]]] = {"train": (step.model, _ends(step))}
     if halves is not None:

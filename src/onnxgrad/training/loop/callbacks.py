@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import open_ordinary, replacing
+from onnxgrad.files import open_ordinary, replacing, writing
 from onnxgrad.training.loop.checkpoint import Checkpoint
 from onnxgrad.training.loop.history import History, plain
 from onnxgrad.training.loop.run import Callback, Run
@@ -325,10 +325,8 @@ class Log(Callback):
         old = [line for line in self._lines() if _is_behind(line, run)] if run.step_count else []
         with replacing(self.path) as file:
             file.write_text("".join(json.dumps(line) + "\n" for line in old), encoding="utf-8")
-        try:
+        with writing(self.path):
             self._file = self.path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"cannot write {str(self.path)!r}: {error.strerror or error}") from error
 
     def _lines(self) -> list[dict[str, Any]]:
         found = []
@@ -336,7 +334,7 @@ class Log(Callback):
             with open_ordinary(self.path) as file:
                 for line in file.read().decode().splitlines():
                     found.append(json.loads(line))
-        except (OSError, ValueError):  # no file yet, or a last line that was cut
+        except ValueError:  # no file yet, or a last line that was cut
             pass
         return found
 
@@ -354,11 +352,9 @@ class Log(Callback):
         self._write(record)
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        try:
+        with writing(self.path):
             self._file.write(json.dumps(plain(dict(line))) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise BadInput(f"cannot write {str(self.path)!r}: {error.strerror or error}") from error
 
     def stop(self) -> None:
         """Close the file."""

@@ -31,7 +31,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, TrainingError, warn_caller
-from onnxgrad.files import open_ordinary, replacing, scratch
+from onnxgrad.files import open_ordinary, reading, replacing, scratch
 from onnxgrad.training.step.digest import digest_of
 
 FILE = "checkpoint.safetensors"
@@ -148,14 +148,13 @@ class Checkpoint:
             BadInput: there is none, it is damaged, or it is not one of onnxgrad's.
         """
         safetensors = _library()
+        if not path.exists():
+            raise BadInput(f"there is no checkpoint {str(path)!r}")
         try:
-            with open_ordinary(path) as file:
+            with open_ordinary(path) as file, reading(path):
                 data = file.read()
-        except FileNotFoundError as error:
-            raise BadInput(f"there is no checkpoint {str(path)!r}") from error
-        except (OSError, MemoryError) as error:
-            why = getattr(error, "strerror", None) or "it does not fit into memory"
-            raise BadInput(f"cannot read the checkpoint {str(path)!r}: {why}") from error
+        except MemoryError as error:
+            raise BadInput(f"cannot read {str(path)!r}: it does not fit into memory") from error
         try:
             tensors = safetensors.deserialize(data)
             size = int.from_bytes(data[:8], "little")

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 
 from onnxgrad.errors import BadInput, TrainingError, UnknownName
-from onnxgrad.files import lock_folder
+from onnxgrad.files import lock_folder, make_folder
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
@@ -44,10 +44,7 @@ def open_run(run: Run, resuming: bool, accept_changes: bool = False) -> Iterator
         return
     made = not run.folder.exists()
     if not resuming:
-        try:
-            run.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"cannot keep a checkpoint in {str(run.folder)!r}: {error.strerror}") from error
+        make_folder(run.folder)
     elif not run.folder.is_dir():
         raise BadInput(f"there is no checkpoint {str(run.checkpoint)!r}")
     try:

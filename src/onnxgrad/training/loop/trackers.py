@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrad.errors import BadInput, printable
+from onnxgrad.files import writing
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.run import Run
 
@@ -90,10 +91,8 @@ class TensorBoard(Tracker):
 
     def open(self, step: int, about: Mapping[str, Mapping[str, str]]) -> None:
         """Open a file; entries that a resumed run repeats are removed."""
-        try:
+        with writing(self.folder):
             self._writer = self._make(str(self.folder), purge_step=step or None)
-        except OSError as error:
-            raise BadInput(f"cannot write to {str(self.folder)!r}: {error.strerror or error}") from error
         for title, values in about.items():
             table = "\n".join(f"| {k} | {v} |" for k, v in values.items())
             self._writer.add_text(title, f"| | |\n|---|---|\n{table}", step)

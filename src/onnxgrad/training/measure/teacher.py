@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import replacing
+from onnxgrad.files import make_folder, replacing
 from onnxgrad.function import Function
 from onnxgrad.keywords import check_whole
 from onnxgrad.runtime import Options
@@ -100,7 +100,7 @@ def _write(
     folder: Path,
 ) -> None:  # fmt: skip
     """Write the outputs of all rows, batch by batch, into arrays on disk."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files: dict[str, Any] = {}
     begin = 0
     for _, found in batches_of(model, rows, names, batch_size, options):

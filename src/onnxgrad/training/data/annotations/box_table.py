@@ -32,13 +32,8 @@ def read_box_table(path: Path) -> DetectionData:
         BadInput: columns or a picture are missing, or a box cannot be used; by its line.
     """
     source = repr(str(path))
-    try:
-        with open_text(path) as file:
-            text = file.read().decode()
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {source}") from error
-    except OSError as error:
-        raise BadInput(f"cannot read {source} as text: {error}") from error
+    with open_text(path) as file:
+        text = file.read().decode()
     heading = text.partition("\n")[0]
     delimiter = max("\t;,", key=heading.count)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)

@@ -45,9 +45,9 @@ def _loaded(path: Path, source: str) -> dict[str, Any]:
     try:
         with open_ordinary(path) as file:
             content = json.load(file)
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {source}") from error
-    except (ValueError, RecursionError, OSError) as error:
+    except BadInput:
+        raise
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"cannot read {source} as JSON: {error}") from error
     parts = ("images", "annotations", "categories")
     lists = [isinstance(content, dict) and isinstance(content.get(part), list) for part in parts]

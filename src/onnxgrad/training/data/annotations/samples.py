@@ -216,12 +216,12 @@ class DetectionData:
 def picture_size(file: Path, place: str) -> tuple[int, int]:
     """(width, height) of the picture in `file` as it is looked at, from its header. Raises BadInput."""
     image = load_pillow()
+    if not file.exists():
+        raise BadInput(f"{place} names the picture {str(file)!r}, which is not there")
     try:
         with open_ordinary(file) as opened, image.open(opened, formats=FORMATS) as picture:
             swapped = picture.getexif().get(_ORIENTATION, 1) >= _SWAPPED
             return (picture.height, picture.width) if swapped else picture.size
-    except FileNotFoundError:
-        raise BadInput(f"{place} names the picture {str(file)!r}, which is not there") from None
     except Exception as error:  # each format fails in its own ways on a damaged file
         reason = str(error) or type(error).__name__
         raise BadInput(f"{place}: cannot read the picture {str(file)!r}: {reason}") from error

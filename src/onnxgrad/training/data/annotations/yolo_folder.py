@@ -64,7 +64,7 @@ def _names(about: dict[str, Any], root: Path, described: Path | None) -> list[st
         return [str(n) for n in found]
     listing = next((p for p in (root / "classes.txt", root / "labels" / "classes.txt") if p.is_file()), None)
     if listing is not None:
-        return [line.strip() for line in _text(listing).splitlines() if line.strip()]
+        return [line.strip() for line in read_text(listing, LARGEST).splitlines() if line.strip()]
     return [str(k) for k in range(int(about["nc"]))] if str(about.get("nc", "")).isdecimal() else []
 
 
@@ -98,7 +98,7 @@ def _existing(name: str, bases: list[Path], described: Path | None) -> Path:
 def _pictures(place: Path) -> list[Path]:
     if place.is_dir():
         return sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES)
-    listed = [line.strip() for line in _text(place).splitlines() if line.strip()]
+    listed = [line.strip() for line in read_text(place, LARGEST).splitlines() if line.strip()]
     found = [place.parent / name for name in listed]
     missing = next((k for k, p in enumerate(found) if not p.is_file()), None)
     if missing is not None:
@@ -117,16 +117,9 @@ def _label_file(picture: Path) -> Path:
     return picture.with_suffix(".txt")
 
 
-def _text(file: Path) -> str:
-    try:
-        return read_text(file, LARGEST)
-    except OSError as error:
-        raise BadInput(f"cannot read {str(file)!r}: {error}") from error
-
-
 def _row(picture: Path, file: Path, names: list[str], points: tuple[int, int] | None, remarks: Remarks) -> BoxRow:
     size = picture_size(picture, f"the labels {str(file)!r}")
-    lines = _text(file).splitlines() if file.is_file() else []
+    lines = read_text(file, LARGEST).splitlines() if file.is_file() else []
     boxes, labels, segments, places, marks = [], [], [], [], []
     for k, line in enumerate(lines, 1):
         if not line.strip():
@@ -212,7 +205,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     last = ""
-    lines = iter(enumerate(_text(path).splitlines(), 1))
+    lines = iter(enumerate(read_text(path, LARGEST).splitlines(), 1))
     for number, line in lines:
         line = _without_comment(line)
         if not line.strip() or line.strip() == "---":
