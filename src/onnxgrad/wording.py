@@ -39,6 +39,15 @@ def is_number(text: str) -> bool:
     return True
 
 
+def name_list(names: Sequence[str], most: int = 8) -> str:
+    """The first of `names` in quotes, and a mark if there are more.
+
+    >>> name_list(["a", "b", "c"], most=2)
+    "'a', 'b', …"
+    """
+    return f"{', '.join(map(repr, names[:most]))}{', …' if len(names) > most else ''}"
+
+
 def no_number(texts: Sequence[str]) -> str:
     """The first of `texts` that shows why they are no numbers: it is none, or a code with a leading zero.
 

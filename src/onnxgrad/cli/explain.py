@@ -26,7 +26,7 @@ from onnxgrad.model_io import files_of, load_model, save_model
 from onnxgrad.runtime.trial import check_runs
 from onnxgrad.settings import pop_recipe, setting, settings_of
 from onnxgrad.training.data import Data
-from onnxgrad.training.data.labels import are_numbers, listed
+from onnxgrad.training.data.labels import are_numbers
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.graph.class_labels import class_names
@@ -43,6 +43,7 @@ from onnxgrad.transforms.attribution import (
 )
 from onnxgrad.transforms.deep_lift import deep_lift
 from onnxgrad.transforms.first_order import grad
+from onnxgrad.wording import name_list
 
 
 class Method(enum.StrEnum):
@@ -154,7 +155,7 @@ def _class_number(text: str, names: Sequence[str] | None, count: int) -> int:
         return names.index(text)
     if text.isdecimal() and int(text) < count and not (names and are_numbers(names)):
         return int(text)
-    known = listed(names) if names else f"0 to {count - 1}"
+    known = name_list(names) if names else f"0 to {count - 1}"
     raise BadInput(f"--class {text} is none of the classes of the model: {known}")
 
 

@@ -15,6 +15,7 @@ from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.columns import Column, stacked
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.labels import ClassColumn
+from onnxgrad.wording import name_list
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 #: Formats that are read, under any suffix: Pillow runs other programs for some formats.
@@ -232,7 +233,7 @@ def _check_levels(path: Path, folders: list[Path], files: list[list[Path]]) -> N
     inner = sorted({p.relative_to(f).parts[0] for f, found in zip(folders, files) if f in outer for p in found})
     raise BadInput(
         f"the folder {str(outer[0])!r} holds only folders, so {outer[0].name!r} is no class; "
-        f"the classes seem to be {', '.join(map(repr, inner[:4]))}{', …' if len(inner) > 4 else ''}\n"
+        f"the classes seem to be {name_list(inner, 4)}\n"
         f"  hint: {hint}"
     )
 

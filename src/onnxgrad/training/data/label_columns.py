@@ -9,8 +9,9 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense, Items, Mapped
 from onnxgrad.training.data.fields import Field
-from onnxgrad.training.data.labels import ClassColumn, NamedClasses, check_count, class_column, listed, numbered
+from onnxgrad.training.data.labels import ClassColumn, NamedClasses, check_count, class_column, numbered
 from onnxgrad.training.data.masks import ObjectMasks
+from onnxgrad.wording import name_list
 
 
 def label_column(column: Column, field: Field, classes: Sequence[str] | None, source: str, called: str) -> Column:
@@ -34,7 +35,7 @@ def label_column(column: Column, field: Field, classes: Sequence[str] | None, so
     column = class_column(column, where)
     if is_number and isinstance(column, ClassColumn) and len(column.names) != 2 and classes is None:
         raise BadInput(
-            f"{where} has {len(column.names)} names of classes, {listed(column.names)}; one score tells 2 apart"
+            f"{where} has {len(column.names)} names of classes, {name_list(column.names)}; one score tells 2 apart"
         )
     is_named = isinstance(column, NamedClasses) or (column.array is not None and column.array.dtype.kind in "iub")
     if classes and (is_named or not is_number):

@@ -10,6 +10,7 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense
 from onnxgrad.training.data.fields import Field
+from onnxgrad.wording import name_list
 
 #: A name of a class that is a number.
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?", re.ASCII)
@@ -65,7 +66,7 @@ def places_in(
     if unknown:
         raise BadInput(
             f"{where} has the class {unknown[0]!r}{row(unknown[0])}, which is none of those that the model was trained "
-            f"to tell apart: {listed(names)}\n"
+            f"to tell apart: {name_list(names)}\n"
             "  hint: leave its rows out, or train a new head (--head) for other classes"
         )
     return np.array([names.index(n) for n in own], np.int64)
@@ -94,11 +95,6 @@ class NumberedColumn(Column):
         if isinstance(found, np.ndarray):
             return _places(found, self.names, self.ignored, self.where, rows)
         return [_places(a[None], self.names, self.ignored, self.where, rows[i : i + 1])[0] for i, a in enumerate(found)]
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first of `names`, for messages."""
-    return f"{', '.join(map(repr, names[:8]))}{', …' if len(names) > 8 else ''}"
 
 
 def missing_labels(array: np.ndarray) -> np.ndarray:
@@ -203,7 +199,7 @@ def _places(
         place = tuple(np.argwhere(~(known | stay))[0])
         raise BadInput(
             f"{where} has the label {labels[place]} in row {place[0] if rows is None else rows[place[0]]}, which is "
-            f"none of those of the model: {listed(names)}"
+            f"none of those of the model: {name_list(names)}"
         )
     found = np.where(stay, labels, places[order[at]])
     return found.astype(np.int64) if (found == np.trunc(found)).all() else found
@@ -222,7 +218,7 @@ def _places_of_text(labels: np.ndarray, names: Sequence[str], where: str, rows: 
         row = place[0] if rows is None else rows[place[0]]
         raise BadInput(
             f"{where} has the class {str(labels[place])!r} in row {row}, which is none of those of the model: "
-            f"{listed(names)}"
+            f"{name_list(names)}"
         )
     return found
 
@@ -238,7 +234,7 @@ def check_count(names: Sequence[str], scores: int | None, source: str, own: bool
     """
     if scores is None or scores == len(names):
         return
-    count = f"{len(names)} classes: {listed(names)}" if len(names) != 1 else f"only the class {names[0]!r}"
+    count = f"{len(names)} classes: {name_list(names)}" if len(names) != 1 else f"only the class {names[0]!r}"
     if own:
         raise BadInput(f"the model names {count}; but it has {scores} scores for each row")
     hint = f"--head {len(names)} (with_head) trains a new head for these classes" if len(names) > 1 else ""

@@ -30,7 +30,8 @@ from onnxgrad.training.data.annotations.yolo_folder import read_yolo
 from onnxgrad.training.data.columns import Column, Columns, stacked
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.images import FORMATS, MOST_PIXELS, SUFFIXES, Images, Pictures, load_pillow
-from onnxgrad.training.data.labels import NamedClasses, listed, places_in
+from onnxgrad.training.data.labels import NamedClasses, places_in
+from onnxgrad.wording import name_list
 
 #: Folders of pictures, and of their masks.
 _PAIRS = (
@@ -131,7 +132,7 @@ class ObjectMasks(Masks, NamedClasses):
             names = (own[0], *names)
             missing = [n for n in names[1:] if n not in own]
             if missing:
-                raise BadInput(f"{where} has no class {missing[0]!r}; it has {listed(own[1:])}")
+                raise BadInput(f"{where} has no class {missing[0]!r}; it has {name_list(own[1:])}")
             own = tuple(n if n in names else names[0] for n in own)
         places = places_in(names, own, where)
         return ObjectMasks(self.objects, self.how, places[self.numbers], names)

@@ -23,7 +23,7 @@ from onnxgrad.training.data.images import Pictures
 from onnxgrad.training.data.labels import missing_labels
 from onnxgrad.training.data.raw_columns import raw_column, raw_columns
 from onnxgrad.training.data.table import Table
-from onnxgrad.wording import is_number, no_number, type_text
+from onnxgrad.wording import is_number, name_list, no_number, type_text
 
 _HINT = "\n  hint: --categories onehot (in Python categories='onehot') makes numbers of text, codes and dates"
 _NUMBERED = re.compile(r"(.*?)(\d+)")
@@ -298,8 +298,7 @@ def check_present(name: str, features: Features, columns: Mapping[str, Column]) 
         others = "" if len(missing) == 1 else f" and {len(missing) - 1} more"
         raise BadInput(
             f"the data have no column {missing[0]!r}{others}, which the model was trained on\n"
-            f"  hint: {', '.join(map(repr, features.names[:8]))}{', …' if features.names[8:] else ''} fed {name!r}; "
-            f"--inputs {name}=… names other columns"
+            f"  hint: {name_list(features.names)} fed {name!r}; --inputs {name}=… names other columns"
         )
 
 
@@ -316,7 +315,7 @@ def check_numbers(field: Field, array: np.ndarray, features: Features | None) ->
     if features is None or features.table is None or size is None or array.shape[1:] == (size,):
         return
     numbers = features.table.numbers
-    shown = f"{', '.join(map(repr, numbers[:12]))}{', …' if numbers[12:] else ''}"
+    shown = name_list(numbers, 12)
     words = {c.name: [v for v in c.categories if not is_number(v)] for c in features.table.columns}
     mixed = [c for c in features.table.columns if 0 < 2 * len(words[c.name]) < len(c.categories)]
     if mixed:

@@ -15,7 +15,6 @@ from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.training.data.annotations.reading import read_detection
 from onnxgrad.training.data.annotations.samples import DetectionData
 from onnxgrad.training.data.columns import Column
-from onnxgrad.training.data.labels import listed
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.detection.batch import open_batch
 from onnxgrad.training.detection.classes import with_classes
@@ -30,6 +29,7 @@ from onnxgrad.training.detection.unfold import unfold
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.metadata import CLASSES, DETECTOR
+from onnxgrad.wording import name_list
 
 #: Means and deviations of ImageNet, of pictures from 0 to 1.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -110,9 +110,9 @@ def _left_out(data: DetectionData, letterbox: Letterbox) -> list[str]:
     empty = [n for n, count in zip(data.names, data.counts) if not count]
     if not kept:
         small = f"; {own} are smaller than a pixel of {letterbox.width}x{letterbox.height}" if own else ""
-        of = f", of {listed(data.names)}" if data.names else ""
+        of = f", of {name_list(data.names)}" if data.names else ""
         raise BadInput(f"{data.source} has no boxes to learn{of}{small}")
-    notes = [f"no boxes of {listed(empty)}"] if empty else []
+    notes = [f"no boxes of {name_list(empty)}"] if empty else []
     if own == kept:
         return notes
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,11 +27,7 @@ class Comparison:
     """
 
     maps: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def task(self) -> str:
-        """The task of the metrics."""
-        return "numbers"
+    task: str = field(default="numbers", init=False)
 
     @property
     def further(self) -> tuple[str, ...]:
@@ -78,11 +74,7 @@ class Classes(Comparison):
     words: bool = False
     called: str = "labels"
     pixels: bool = False
-
-    @property
-    def task(self) -> str:
-        """The task of the metrics."""
-        return "classes"
+    task: str = field(default="classes", init=False)
 
     @property
     def further(self) -> tuple[str, ...]:
@@ -118,11 +110,7 @@ class Ranked(Classes):
     """
 
     size: int = 0
-
-    @property
-    def task(self) -> str:
-        """The task of the metrics."""
-        return "ranked"
+    task: str = field(default="ranked", init=False)
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Three numbers [rows, 3] for each label that counts; rows behind the last label are there to fill a block."""
@@ -151,11 +139,7 @@ class Binary(Comparison):
 
     maps: ClassVar[tuple[str, ...]] = ("maps",)
     probabilities: bool = False
-
-    @property
-    def task(self) -> str:
-        """The task of the metrics."""
-        return "binary"
+    task: str = field(default="binary", init=False)
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Log-odds [elements], labels [elements]."""
@@ -171,10 +155,7 @@ class Binary(Comparison):
 class Maps(Comparison):
     """Scores of pixels against masks of 0 and 1 (anomaly maps), whose metrics are of regions and pictures."""
 
-    @property
-    def task(self) -> str:
-        """The task of the metrics."""
-        return "maps"
+    task: str = field(default="maps", init=False)
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores and labels [rows, H, W]."""
@@ -207,11 +188,7 @@ class Sequences(Comparison):
 
     blank: int = 0
     time: int = 1
-
-    @property
-    def task(self) -> str:
-        """The task of the metrics."""
-        return "sequences"
+    task: str = field(default="sequences", init=False)
 
     def decoded(self, prediction: np.ndarray) -> list[np.ndarray]:
         """The symbols of every row."""
@@ -229,10 +206,7 @@ class Sequences(Comparison):
 class Points(Comparison):
     """Key points [N, K, 2], or heat maps [N, K, H, W], against x, y and visibility [N, K, 3]."""
 
-    @property
-    def task(self) -> str:
-        """The task of the metrics."""
-        return "points"
+    task: str = field(default="points", init=False)
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Points and labels; of a heat map, the point is its largest cell."""
@@ -244,11 +218,7 @@ class Embeddings(Comparison):
     """Embeddings [N, size] against numbers of groups [N], whose rows belong together; `hint` ends a refusal."""
 
     hint: str = ""
-
-    @property
-    def task(self) -> str:
-        """The task of the metrics."""
-        return "embeddings"
+    task: str = field(default="embeddings", init=False)
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Embeddings and groups."""
@@ -266,24 +236,18 @@ class Companion(Comparison):
 
     Attributes:
         outputs: their names, ends of an interval or a mean and its spread; of a set, one.
-        kind: the task of their metrics.
     """
 
+    task: str = "gaussian"
     outputs: tuple[str, ...] = ()
-    kind: str = "gaussian"
-
-    @property
-    def task(self) -> str:
-        """The task of the metrics."""
-        return self.kind
 
     def fits(self, other: Comparison) -> bool:
         """True if the outputs are measured beside `other`."""
-        return other.task == ("classes" if self.kind == "sets" else "numbers")
+        return other.task == ("classes" if self.task == "sets" else "numbers")
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Parts [rows, size, 2] and numbers [rows, size]; or sets [rows, classes] and class numbers."""
-        if self.kind == "sets":
+        if self.task == "sets":
             return prediction[..., 0], label.reshape(-1)
         return prediction.reshape(len(prediction), -1, 2).astype(np.float64), _flat(label)
 
@@ -292,7 +256,7 @@ def companion(model: ir.Model, output: ir.Value) -> Companion | None:
     """The outputs of `model` that say how sure `output` is; None if there are none."""
     names, y = {v.name for v in model.graph.outputs}, output.name
     forms = {"sets": [f"{y}_set"], "intervals": [f"{y}_lower", f"{y}_upper"], "gaussian": [f"{y}", f"{y}_spread"]}
-    return next((Companion(tuple(parts), kind) for kind, parts in forms.items() if names.issuperset(parts)), None)
+    return next((Companion(task, tuple(parts)) for task, parts in forms.items() if names.issuperset(parts)), None)
 
 
 class Meter:

@@ -14,7 +14,6 @@ from onnxgrad.training.data import Data
 from onnxgrad.training.data.annotations.reading import ANNOTATIONS, read_detection
 from onnxgrad.training.data.annotations.samples import DetectionData, picture_size, read_pixels
 from onnxgrad.training.data.images import SUFFIXES
-from onnxgrad.training.data.labels import listed
 from onnxgrad.training.detection.feeds import DetectionFeed
 from onnxgrad.training.detection.pictures import draw_boxes
 from onnxgrad.training.detection.predict import BoxDecoder, Detector
@@ -22,6 +21,7 @@ from onnxgrad.training.measure.misses import Miss
 from onnxgrad.training.measure.result import Evaluated
 from onnxgrad.training.metrics.boxes import BACKGROUND, DEFINED, OF_MASKS, SHOWN, AveragePrecision, Detections
 from onnxgrad.training.metrics.registry import DEFAULTS
+from onnxgrad.wording import name_list
 
 #: Columns of the boxes that a detector predicts.
 BOX_COLUMNS = ("file", "class", "score", "x1", "y1", "x2", "y2")
@@ -39,7 +39,7 @@ def held_out_boxes(detector: Detector, data: Any, classes: Sequence[str] = ()) -
         BadInput: it cannot be read, or has other classes.
     """
     if detector.names is not None and classes and list(classes) != list(detector.names):
-        raise BadInput(f"the model names its classes, {listed(detector.names)}; drop classes")
+        raise BadInput(f"the model names its classes, {name_list(detector.names)}; drop classes")
     opened = read_detection(data, classes or None, "val")
     if detector.names is not None and (not opened.names or set(detector.names) & set(opened.names)):
         named = opened.with_classes(detector.names, declared=False)
@@ -49,9 +49,9 @@ def held_out_boxes(detector: Detector, data: Any, classes: Sequence[str] = ()) -
     count = detector.head.classes
     numbered = any(all(n.isdecimal() for n in names) for names in (opened.names, detector.names or ("0",)))
     if len(opened.names) != count or not numbered:
-        own = "" if detector.names is None else f", {listed(detector.names)}"
+        own = "" if detector.names is None else f", {name_list(detector.names)}"
         raise BadInput(
-            f"{opened.source} has {len(opened.names)} classes, {listed(opened.names)}; the model has {count}{own}"
+            f"{opened.source} has {len(opened.names)} classes, {name_list(opened.names)}; the model has {count}{own}"
         )
     return opened
 

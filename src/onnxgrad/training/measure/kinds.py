@@ -9,18 +9,18 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.match import holds_floats
-from onnxgrad.training.data.labels import listed
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.row_axis import row_axis, rows_first
 from onnxgrad.training.loss.class_axis import axis_beside, class_axis
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Known, Points, are_shares
 from onnxgrad.training.metrics.registry import METRICS
+from onnxgrad.wording import name_list
 
 
 def other_outputs(model: ir.Model, name: str | None, flag: str = "--prediction") -> str:
     """A hint at the outputs of floats that `model` has beside `name`, which `flag` chooses; empty if there are none."""
     floats = [v.name or "" for v in model.graph.outputs if holds_floats(v)]
-    others = listed([n for n in floats if n != name])
+    others = name_list([n for n in floats if n != name])
     return f"\n  hint: {flag} chooses another output: {others}" if others else ""
 
 

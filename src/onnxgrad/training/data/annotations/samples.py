@@ -21,7 +21,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.annotations.outlines import draw_outline
 from onnxgrad.training.data.images import FORMATS, MOST_PIXELS, deep_pixels, load_pillow
-from onnxgrad.training.data.labels import listed
+from onnxgrad.wording import name_list
 
 #: The EXIF tag of the orientation; from 5 on, width and height are swapped.
 _ORIENTATION, _SWAPPED = 0x0112, 5
@@ -201,7 +201,7 @@ class DetectionData:
             kept = np.flatnonzero(labels >= 0)
             dropped += len(labels) - len(kept)
             rows.append(row.only(kept, labels[kept]))
-        notes = [f"{dropped} boxes are of other classes than {listed(classes)}"] if dropped else []
+        notes = [f"{dropped} boxes are of other classes than {name_list(classes)}"] if dropped else []
         return DetectionData(rows, classes, self.source, [*self.notes, *notes])
 
     @property
