@@ -13,7 +13,7 @@ from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime import Options
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison
 from onnxgrad.training.measure.evaluate import labelled_rows
-from onnxgrad.training.measure.kinds import alike, compare
+from onnxgrad.training.measure.kinds import alike, choose_comparison
 from onnxgrad.training.measure.predict import as_given, batches_of
 from onnxgrad.training.metrics.calibration import probabilities, temperature
 from onnxgrad.uncertainty.prediction import PredictionGraph
@@ -35,7 +35,7 @@ def measured(
     names = [output or "", *also]
     first_batch, first = next(batches_of(opened, rows, names, 256, options))
     every = rows.arrays.get(called, first_batch[called])
-    comparison = compare(opened, first[names[0]], first_batch[called], every, y, called)
+    comparison = choose_comparison(opened, first[names[0]], first_batch[called], every, y, called)
 
     def batches() -> Iterator[tuple[Any, ...]]:
         for batch, found in batches_of(opened, rows, names, 256, options):

@@ -26,7 +26,7 @@ from onnxgrad.runtime import Options
 from onnxgrad.training.build.heads import last_layer
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison
 from onnxgrad.training.measure.evaluate import labelled_rows
-from onnxgrad.training.measure.kinds import alike, compare, other_outputs
+from onnxgrad.training.measure.kinds import alike, choose_comparison, other_outputs
 from onnxgrad.training.measure.predict import as_given, batches_of
 from onnxgrad.training.metrics.calibration import probabilities
 from onnxgrad.uncertainty.prediction import PredictionGraph
@@ -180,7 +180,7 @@ def _measured(
     for batch, found in batches_of(measuring, rows, [v.name or "" for v in ends], 256, options):
         y, t = found[prediction.name], batch[called]
         if comparison is None:
-            comparison = compare(opened, y, t, rows.arrays.get(called, t), output, called)
+            comparison = choose_comparison(opened, y, t, rows.arrays.get(called, t), output, called)
         scores, wanted = comparison(*alike(y, t))
         logits = found[z.value.name or ""].astype(np.float64)
         if isinstance(comparison, Classes):

@@ -300,6 +300,18 @@ class Data:
         else:
             yield from self._generate(size, order, start, part, 1, None)
 
+    def first_batches(self, rows: int, size: int = 32) -> Iterator[dict[str, np.ndarray]]:
+        """Batches of the first `rows` rows, in arrays of their own; where the model fixes `size`, all are whole.
+
+        The last of whole batches is filled up with the first rows again.
+        """
+        count = min(rows, len(self))
+        if self.fixed:
+            size = self.fixed
+            count = -(-count // size) * size
+        for batch in self.batches(size, np.arange(count) % len(self)):
+            yield {name: batch[name].copy() for name in self.names}
+
     def all_rows(self, draw: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """All rows as one batch; see `batches` for `draw`."""
         return next(self._generate(len(self), None, 0, (0, 1), 1, draw))

@@ -13,8 +13,6 @@ from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.training.step.compile import compile_step
 
-_BATCH = 32
-
 
 def gradients(source: Source, data: Any, rows: int, **preparation: Any) -> Iterator[dict[str, np.ndarray]]:
     """The gradient of each trained weight of `source` by name, batch by batch of the first `rows` of `data`."""
@@ -29,8 +27,6 @@ def gradients(source: Source, data: Any, rows: int, **preparation: Any) -> Itera
     session = Session(step.model, options=Options(target="portable"))
     fixed = {t.input: t.initial.numpy() for t in step.state.values()}
     fixed |= {n: t.numpy() for n, t in {**step.rates, **step.reads}.items()}
-    size = fed.fixed or _BATCH
-    count = -(-min(rows, len(fed)) // size) * size if fed.fixed else min(rows, len(fed))
-    for batch in fed.batches(size, np.arange(count) % len(fed)):
+    for batch in fed.first_batches(rows):
         found = session.run({**{n: batch[n] for n in step.batch}, **fixed})
         yield {name: found[result] for name, result in results.items()}

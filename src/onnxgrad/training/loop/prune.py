@@ -17,16 +17,12 @@ from onnxgrad.model_io.aside import external_aside
 from onnxgrad.model_io.save import gathered, to_proto
 from onnxgrad.settings import pop_recipe, takes
 from onnxgrad.training.build.attach import attached
-from onnxgrad.training.data import Data
-from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.language.recipe import TaskRecipe
-from onnxgrad.training.language.task import prepared
 from onnxgrad.training.loop.gradients import gradients
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
-from onnxgrad.training.measure.predict import fields_of
+from onnxgrad.training.measure.predict import open_rows
 from onnxgrad.training.pruning.channels import Channels, find_channels
 from onnxgrad.training.pruning.follow import follow
 from onnxgrad.training.pruning.known_sizes import settle_sizes
@@ -35,7 +31,7 @@ from onnxgrad.training.pruning.recipe import OF_GRADIENTS, PruneRecipe
 from onnxgrad.training.pruning.scores import Scores, magnitudes, wanda, weights_of
 
 #: Rows of the data that scores are computed from, and that damage is measured on.
-ROWS, _BATCH = 256, 32
+ROWS = 256
 
 
 @takes(PruneRecipe, PreparationRecipe, TaskRecipe)
@@ -104,7 +100,7 @@ def pruned(
     if recipe.score == "wanda" and data is None:
         raise BadInput("the score 'wanda' needs data: norms of what layers read")
     opened = opened_for_pruning(model)
-    batches = [] if data is None else _batches(opened, data, rows, preparation, task)
+    batches = [] if data is None else list(open_rows(opened, data, preparation, task).first_batches(rows))
     channels = find_channels(opened.graph, follow)
     scores = _scores(opened, model, data, channels, recipe, batches, rows, loss, labels, prediction)
     return Narrowing(opened, channels, recipe, scores, batches).run(sensitivity)
@@ -123,18 +119,6 @@ def opened_for_pruning(model: AnyModel) -> ir.Model:
     own_tensors(opened)
     settle_sizes(opened)
     return opened
-
-
-def _batches(
-    model: ir.Model, data: Any, rows: int, preparation: PreparationRecipe, task: TaskRecipe
-) -> list[dict[str, np.ndarray]]:
-    source = source_name(data)
-    data, arguments = prepared(data, task, preparation, Preprocessing.of(model), model)
-    fed = Data(data, fields_of(model), source, **arguments)
-    size = fed.fixed or _BATCH
-    count = min(rows, len(fed))
-    order = np.arange(-(-count // size) * size if fed.fixed else count) % len(fed)
-    return [{n: np.ascontiguousarray(b[n]) for n in fed.names} for b in fed.batches(size, order)]
 
 
 def _scores(

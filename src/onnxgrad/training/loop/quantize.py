@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -15,22 +13,17 @@ from onnxgrad.keywords import keywords_of
 from onnxgrad.model_io import save_model
 from onnxgrad.model_io.save import gathered, to_proto
 from onnxgrad.settings import pop_recipe, settings_of, takes
-from onnxgrad.training.data import Data
-from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.language.recipe import TaskRecipe
-from onnxgrad.training.language.task import prepared
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.train import train
-from onnxgrad.training.measure.predict import AnyModel, fields_of
+from onnxgrad.training.measure.predict import AnyModel, open_rows
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.quantization.learned_rounding import learn_rounding
 from onnxgrad.training.quantization.place import Scheme, opened_floats, place_quantizers
 
 #: Rows that activations are calibrated over.
 ROWS = 512
-_BATCH = 32
 
 
 @takes(Scheme, PreparationRecipe, others=True)
@@ -100,20 +93,8 @@ def quantized(
     if rows < 1:
         raise BadInput(f"activations are calibrated over at least 1 row, not {rows}")
     opened = opened_floats(model)
-    source = source_name(data)
-    data, arguments = prepared(data, task, preparation, Preprocessing.of(opened), opened)
-    fed = Data(data, fields_of(opened), source, **arguments)
-    found = place_quantizers(opened, scheme, _batches(fed, rows))
+    fed = open_rows(opened, data, preparation, task)
+    found = place_quantizers(opened, scheme, fed.first_batches(rows))
     if scheme.rounding == "learned":
-        learn_rounding(found, _batches(fed, rows))
+        learn_rounding(found, fed.first_batches(rows))
     return found
-
-
-def _batches(data: Data, rows: int) -> Iterator[dict[str, np.ndarray]]:
-    size = data.fixed or _BATCH
-    count = min(rows, len(data))
-    if data.fixed:  # rows again where there are too few for whole batches
-        count = -(-count // size) * size
-    names = data.names
-    for batch in data.batches(size, np.arange(count) % len(data)):
-        yield {n: np.ascontiguousarray(batch[n]) for n in names}

@@ -276,7 +276,7 @@ def evaluate_rows(
             elif Maps.fits(asked):
                 comparison = Maps()
             else:
-                comparison = choose_comparison(model, y, t, every, output, asked, ignore_index, called)
+                comparison = choose_comparison(model, y, t, every, output, called, asked, ignore_index)
                 _check_classes(comparison, y, every, rows, called, names is not None)
             usual = (*DEFAULTS[comparison.task], *comparison.further)
             asked = None if asked is None else list(asked)

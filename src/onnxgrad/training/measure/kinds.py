@@ -39,24 +39,17 @@ def alike(y: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return y, t
 
 
-def compare(
-    model: ir.Model, y: np.ndarray, t: np.ndarray, every: np.ndarray, output: ir.Value, called: str
-) -> Comparison:
-    """The comparison of predictions `y` with labels `t` of a batch, which are called so; `every` label decides it."""
-    return choose_comparison(model, y, t, every, output, None, None, called)
-
-
 def choose_comparison(
     model: ir.Model,
     y: np.ndarray,
     t: np.ndarray,
     every: np.ndarray,
     output: ir.Value,
-    metrics: Sequence[str] | None,
-    ignored: int | None,
     called: str,
+    metrics: Sequence[str] | None = None,
+    ignored: int | None = None,
 ) -> Comparison:
-    """The comparison of predictions `y` with labels `t` of a batch; `every` label decides the kind."""
+    """The comparison of predictions `y` with labels `t` of a batch, which are `called` so; `every` one decides it."""
     low, high = bounds(output)
     probabilities = low >= 0 and high <= 1
     y, t = alike(y, t)

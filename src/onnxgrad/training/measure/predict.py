@@ -53,6 +53,18 @@ def fields_of(model: ir.Model) -> list[Field]:
     return [Field.of(v) for v in required_inputs(model.graph)]
 
 
+def open_rows(
+    model: ir.Model,
+    data: Any,
+    preparation: PreparationRecipe = PreparationRecipe(),
+    task: TaskRecipe = TaskRecipe(),
+) -> Data:
+    """`data` as rows for the inputs of `model`, prepared as it was trained unless `preparation` differs."""
+    source = source_name(data)
+    data, arguments = prepared(data, task, preparation, Preprocessing.of(model), model)
+    return Data(data, fields_of(model), source, **arguments)
+
+
 def chosen_outputs(model: ir.Model, outputs: Sequence[str] | None) -> list[str]:
     """The names of the `outputs`, by default all. Raises UnknownName for an unknown one."""
     names = [v.name or "" for v in model.graph.outputs]
