@@ -9,6 +9,7 @@ import onnx_ir as ir
 _MODULES = "pkg.torch.onnx.name_scopes"
 _CALL = "pkg.torch.onnx.fx_node"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
 def module_names(node: ir.Node) -> list[str]:
@@ -24,3 +25,35 @@ def call_parameters(node: ir.Node) -> list[str]:
 def parameter_names(graph: ir.Graph) -> dict[str, str]:
     """The name in the state of the module for each placeholder of a parameter or buffer of an exported `graph`."""
     return dict(re.findall(r"(\w+): (?:PARAMETER|BUFFER) target='([^']+)'", graph.metadata_props.get(_SIGNATURE, "")))
+
+
+def is_parameter(value: ir.Value) -> bool:
+    """True if the exporter noted that the initializer `value` was a parameter of the module."""
+    return value.metadata_props.get(_KIND) == "PARAMETER"
+
+
+def is_buffer(value: ir.Value) -> bool:
+    """True if the exporter noted that the initializer `value` was a buffer of the module."""
+    return value.metadata_props.get(_KIND) == "BUFFER"
+
+
+def folded_buffers(graph: ir.Graph) -> set[ir.Value]:
+    """The initializers of an exported `graph` that the exporter computed, and not from parameters.
+
+    Such a value, a slice of a buffer for instance, has a name without a module, and its readers read no parameter. If
+    the graph does not show where a parameter is read, values may have been computed from it, and the set is empty.
+    """
+    parameters = dict(re.findall(r"(\w+): PARAMETER target='([^']+)'", graph.metadata_props.get(_SIGNATURE, "")))
+    if not parameters:
+        return set()
+    calls = {node: set(call_parameters(node)) for node in graph.all_nodes() if _CALL in node.metadata_props}
+    shown = set().union(*calls.values())
+    if any(p not in shown and name not in graph.initializers for p, name in parameters.items()):
+        return set()
+    return {
+        value
+        for name, value in graph.initializers.items()
+        if "." not in name
+        and _KIND not in value.metadata_props
+        and all(node in calls and calls[node].isdisjoint(parameters) for node in value.consumers())
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from itertools import product
 
 import numpy as np
 import onnx
@@ -193,6 +194,30 @@ def network(kind):
             a, b = (v / v.norm(dim=-1, keepdim=True) for v in (a, b))
             return self.logit_scale.exp() * (b @ a.t()) + self.logit_bias
 
+    class Splines(nn.Module):
+        """A basis as a buffer, a slice of one, and an exponent that is learned."""
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("basis", torch.rand(7, 6))
+            self.register_buffer("knots", torch.rand(8))
+            self.first, self.norm, self.last = nn.Linear(5, 8), nn.LayerNorm(6), nn.Linear(6, 4)
+            self.power = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x):
+            h = (self.first(x)[..., None] - self.knots[:-1]).relu() @ self.basis
+            return self.last(self.norm(h.mean(1).abs() ** self.power))
+
+    class Gated(nn.Module):
+        """A parameter that is one number, of the outermost module."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.beta = nn.Linear(5, 8), nn.Parameter(torch.tensor(0.7))
+
+        def forward(self, x):
+            return (self.first(x) * self.beta).softmax(1)
+
     torch.manual_seed(0)
 
     class Frozen(nn.Module):
@@ -217,12 +242,16 @@ def network(kind):
         ),
         "rotary": lambda: (Rotary(), (ids,)),
         "pairs": lambda: (Pairs(), (torch.randn(3, 6), torch.randn(3, 5))),
+        "gated": lambda: (Gated(), (torch.randn(3, 5),)),
+        "splines": lambda: (Splines(), (torch.randn(3, 5),)),
     }[kind]()
     return module, operands, sum(p.numel() for p in module.parameters())
 
 
-@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
-@pytest.mark.parametrize("kind", ["normalized", "frozen", "rotary", "pairs"])
+@pytest.mark.parametrize(
+    ("kind", "dynamo"),
+    [*product(["normalized", "frozen", "rotary", "pairs", "gated"], [False, True]), ("splines", True)],
+)
 def test_what_pytorch_exports_trains_its_parameters(kind, dynamo):
     """The trained numbers are as many as the module's parameters, under any names; buffers stay."""
     module, operands, count = network(kind)

@@ -7,12 +7,14 @@ exporters choose decide only if the use does not. The constants are listed in th
 | tensor | is |
 |---|---|
 | infinities, numbers beyond 1e8 | a constant |
+| PyTorch's newer exporter noted a buffer, or computed it and from no parameter | a constant |
 | the name that PyTorch models give a buffer (``inv_freq``, ``cos_cached``, ``pixel_mean``, …) | a constant |
 | statistics of a normalization that is written out, with what scales them; its scale and shift in one | a constant |
 | only meets sine and cosine, as factor | a constant: frequencies |
 | varies along one axis, and is read by a layer (next row but one) or added to what one gives | a weight |
 | sines and cosines of positions, an even or geometric grid | a constant |
 | read by a product, a convolution, a normalization, an embedding, a recurrent layer, another domain | a weight |
+| PyTorch's newer exporter noted a parameter | a weight |
 | bound, exponent, fill value, size | a constant |
 | one number: goes (or went) through Exp, Softplus, Sigmoid, Tanh; a bias; ``logit_scale``, ``a.b`` | a weight |
 | one number otherwise, expanded to a first state for instance | a constant |
@@ -33,6 +35,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.exporter_names import folded_buffers, is_buffer, is_parameter
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.match import is_standard
 from onnxgrad.training.graph.frozen_norms import frozen_norms
@@ -112,11 +115,16 @@ def sort_out(candidates: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> So
     named = any("." in name and not _MADE_UP.match(name) for name in candidates)
     first = _before_the_first_weight(candidates, nodes)
     circles = _circles(candidates)
+    graph = nodes[0].graph if nodes else None
+    pathed = named and any(node.name and node.name.startswith("/") for node in nodes)  # PyTorch's older exporter
+    folded = folded_buffers(graph) if isinstance(graph, ir.Graph) else set()
     frozen = frozen_norms(candidates, lambda name: named and ("." not in name or bool(_MADE_UP.match(name))))
     weights: dict[str, ir.Value] = {}
     constants: dict[str, str] = {}
     for name, value in candidates.items():
-        why = _FROZEN if value in frozen else _constant(name, value, named, first, circles)
+        why = _FROZEN if value in frozen else _constant(name, value, named, pathed, first, circles)
+        if not why and value in folded:
+            why = "computed from no parameter"
         if why:
             constants[name] = why
         else:
@@ -136,8 +144,15 @@ _GRID = "a grid or anchors"
 _FROZEN = "a normalization that is frozen"
 
 
-def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], circles: set[ir.Value]) -> str:
-    """The reason that `value` is a constant; empty for a weight."""
+def _constant(
+    name: str, value: ir.Value, named: bool, pathed: bool, first: set[ir.Value], circles: set[ir.Value]
+) -> str:
+    """The reason that `value` is a constant; empty for a weight.
+
+    Args:
+        named: True if names of other candidates are those of parameters of modules.
+        pathed: True if nodes are named by paths as well: every name that an exporter did not make up is a parameter's.
+    """
     assert value.const_value is not None
     array = value.const_value.numpy()
     limit = min(1e8, 0.99 * float(ml_dtypes.finfo(array.dtype).max))
@@ -145,6 +160,8 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
         low, high = float(array.min(initial=0)), float(array.max(initial=0))
     if not -limit < low <= high < limit:  # nan, too
         return INFINITE
+    if is_buffer(value):
+        return "a buffer"
     if re.split(r"[./]", name)[-1] in _BUFFERS:
         return "a buffer by its name"
     if _varying_axes(array) <= 1 and array.size > 1 and _only_angles(value):
@@ -158,7 +175,7 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
         return ""
     if value in circles or _regular(array):
         return "a table of sines, or a regular grid"
-    if array.size > 1 and layer:
+    if is_parameter(value) or (array.size > 1 and layer):
         return ""
     if uses and all(node.op_type in _SETTINGS for node, _, _ in uses):
         return "a bound, an exponent or a setting"
@@ -166,7 +183,9 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
         layer = any(n.op_type in LAYERS - {"MatMul"} and at > 0 and "Expand" not in way for n, at, way in uses)
         layer |= bias and array.ndim > 0
         gate = any(_GATES & set(through) or node.op_type in _GATES for node, _, through in uses)
-        module = "." in name and not _MADE_UP.match(name) and any(n.op_type in _ELEMENTWISE for n, _, _ in uses)
+        module = (
+            ("." in name or pathed) and not _MADE_UP.match(name) and any(n.op_type in _ELEMENTWISE for n, _, _ in uses)
+        )
         return "" if layer or gate or module or name in _NUMBERS or _FOLDED.match(name) else _ONE
     values = array.astype(np.float64) if array.size <= 1 << 20 else np.array([0.1])
     least, most = values.min(initial=np.inf), values.max(initial=-np.inf)
