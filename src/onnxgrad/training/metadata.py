@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from onnxgrad.errors import BadInput
 from onnxgrad.model_io.map_outputs import CLASSES as CLASSES
+
+T = TypeVar("T")
 
 #: Of a model that was trained: how its data were prepared, as JSON.
 PREPROCESSING = "onnxgrad.preprocessing"
@@ -36,3 +44,12 @@ QUANTIZED = "onnxgrad.quantized"
 PRUNED = "onnxgrad.pruned"
 #: Of an initializer of an algorithm: the weight whose mask it is, and the weight whose score it sums up.
 MASK, SALIENCY = "onnxgrad.mask", "onnxgrad.saliency"
+
+
+def read_entry(props: Mapping[str, str], key: str, read: Callable[[Any], T]) -> T | None:
+    """The entry `key` of metadata, JSON that `read` converts; None without one. Raises BadInput if it is damaged."""
+    text = props.get(key, "")
+    try:
+        return read(json.loads(text)) if text else None
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, zlib.error) as error:
+        raise BadInput(f"the model's metadata {key!r} are damaged: {text[:60]}") from error

@@ -15,7 +15,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.adapters.forms import CHANNELS, DORA, LORA, TENSORS, VERA
 from onnxgrad.training.adapters.parts import WeightPart
-from onnxgrad.training.metadata import ADAPTER
+from onnxgrad.training.metadata import ADAPTER, read_entry
 
 _VERSION = 1
 
@@ -121,44 +121,40 @@ def record_of(props: Mapping[str, str]) -> Record | None:
     Raises:
         BadInput: they are of an unknown form.
     """
-    text = props.get(ADAPTER, "")
-    if not text:
-        return None
-    try:
-        fields: dict[str, Any] = json.loads(text)
-        if fields.pop("version") != _VERSION:
-            raise ValueError
-        entries = [_entry(about) for about in fields.pop("entries")]
-        found = Record(**fields, entries=entries)
-        own, shared = LETTERS[found.form], {"A", "B"} if found.form == VERA else set()
-        numbers = (found.rank, found.alpha, found.dropout, found.seed, *(e.scale for e in entries))
-        names = (
-            found.base,
-            *found.trained,
-            *found.constants,
-            *found.renamed.values(),
-            *found.turned,
-            *(n for e in entries for n in (e.weight, e.module, e.label)),
-        )
-        if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
-            raise ValueError
-        if type(found.rank) is not int or found.rank < 1 or found.alpha < 0 or not 0 <= found.dropout < 1:
-            raise ValueError
-        if not all(isinstance(n, str) for n in names) or any(
-            type(e.groups) is not int or e.groups < 1 for e in entries
-        ):
-            raise ValueError
-        if not found.renamed.keys() <= set(found.also) or not set(found.turned) <= set(found.also):
-            raise ValueError
-        if found.shared.keys() != shared or any(e.tensors.keys() not in own for e in entries):
-            raise ValueError
-        if not all(type(n) is int for e in entries for n in (e.rank, *found.options.values())):
-            raise ValueError
-        fixed = {"B0"} if found.form == CHANNELS else {"A0", "B0"}
-        if any(e.fixed and e.fixed.keys() != fixed for e in entries):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"the metadata {ADAPTER!r} describe no known adapter: {text[:60]}") from error
+    return read_entry(props, ADAPTER, _read)
+
+
+def _read(fields: dict[str, Any]) -> Record:
+    """The record of these `fields`. Raises ValueError, KeyError or TypeError for others than `Record.text` writes."""
+    if fields.pop("version") != _VERSION:
+        raise ValueError
+    entries = [_entry(about) for about in fields.pop("entries")]
+    found = Record(**fields, entries=entries)
+    own, shared = LETTERS[found.form], {"A", "B"} if found.form == VERA else set()
+    numbers = (found.rank, found.alpha, found.dropout, found.seed, *(e.scale for e in entries))
+    names = (
+        found.base,
+        *found.trained,
+        *found.constants,
+        *found.renamed.values(),
+        *found.turned,
+        *(n for e in entries for n in (e.weight, e.module, e.label)),
+    )
+    if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+        raise ValueError
+    if type(found.rank) is not int or found.rank < 1 or found.alpha < 0 or not 0 <= found.dropout < 1:
+        raise ValueError
+    if not all(isinstance(n, str) for n in names) or any(type(e.groups) is not int or e.groups < 1 for e in entries):
+        raise ValueError
+    if not found.renamed.keys() <= set(found.also) or not set(found.turned) <= set(found.also):
+        raise ValueError
+    if found.shared.keys() != shared or any(e.tensors.keys() not in own for e in entries):
+        raise ValueError
+    if not all(type(n) is int for e in entries for n in (e.rank, *found.options.values())):
+        raise ValueError
+    fixed = {"B0"} if found.form == CHANNELS else {"A0", "B0"}
+    if any(e.fixed and e.fixed.keys() != fixed for e in entries):
+        raise ValueError
     return found
 
 

@@ -7,7 +7,6 @@ encoder has the inputs and the output that it had before.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +18,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import prune, required_inputs
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
-from onnxgrad.training.metadata import PAIRS
+from onnxgrad.training.metadata import PAIRS, read_entry
 
 #: The output of the training model.
 EMBEDDINGS = "embeddings"
@@ -110,10 +109,10 @@ def _join_roles(b: Builder, parts: Sequence[Var], like: ir.Value) -> Var:
 
 def unpaired(model: ir.Model) -> ir.Model:
     """`model`, which is used up, as the encoder that `paired` made it of; itself if it was not paired."""
-    text = model.metadata_props.pop(PAIRS, None)
-    if text is None:
+    record, graph = read_entry(model.metadata_props, PAIRS, dict), model.graph
+    if record is None:
         return model
-    record, graph = json.loads(text), model.graph
+    del model.metadata_props[PAIRS]
     values = {v.name: v for node in graph for v in node.outputs}
     added = []
     for joined, (name, dims) in record["inputs"].items():

@@ -7,7 +7,6 @@ tokenizer with the most tokens of a row. Arguments of a call take precedence ove
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from onnxgrad.training.data.table import Table, cut_off
 from onnxgrad.training.data.text import Text
 from onnxgrad.training.data.tokenizer_file import parse_tokenizer
 from onnxgrad.training.data.wide import check_present
-from onnxgrad.training.metadata import PREPROCESSING
+from onnxgrad.training.metadata import PREPROCESSING, read_entry
 
 #: Bytes of a tokenizer's JSON, unpacked.
 MOST_BYTES = 1 << 28
@@ -61,13 +60,8 @@ class Preprocessing:
     @classmethod
     def of(cls, model: ir.Model) -> Preprocessing:
         """The preprocessing stored in the metadata of `model`. Raises BadInput if it is damaged."""
-        text = model.metadata_props.get(PREPROCESSING, "")
-        if not text:
-            return cls()
-        try:
-            return _read(json.loads(text))
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError, zlib.error) as error:
-            raise BadInput(f"the model's metadata {PREPROCESSING!r} are damaged: {text[:60]}") from error
+        found = read_entry(model.metadata_props, PREPROCESSING, _read)
+        return cls() if found is None else found
 
     def __bool__(self) -> bool:
         return bool(self.images or self.inputs or self.tokenizer or self.task or self.columns)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values, prune, required_inputs
 from onnxgrad.runtime import Options, Session
-from onnxgrad.training.metadata import CLASSES, DETECTOR
+from onnxgrad.training.metadata import CLASSES, DETECTOR, read_entry
 
 #: Side of a picture where neither the model nor the caller fixes one.
 DEFAULT_SIDE = 640
@@ -47,11 +47,10 @@ def picture_size(model: ir.Model, asked: int | tuple[int, int] | None = None) ->
     assert image.shape is not None
     fixed = [d if isinstance(d, int) else None for d in list(image.shape)[2:]]
     noted = [int(t) for t in model.metadata_props.get("imgsz", "").strip("[] ").split(",") if t.strip().isdigit()]
-    if (trained := model.metadata_props.get(DETECTOR)) is not None:
-        try:
-            noted = [int(json.loads(trained)["letterbox"][k]) for k in ("height", "width")]
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"the model's metadata {DETECTOR!r} are damaged: {trained[:60]}") from error
+    trained = read_entry(
+        model.metadata_props, DETECTOR, lambda about: [int(about["letterbox"][k]) for k in ("height", "width")]
+    )
+    noted = trained or noted
     wanted = asked if isinstance(asked, tuple) else (asked, asked)
     if any(w is not None and f is not None and w != f for w, f in zip(wanted, fixed)):
         raise BadInput(f"the model takes pictures of {fixed[1]} by {fixed[0]} pixels; drop image_size={asked}")
@@ -66,12 +65,12 @@ def picture_size(model: ir.Model, asked: int | tuple[int, int] | None = None) ->
 
 def noted_offset(model: ir.Model) -> float | None:
     """The centre of a place, in places, that training noted. Raises BadInput if the note is damaged."""
-    noted = model.metadata_props.get(DETECTOR, "{}")
-    try:
-        found = json.loads(noted).get("place_offset")
+
+    def read(about: dict[str, Any]) -> float | None:
+        found = about.get("place_offset")
         return None if found is None else float(found)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"the model's metadata {DETECTOR!r} are damaged: {noted[:60]}") from error
+
+    return read_entry(model.metadata_props, DETECTOR, read)
 
 
 def run_values(model: ir.Model, values: Sequence[str], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

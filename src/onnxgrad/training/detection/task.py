@@ -28,7 +28,7 @@ from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.unfold import unfold
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.loss.config import Loss
-from onnxgrad.training.metadata import CLASSES, DETECTOR
+from onnxgrad.training.metadata import CLASSES, DETECTOR, read_entry
 from onnxgrad.wording import name_list
 
 #: Means and deviations of ImageNet, of pictures from 0 to 1.
@@ -127,15 +127,8 @@ def letterbox_of(model: ir.Model, head: Head, preparation: PreparationRecipe = P
     Raises:
         BadInput: a note of the model is damaged, or is of another size.
     """
-    noted = model.metadata_props.get(DETECTOR)
-    if noted:
-        try:
-            found = Letterbox.of(json.loads(noted)["letterbox"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"the model's metadata {DETECTOR!r} are damaged: {noted[:60]}") from error
-    else:
-        found = Letterbox(*head.size, **_usual(head))
-    found = replace(found, height=head.size[0], width=head.size[1])
+    noted = read_entry(model.metadata_props, DETECTOR, lambda about: Letterbox.of(about["letterbox"]))
+    found = replace(noted or Letterbox(*head.size, **_usual(head)), height=head.size[0], width=head.size[1])
     mean, std = _numbers(preparation.image_mean), _numbers(preparation.image_std)
     return replace(found, mean=found.mean if mean is None else mean, std=found.std if std is None else std)
 

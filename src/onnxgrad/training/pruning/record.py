@@ -9,8 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput
-from onnxgrad.training.metadata import PRUNED
+from onnxgrad.training.metadata import PRUNED, read_entry
 
 _VERSION = 1
 
@@ -42,13 +41,7 @@ def record_in(model: ir.Model) -> PruningRecord:
     Raises:
         BadInput: it is of an unknown form.
     """
-    text = model.metadata_props.get(PRUNED, "")
-    if not text:
-        return PruningRecord()
-    try:
-        found = _read(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"the metadata {PRUNED!r} describe no known pruning: {text[:60]}") from error
+    found = read_entry(model.metadata_props, PRUNED, _read) or PruningRecord()
     return PruningRecord(tuple(n for n in found.weights if n in model.graph.initializers), found.plan)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.metadata import QUANTIZED
+from onnxgrad.training.metadata import QUANTIZED, read_entry
 
 _VERSION = 1
 
@@ -62,13 +62,9 @@ def record_in(model: ir.Model) -> Storage | None:
     Raises:
         BadInput: they are of an unknown form, or name tensors that the model does not have.
     """
-    text = model.metadata_props.get(QUANTIZED, "")
-    if not text:
+    found = read_entry(model.metadata_props, QUANTIZED, _read)
+    if found is None:
         return None
-    try:
-        found = _read(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"the metadata {QUANTIZED!r} describe no known quantization: {text[:60]}") from error
     needed = [*found.weights, *found.biases]
     needed += [n for b in found.biases.values() for n in (b.scale, b.point, b.input, b.weight) if n]
     for name in needed:
