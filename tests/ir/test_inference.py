@@ -23,7 +23,7 @@ from onnxgrad.ir.infer import inference
 from onnxgrad.ir.infer import registry as corrections_by_library
 from onnxgrad.ir.infer.inference import infer_model, kind_of
 from onnxgrad.ir.infer.registry import registry
-from onnxgrad.ir.infer.sizes import product
+from onnxgrad.ir.infer.sizes import product, sum_of
 from tests.large_models import gpt
 from tests.models import chain, mlp
 
@@ -161,6 +161,18 @@ def test_products_are_written_as_sympy_writes_them():
         found = product(sizes, by)
         assert found is None or str(found) == str(wanted)
         assert found is not None or "**" in str(wanted) or str(wanted).isdigit() or "floor(2*T/3)" in dims
+
+
+def test_sums_of_multiples_are_written_as_sympy_writes_them():
+    random = Random(0)
+    for symbols in ("N", "N*b", "floor(2*T/3)"):
+        for _ in range(20):
+            numbers = [random.randint(1, 9) for _ in range(random.randint(1, 4))]
+            sizes = [ir.SymbolicDim(symbols if n == 1 else f"{n}*{symbols}") for n in numbers]
+            assert str(sum_of(sizes)) == str(sum(sizes))
+    assert sum_of([3, 4]) == 7
+    assert sum_of([ir.SymbolicDim("N"), 4]) is None
+    assert sum_of([ir.SymbolicDim("N"), ir.SymbolicDim("b")]) is None
 
 
 def test_what_is_new_is_like_nothing_else():

@@ -148,6 +148,7 @@ class Builder:
         infer: Inference | None = None,
         *,
         noting: bool = True,
+        digests: bool = True,
         before: ir.Node | None = None,
         prefix: str = "d",
     ) -> None:
@@ -157,6 +158,7 @@ class Builder:
         self.prefix = prefix  #: of the names of new nodes
         #: whether `named` leaves notes: they are lost where a message is made of the graph
         self.noting = noting
+        self.digests = digests  #: whether notes have digests, which a file does not keep
         self.names = names or Names.of_graph(graph)
         self.infer = infer or Inference.of(graph)
         self.opset = self.infer.context.opset
@@ -185,7 +187,7 @@ class Builder:
 
     def nested(self, graph: ir.Graph) -> Builder:
         """A builder for a graph inside this one (a branch or a loop body) with the same pool of names."""
-        return Builder(graph, self.names, self.infer, noting=self.noting)
+        return Builder(graph, self.names, self.infer, noting=self.noting, digests=self.digests)
 
     def now(self, value: ir.Value) -> ir.Value:
         """`value`, or the value that replaced it when its node was lowered, through any number of lowerings."""
@@ -347,7 +349,8 @@ class Builder:
         if not self.noting:
             return
         inputs, results = ([None if v is None else v.value for v in vs] for vs in (of, outputs))
-        Part.of(name, inputs, results, attributes).note()
+        part = Part.of if self.digests else Part.without_digests
+        part(name, inputs, results, attributes).note()
 
     # --- small compositions that every rule may use --------------------------------------------
 

@@ -6,7 +6,7 @@ A *slice* is the set of nodes that depend on some values (`dependents`) or that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Reversible
+from collections.abc import Callable, Collection, Iterable, Iterator, Reversible, Sequence
 
 import onnx_ir as ir
 
@@ -147,6 +147,26 @@ def stand_in(value: ir.Value, name: str | None = None) -> ir.Value:
     return new
 
 
+def replace_everywhere(old: ir.Value, new: ir.Value) -> None:
+    """Replace `old` by `new` in all consumers and outputs, of which the library looks at each in Python."""
+    if old.is_graph_output() and old.graph is not None:
+        outputs = old.graph.outputs
+        while old in outputs.data:  # type: ignore[attr-defined]
+            outputs[outputs.data.index(old)] = new  # type: ignore[attr-defined]
+    old.replace_all_uses_with(new)
+
+
+def in_order(nodes: Sequence[ir.Node]) -> bool:
+    """True if each of `nodes` comes after those whose results it reads."""
+    missing = set(nodes)
+    for node in nodes:
+        for value in reads(node):
+            if value.producer() in missing:
+                return False
+        missing.discard(node)
+    return True
+
+
 def detach(nodes: Iterable[ir.Node], kept: Iterable[ir.Graph] = ()) -> None:
     """Make `nodes`, which are in no graph any more, read nothing, nor the graphs inside them, but for those `kept`."""
     left = {id(body) for body in kept}
@@ -180,9 +200,8 @@ def prune(graph: ir.Graph, keep: Iterable[ir.Value] = ()) -> int:
             if node.attributes.data:
                 live.update(captured(node))
     graph.remove(dead, safe=False)
-    if dead:
-        kept = [body for node in graph if node.attributes.data for body in subgraphs(node)]
-        detach(dead, kept)
+    holds_graphs = any(node.attributes.data and subgraphs(node) for node in dead)
+    detach(dead, [body for node in graph for body in subgraphs(node)] if holds_graphs else ())
     for name, value in list(graph.initializers.items()):
         if value not in live and not value.is_graph_input():
             del graph.initializers[name]

@@ -91,10 +91,16 @@ class Schedules:
         self.nodes = list(graph)
         self.edges = edges_of(self.nodes)
         roots = Roots(self.nodes, size, graph.outputs)
+        takes = {v: taken for n in self.nodes for v in n.outputs if (taken := roots.takes(v))}
+        self._takes: dict[object, int] = {**takes}
         self._steps = {
-            n: ScheduledNode([roots.of(v) for v in reads(n)], n.outputs, meanwhile(n, size)) for n in self.nodes
+            n: ScheduledNode(
+                [root for v in reads(n) if (root := roots.of(v)) in takes],
+                [v for v in n.outputs if v in takes],
+                meanwhile(n, size),
+            )
+            for n in self.nodes
         }
-        self._takes: dict[object, int] = {v: roots.takes(v) for n in self.nodes for v in n.outputs}
 
     def used(self, order: Sequence[ir.Node]) -> dict[ir.Node, int]:
         """The bytes of live results while each node runs, as the runtime runs a graph that lists them in `order`."""
@@ -104,5 +110,5 @@ class Schedules:
 
 def reorder(graph: ir.Graph, order: Sequence[ir.Node]) -> None:
     """Put the nodes of `graph` in another order."""
-    graph.remove(order)
-    graph.extend(order)
+    if list(graph) != list(order):
+        graph.extend(order)  # which moves them

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir.constants import slice_indices
-from onnxgrad.ir.infer.sizes import product
+from onnxgrad.ir.infer.sizes import product, sum_of
 from onnxgrad.ir.match import FLOATS, Dim, constant
 
 Dims = Sequence[Dim]
@@ -212,11 +212,11 @@ def _concat(dims: Dims, operands: Operands, attributes: Attributes, elements: El
     shapes, axis = [_shape(operands, i) for i in range(len(operands))], attributes.get("axis", len(dims))
     if len(dims) < 2 or not -len(dims) <= axis < len(dims):
         return None
-    total, sized = 0, list(dims)
-    for shape in shapes:
-        if shape is None or len(shape) != len(dims) or not isinstance(size := shape[axis], int):
-            return None
-        total += size
+    if any(shape is None or len(shape) != len(dims) for shape in shapes):
+        return None
+    total, sized = sum_of([shape[axis] for shape in shapes]), list(dims)  # type: ignore[index]
+    if total is None:
+        return None
     sized[axis] = total
     return sized
 

@@ -48,6 +48,18 @@ def product(dims: Iterable[Dim], by: Iterable[Dim] = ()) -> Dim | None:
     return ir.SymbolicDim(text if divisor == 1 else f"floor({text}/{divisor})")
 
 
+def sum_of(dims: Sequence[Dim]) -> Dim | None:
+    """The sum of `dims`; None if they are not all numbers, nor all multiples of the same symbols."""
+    if all(isinstance(d, int) for d in dims):
+        return sum(dims)  # type: ignore[arg-type]
+    total, symbols = 0, None
+    for d in dims:
+        if (found := factors([d])) is None or sorted(found[1]) != (symbols := symbols or sorted(found[1])):
+            return None
+        total += found[0]
+    return product([total, *map(ir.SymbolicDim, symbols or ())])
+
+
 def factors(dims: Iterable[Dim]) -> tuple[int, list[str]] | None:
     """The number, and the symbols and rounded quotients, whose product the sizes are; None for other formulas."""
     number, names = 1, []

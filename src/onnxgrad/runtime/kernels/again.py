@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.ir.execution_order import execution_order
+from onnxgrad.ir.execution_order import execution_order, sort
 from onnxgrad.ir.graph import ancestors
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.names import Names
@@ -58,7 +58,7 @@ def compute_again(graph: ir.Graph, state: Collection[str]) -> int:
         while _is_cheap(node) and repeating.repeat(node):
             count += 1
     if count:
-        graph.sort()
+        sort(graph)
     return count
 
 

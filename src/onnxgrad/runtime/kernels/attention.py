@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.attention import Scores, is_idle
+from onnxgrad.ir.execution_order import sort
 from onnxgrad.ir.graph import add_initializer, prune
 from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import constant, is_number, is_op, pattern, permutation, producer
@@ -91,7 +92,7 @@ def fuse_attention(graph: ir.Graph, domain: str) -> int:
         else:
             left.append(node)
     if count:
-        graph.sort()
+        sort(graph)
         prune(graph)
     for node in left:
         _write_operators(graph, node)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
+from onnxgrad.ir.execution_order import sort
 from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.operators import Moves, traits_of
@@ -38,7 +39,7 @@ def in_place(graph: ir.Graph, renewed: Mapping[str, str]) -> set[str]:
     updates = [node for node in graph if _is_update(node)]
     before = Before(graph, updates)
     found = {name for node in updates for name in _of(node, renewed, before)}
-    graph.sort()
+    sort(graph)
     return found
 
 

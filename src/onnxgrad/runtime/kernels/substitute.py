@@ -18,7 +18,8 @@ import onnx_ir as ir
 
 from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
-from onnxgrad.ir.graph import add_initializer, prune, reads, subgraphs
+from onnxgrad.ir.execution_order import sort
+from onnxgrad.ir.graph import add_initializer, prune, reads, replace_everywhere, subgraphs
 from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import pattern
 from onnxgrad.ir.passes import Declined, Pass
@@ -186,7 +187,7 @@ def _call(model: ir.Model, known: Mapping[str, Fits]) -> int:
     if not places:
         return 0
     try:
-        model.graph.sort()
+        sort(model.graph)
     except ValueError:
         raise Declined("calls of several results wait for each other") from None
     model.opset_imports[DOMAIN] = 1
@@ -281,9 +282,10 @@ class _Swapping:
     def all_parts(self, known: Mapping[str, Fits]) -> int:
         """Insert calls wherever a kernel applies. Returns the count."""
         count = 0
-        for part in [p for p in named_parts(self.graph) if self._is_here(p)]:  # before calls hide the operators
-            fits, site = known.get(part.name), self._site(part)
-            call = fits(site) if fits is not None and site is not None else None
+        parts = [p for p in named_parts(self.graph) if p.name in known]
+        for part in [p for p in parts if self._is_here(p)]:  # before calls hide the operators
+            site = self._site(part)
+            call = None if site is None else known[part.name](site)
             if site is not None and call is not None and self._can_be_called(site, call):
                 self._write(site, call)
                 count += 1
@@ -355,7 +357,7 @@ class _Swapping:
             if old is None:
                 continue
             new.type, new.shape = old.type, old.shape
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            replace_everywhere(old, new)
             self.values |= {known: new for known in known_as(old) if self.values.get(known) is old}
             new.name, old.name = old.name, new.name
 

@@ -177,7 +177,7 @@ class _Attachment:
         self.scales = self._opened_integers(trainable, freeze)
         write_otherwise(self.graph)  # so that the stock runtime is right about the trained file
         self.model.opset_imports.setdefault(DOMAIN, 1)
-        self.builder = Builder(self.graph)
+        self.builder = Builder(self.graph, digests=False)  # its notes are spelled
         self.nodes = list(self.graph)
         self.held = set(self.graph.initializers)
         self.inputs = list(self.graph.inputs)

@@ -81,10 +81,18 @@ def wants_blocks(graph: ir.Graph, rows: int | str | None = None) -> bool:
     if not any(n.op_type == "Softmax" or n.op_type in _WHOLE.get(n.domain, ()) for n in graph):
         return False
     rows = None if isinstance(rows, str) else rows
+    if any(_is_expanded(n, rows) for n in graph):
+        return True
+    if rows is None and not any(_has_many(n.inputs[0], MANY) for n in graph if is_op(n, "Softmax")):
+        return False
     products = (n for n in graph if is_op(n, "MatMul"))
-    return any(_is_expanded(n, rows) for n in graph) or any(
-        (found := _Attention.of(n)) is not None and found.is_large(rows) for n in products
-    )
+    return any((found := _Attention.of(n)) is not None and found.is_large(rows) for n in products)
+
+
+def _has_many(score: ir.Value | None, many: int) -> bool:
+    """True if the last axis of `score`, that of keys, is known to be of size `many` at least."""
+    dims = None if score is None else _dims(score)
+    return bool(dims) and isinstance(dims[-1], int) and dims[-1] >= many  # type: ignore[index]
 
 
 def _is_expanded(node: ir.Node, rows: int | None) -> bool:
@@ -186,8 +194,7 @@ class _Attention:
 
     def has_keys(self, many: int) -> bool:
         """True if the number of keys is known to be at least `many`."""
-        dims = _dims(self.score)
-        return dims is not None and isinstance(dims[-1], int) and dims[-1] >= many
+        return _has_many(self.score, many)
 
     def is_large(self, rows: int | None) -> bool:
         """True if attention is computed by blocks: of so many `rows`, or because there are many keys."""

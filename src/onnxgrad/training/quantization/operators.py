@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import fnmatch
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Names, Var
 from onnxgrad.ir.graph import add_initializer, prune
+from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.match import constant, is_op, normal_domain, only_reader, producer
 from onnxgrad.ir.schemas import attribute
 from onnxgrad.training.quantization.record import Storage
@@ -59,6 +61,11 @@ class _Opening:
         #: the scale and the zero point of quantized numbers
         self.scales: dict[ir.Value, tuple[ir.Value, ir.Value | None]] = {}
 
+    @cached_property
+    def infer(self) -> Inference:
+        """The inference of the new nodes."""
+        return Inference.of(self.graph)
+
     def trains(self, name: str | None) -> bool:
         """True if patterns name a weight to train."""
         asked = self.trainable is None or any(p == "all" or fnmatch.fnmatchcase(name or "", p) for p in self.trainable)
@@ -76,7 +83,7 @@ class _Opening:
                 self.scales[node.outputs[0]] = places[0], places[1]
         if opener is None and not passes:
             return
-        builder = Builder(self.graph, self.names, before=node, prefix="open")
+        builder = Builder(self.graph, self.names, self.infer, before=node, prefix="open")
         found = _passing(self, node, builder) if passes else opener(self, node, builder)  # type: ignore[misc]
         if found is not None:
             self.replace([node], found, builder)
@@ -244,7 +251,7 @@ def _integers(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
     size = None if ws is None or ws.const_value is None else ws.const_value.size
     if not o.is_stored(ws) or (node.op_type == "ConvInteger" and size != 1):
         return None
-    inner = Builder(o.graph, o.names, before=product, prefix="open")
+    inner = Builder(o.graph, o.names, o.infer, before=product, prefix="open")
     weights = o.floats(inner, w, ws, wz, len(w.shape) - 1)
     floats = o.floats(inner, x, xs, xz)
     if node.op_type == "MatMulInteger":
@@ -318,7 +325,7 @@ def _cast(o: _Opening, node: ir.Node, b: Builder) -> Sequence[Var] | None:
     axes = [axis for axis, n in enumerate(sizes) if n != 1]
     if len(sizes) != len(shape) or len(axes) > 1 or any(sizes[a] != shape[a] for a in axes):
         return None
-    inner = Builder(o.graph, o.names, before=product, prefix="open")
+    inner = Builder(o.graph, o.names, o.infer, before=product, prefix="open")
     steps = o.reshaped(scale, (int(shape[axes[0]]),)) if axes else scale  # type: ignore[arg-type]
     o.replace([node, product], [o.floats(inner, w, steps, None, axes[0] if axes else 0)], inner)
     return None

@@ -34,7 +34,6 @@ def in_good_order(model: ir.Model) -> str:
         if fault := fault_of(model.graph, None):
             raise RuntimeError(fault)
     except Exception as error:
-        model.graph.remove(list(model.graph))
         model.graph.extend(nodes)
         reason = f"{type(error).__name__}: {error}"
         warn_of({STEP_ORDER: reason})
@@ -50,9 +49,7 @@ def _order(model: ir.Model) -> None:
             return
     except BadInput:  # sizes that do not fit: then without them
         pass
-    nodes = orders(graph)[1]
-    graph.remove(nodes)
-    graph.extend(nodes)
+    graph.extend(orders(graph)[1])  # which moves them
 
 
 def within_memory(
