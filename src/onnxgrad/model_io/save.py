@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -76,6 +77,13 @@ def _same_weights(model: ir.Model) -> Iterator[list[ir.Value]]:
     finally:
         for value, tensor in held:
             value.const_value = tensor
+
+
+def in_kind_of(given: Any, model: ir.Model) -> onnx.ModelProto | ir.Model:
+    """`model` in the kind of the caller's argument `given`; for a path, an ``onnx.ModelProto`` with all weights."""
+    if isinstance(given, ir.Model):
+        return model
+    return to_proto(model) if isinstance(given, onnx.ModelProto) else gathered(model)
 
 
 def save_model(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
@@ -106,8 +105,3 @@ def hold(model: ir.Model, stacks: Mapping[str, np.ndarray]) -> ir.Model:
         value.const_value = ir.tensor(array, name=name)
         graph.register_initializer(value)
     return model
-
-
-def as_kind(model: ir.Model, like: Any) -> Any:
-    """`model` in the kind of the caller's argument `like`: an ``onnx_ir.Model``, or else an ``onnx.ModelProto``."""
-    return model if isinstance(like, ir.Model) else onnx.ModelProto.FromString(ir.to_proto(model).SerializeToString())

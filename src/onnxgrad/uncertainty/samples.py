@@ -18,6 +18,7 @@ from onnxgrad.ir.graph import prune
 from onnxgrad.keywords import check_whole
 from onnxgrad.model_io import AnyModel
 from onnxgrad.model_io.read import read_proto
+from onnxgrad.model_io.save import in_kind_of
 from onnxgrad.settings import settings_of
 from onnxgrad.training.graph.dropout_masks import drop_by_count, first_count
 from onnxgrad.training.graph.training_mode import Mode, statistics, switch
@@ -26,7 +27,7 @@ from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.measure.predict import as_given
 from onnxgrad.transforms.vmap import vmap
-from onnxgrad.uncertainty.prediction import PredictionGraph, as_kind, hold, mean_and_spread
+from onnxgrad.uncertainty.prediction import PredictionGraph, hold, mean_and_spread
 
 
 def dropout(
@@ -170,4 +171,4 @@ def _over_samples(prediction: PredictionGraph, model: AnyModel, stacks: Mapping[
     stacked = vmap(single, dict.fromkeys(stacks, 0), 0, axis_size=rows)
     both = PredictionGraph(hold(stacked, stacks), name)
     mean, spread = mean_and_spread(both.builder, both.builder.var(both.output))
-    return as_kind(both.close({name: mean, f"{name}_spread": spread}), model)
+    return in_kind_of(model, both.close({name: mean, f"{name}_spread": spread}))

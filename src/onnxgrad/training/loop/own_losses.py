@@ -14,7 +14,7 @@ from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.labels import class_column
 from onnxgrad.training.loop.run import Run
-from onnxgrad.training.loss.config import terms_of
+from onnxgrad.training.loss.config import as_list, terms_of
 from onnxgrad.training.loss.label_inputs import LABELS
 from onnxgrad.training.loss.recorded import arranged, is_function
 
@@ -24,8 +24,7 @@ _SHOWN, _CHECKED = 4, 32
 
 def has_own(loss: Any) -> bool:
     """True if a term of `loss` is a function or a formula."""
-    listed = loss if isinstance(loss, (list, tuple)) else [loss]
-    return any(is_function(getattr(t, "loss", t)) for t in listed)
+    return any(is_function(getattr(t, "loss", t)) for t in as_list(loss))
 
 
 def with_examples(loss: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None) -> Any:

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import keywords_of
 from onnxgrad.model_io import AnyModel, open_model, save_model, training_info
 from onnxgrad.model_io.aside import external_aside
-from onnxgrad.model_io.save import gathered, to_proto
+from onnxgrad.model_io.save import in_kind_of
 from onnxgrad.settings import pop_recipe, takes
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.data.recipe import PreparationRecipe
@@ -76,9 +75,7 @@ def prune(
     )  # fmt: skip
     if output is not None:
         save_model(found.model, output)
-    if isinstance(model, ir.Model):
-        return found.model
-    return to_proto(found.model) if isinstance(model, onnx.ModelProto) else gathered(found.model)
+    return in_kind_of(model, found.model)
 
 
 def pruned(

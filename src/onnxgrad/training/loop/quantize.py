@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import keywords_of
 from onnxgrad.model_io import save_model
-from onnxgrad.model_io.save import gathered, to_proto
+from onnxgrad.model_io.save import in_kind_of
 from onnxgrad.settings import pop_recipe, settings_of, takes
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
@@ -71,9 +70,7 @@ def quantize(
         found = folded(found)
     if output is not None:
         save_model(found, output)
-    if isinstance(model, ir.Model):
-        return found
-    return to_proto(found) if isinstance(model, onnx.ModelProto) else gathered(found)
+    return in_kind_of(model, found)
 
 
 def quantized(

@@ -344,7 +344,14 @@ class Recipe:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: str, keywords: Mapping[str, Any], recipes: Sequence[type], also: Sequence[str] = ()) -> Self:
+    def of(
+        cls,
+        function: str,
+        keywords: Mapping[str, Any],
+        recipes: Sequence[type],
+        also: Sequence[str] = (),
+        recipe: Self | None = None,
+    ) -> Self:
         """The recipe of the `keywords` of a call of `function`.
 
         Args:
@@ -352,11 +359,16 @@ class Recipe:
             keywords: settings of `recipes`, and further settings of `attach`.
             recipes: those that the function takes.
             also: other arguments of the function.
+            recipe: all settings as one value, in place of keywords; it is returned.
 
         Raises:
             UnknownKeyword: there is no such setting.
-            BadInput: a value does not fit.
+            BadInput: a value does not fit, or there are keywords beside `recipe`.
         """
+        if recipe is not None:
+            if keywords:
+                raise BadInput(f"recipe has all settings; drop {next(iter(keywords))}")
+            return recipe
         owned, further = settings_of(*recipes), further_settings()
         rest = {name: value for name, value in keywords.items() if name in further and name not in owned}
         own = {name: value for name, value in keywords.items() if name not in rest}

@@ -31,7 +31,7 @@ from onnxgrad.training.loop.trained import AnyData
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loop.unpaired import WarnUnpaired
 from onnxgrad.training.loss.class_axis import with_class_axis
-from onnxgrad.training.loss.config import Loss
+from onnxgrad.training.loss.config import Loss, as_list
 from onnxgrad.training.measure.predict import as_given
 
 if TYPE_CHECKING:
@@ -67,10 +67,7 @@ def train(
         BadInput: as `Trainer` and `Trainer.fit`; or an argument that neither of them has.
     """
     data = with_labels(data, y)
-    if recipe is None:
-        recipe = Recipe.of("train", settings, (*TRAINER, *FIT), ["model", "data", "y", "output"])
-    elif settings:
-        raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
+    recipe = Recipe.of("train", settings, (*TRAINER, *FIT), ["model", "data", "y", "output"], recipe)
     notes: list[str] = []
     if recipe.task.name == DETECTION:
         model, data, recipe, notes = with_detector(model, data, recipe)
@@ -141,10 +138,9 @@ def _columns(data: AnyData, recipe: Recipe) -> Mapping[str, Column]:
 
 
 def _asks_for_balance(loss: Any) -> bool:
-    listed = loss if isinstance(loss, (list, tuple)) else [loss]
     return any(
         "weight=balanced" in term if isinstance(term, str) else getattr(term, "options", {}).get("weight") == "balanced"
-        for term in listed
+        for term in as_list(loss)
     )
 
 
@@ -162,8 +158,7 @@ def balance_loss(loss: Any, model: ir.Model, columns: Mapping[str, Column], labe
     """
     if not _asks_for_balance(loss):
         return loss
-    listed = loss if isinstance(loss, (list, tuple)) else [loss]
-    return [_balance_loss(Loss.of(t) if isinstance(t, str) else t, model, columns, labels) for t in listed]
+    return [_balance_loss(Loss.of(t) if isinstance(t, str) else t, model, columns, labels) for t in as_list(loss)]
 
 
 def _balance_loss(term: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None) -> Any:

@@ -82,10 +82,7 @@ class Trainer(Trained):
         **settings: Unpack[TrainerKeywords],
     ) -> None:
         is_validated = recipe is None or recipe.data.measures  # of a trainer, fit decides later
-        if recipe is None:
-            recipe = Recipe.of("Trainer", settings, TRAINER, ["model", "batch_size"])
-        elif settings:
-            raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
+        recipe = Recipe.of("Trainer", settings, TRAINER, ["model", "batch_size"], recipe)
         self.peak = ""
         if recipe.step.peak is not None:
             from onnxgrad.training.loop.peak import check_platform, within_peak
@@ -256,10 +253,7 @@ class Trainer(Trained):
         from onnxgrad.training.loop.pruning import pruning_of
         from onnxgrad.training.loop.resume import is_restarted
 
-        if recipe is None:
-            recipe = Recipe.of("Trainer.fit", settings, FIT)
-        elif settings:
-            raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
+        recipe = Recipe.of("Trainer.fit", settings, FIT, recipe=recipe)
         asked = self._check_recipe(recipe)
         prepared, loop, log = recipe.data, recipe.loop, recipe.log
         planned, lowering = rate_plan(loop.schedule, prepared.measures)

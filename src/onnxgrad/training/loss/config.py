@@ -132,16 +132,20 @@ class Loss:
         return loss_named(self.loss, self.options)
 
 
+def as_list(loss: Any) -> list[Any]:
+    """One loss or several, as a list."""
+    return list(loss) if isinstance(loss, Sequence) and not isinstance(loss, str) else [loss]
+
+
 def terms_of(loss: Any, output: str | None = None, labels: str | None = None) -> list[Loss]:
     """The terms of a loss: a `Loss`, a name or a graph, or several of these; `output` and `labels` are their defaults.
 
     Raises:
         BadInput: there is none, or an option does not fit.
     """
-    listed = list(loss) if isinstance(loss, Sequence) and not isinstance(loss, str) else [loss]
-    if not listed:
+    terms = [t if isinstance(t, Loss) else Loss.of(t) if isinstance(t, str) else Loss(t) for t in as_list(loss)]
+    if not terms:
         raise BadInput("there is no loss to minimize")
-    terms = [t if isinstance(t, Loss) else Loss.of(t) if isinstance(t, str) else Loss(t) for t in listed]
     for term in terms:
         term.function()
     return [t.with_names(output, labels) for t in terms]
