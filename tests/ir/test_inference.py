@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 import pytest
 from onnx import parser
-from onnx_shape_inference._ops._utils import floor_div_dim
+from onnx_shape_inference._ops._utils import floor_div_dim, max_dim, min_dim
 
 from onnxgrad import custom_vjp, vjp
 from onnxgrad.errors import NotDifferentiable, RuleError
@@ -21,9 +21,9 @@ from onnxgrad.ir import Builder
 from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.infer import inference
 from onnxgrad.ir.infer import registry as corrections_by_library
+from onnxgrad.ir.infer.formulas import part_up_to, product, sum_of
 from onnxgrad.ir.infer.inference import infer_model, kind_of
 from onnxgrad.ir.infer.registry import registry
-from onnxgrad.ir.infer.sizes import product, sum_of
 from tests.large_models import gpt
 from tests.models import chain, mlp
 
@@ -95,7 +95,7 @@ SIZES = """<ir_version: 10, opset_import: ["": 21]>
         int64[4] heads = {0, 0, 3, -1}, int64[2] rows = {-1, 12}, int64[2] sevenths = {-1, 7}, int64[1] all = {-1},
         int64[1] k = {6}, int64[6] pads = {0, 0, 1, 0, 0, 2}, int64[6] first = {1, 0, 0, 0, 0, 0},
         float[3] by = {1, 1, 2.5}, float[3] twice = {2, 1, 1}, float zero = {0},
-        int64[3] begin = {0, 0, 0}> {
+        int64[3] begin = {0, 0, 0}, int64[2] front = {0, 0}, int64 nil = {0}, int64 one = {1}> {
         a = MatMul (x, w) b = Reshape (x, heads) c = Reshape (x, rows) d = Reshape (x, sevenths) e = Reshape (ids, all)
         f = Flatten (x) h = Flatten <axis = -1> (x) i = Size (x) j = Pad (x, pads) l = Pad (x, first)
         m = Resize <mode = "nearest"> (x, by, by) n = Resize <mode = "nearest"> (x, by, twice) o = Add (x, v)
@@ -103,6 +103,8 @@ SIZES = """<ir_version: 10, opset_import: ["": 21]>
         t = Shape <start = 0, end = 2> (x) u = Mul (t, k) z = Concat <axis = 0> (u, k) aa = Expand (zero, z)
         bb = Add (t, k) cc = Concat <axis = 0> (bb, k) dd = Expand (zero, cc) ee = Max (x, x, zero) ff = Mul (t, t)
         gg = Expand (zero, ff) hh = Shape (x) ii = Slice (x, begin, hh) jj = Shape (w) kk = Slice (x, begin, jj)
+        ll = Range (nil, i, one) mm = Sub (t, k) nn = Neg (mm) oo = Add (mm, t) pp = Slice (x, front, mm)
+        qq = Sub (oo, bb) rr = Expand (zero, qq) ss = Neg (bb) tt = Add (qq, ss) uu = Concat <axis = 1> (x, x, pp)
         y = ReduceSum <keepdims = 0> (x) }"""
 
 
@@ -163,16 +165,20 @@ def test_products_are_written_as_sympy_writes_them():
         assert found is not None or "**" in str(wanted) or str(wanted).isdigit() or "floor(2*T/3)" in dims
 
 
-def test_sums_of_multiples_are_written_as_sympy_writes_them():
+def test_sums_are_written_as_sympy_writes_them():
     random = Random(0)
-    for symbols in ("N", "N*b", "floor(2*T/3)"):
-        for _ in range(20):
-            numbers = [random.randint(1, 9) for _ in range(random.randint(1, 4))]
-            sizes = [ir.SymbolicDim(symbols if n == 1 else f"{n}*{symbols}") for n in numbers]
-            assert str(sum_of(sizes)) == str(sum(sizes))
+    terms = [*["N", "b", "_d0", "_d10", "_d2", "x1"], "2*N", "N*b", "3*_d0*b", "floor(2*T/3)", "2*N*floor(T/2)"]
+    for _ in range(100):
+        added, taken = ([random.choice([random.choice(terms), random.randint(0, 9)]) for _ in range(n)] for n in (3, 2))
+        sizes, less = ([d if isinstance(d, int) else ir.SymbolicDim(d) for d in dims] for dims in (added, taken))
+        wanted = sum(sizes, ir.SymbolicDim("0")) - sum(less, ir.SymbolicDim("0"))
+        assert str(sum_of(sizes, less)) == str(wanted)
+        assert str(sum_of([sum_of(sizes, less), *less])) == str(wanted + sum(less, ir.SymbolicDim("0")))
+        part = part_up_to(sum_of(sizes), sum_of(sizes, less))
+        assert str(part) == str(max_dim(0, min_dim(sum(sizes, ir.SymbolicDim("0")), wanted)))
     assert sum_of([3, 4]) == 7
-    assert sum_of([ir.SymbolicDim("N"), 4]) is None
-    assert sum_of([ir.SymbolicDim("N"), ir.SymbolicDim("b")]) is None
+    assert sum_of([ir.SymbolicDim("N**2"), 4]) is None
+    assert part_up_to(ir.SymbolicDim("N"), ir.SymbolicDim("b")) is None
 
 
 def test_what_is_new_is_like_nothing_else():

@@ -12,8 +12,8 @@ import functools
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import values_in
+from onnxgrad.ir.infer.formulas import product
 from onnxgrad.ir.infer.limits import distinct_shapes, symbols_in
-from onnxgrad.ir.infer.sizes import product
 from onnxgrad.ir.match import Dim
 from onnxgrad.ir.names import identifier
 

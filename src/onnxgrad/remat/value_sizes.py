@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.graph import named_values
-from onnxgrad.ir.infer.sizes import factors
+from onnxgrad.ir.infer.formulas import factors
 from onnxgrad.ir.match import sizes as sizes_of
 
 #: Shapes are computed from small constants only; larger ones are weights, which need not be copied.

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir.constants import slice_indices
-from onnxgrad.ir.infer.sizes import product, sum_of
+from onnxgrad.ir.infer.formulas import part_up_to, product, sum_of
 from onnxgrad.ir.match import FLOATS, Dim, constant
 
 Dims = Sequence[Dim]
@@ -239,8 +239,12 @@ def _slice(dims: Dims, operands: Operands, attributes: Attributes, elements: Ele
         dim = sliced[axis]
         if isinstance(dim, int) and isinstance(end, int):
             sliced[axis] = len(slice_indices(dim, start, end, step))
-        elif start or step != 1 or end not in (dim, *_ENDS):
+        elif start or step != 1:
             return None
+        elif end not in (dim, *_ENDS):
+            if isinstance(end, int) or (part := part_up_to(dim, end)) is None:
+                return None
+            sliced[axis] = part
     return sliced
 
 

@@ -12,6 +12,7 @@ import onnx_shape_inference as osi
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.constants import MOST_ELEMENTS
 from onnxgrad.ir.graph import values_in
+from onnxgrad.ir.infer.formulas import sum_of
 from onnxgrad.ir.match import Dim
 from onnxgrad.ir.names import described
 
@@ -95,9 +96,9 @@ def bound_concat(infer: Any) -> Any:
         sizes = [d for d in lengths if isinstance(d, int)]
         if whole and len(sizes) == len(lengths) and sum(sizes) <= MOST_ELEMENTS:
             return infer(ctx, node)
-        total: Dim = 0
-        for length in lengths:
-            total = total + length
+        total = sum_of(lengths)
+        if total is None:
+            total = sum(lengths[1:], lengths[0])
         if node.attributes.get_int("axis", 0) not in (0, -1):
             return infer(ctx, node)  # whose error names the cause
         assert first is not None

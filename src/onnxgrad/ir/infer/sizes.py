@@ -1,81 +1,24 @@
-"""Sizes that are broadcast, multiplied and divided without sympy.
+"""Sizes that are broadcast and computed without sympy (see `formulas`).
 
-The library takes each size for a formula of sympy, whose import takes longer than a derivation. Most sizes are a number
-times symbols: a batch that is flattened, heads that are split. Products are written as sympy writes them. Each function
-infers nodes of an operator, and returns False for those that it leaves to the library.
+Each function infers nodes of an operator, and returns False for those that it leaves to the library.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.corrections import BROADCASTING
-from onnxgrad.ir.match import FLOATS, Dim, producer
+from onnxgrad.ir.infer.formulas import factors, product, sum_of
+from onnxgrad.ir.match import FLOATS, Dim, constant, producer
 
 #: Operators whose operands broadcast, and whose results are booleans.
 _COMPARING = frozenset({"And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 #: Operators whose operands broadcast, by their number of operands, if it is not 2; 0: any.
 _OPERANDS = {"Where": 3, "Max": 0, "Mean": 0, "Min": 0, "Sum": 0}
-#: A rounded quotient, and the factors of a formula.
-_QUOTIENT = re.compile(r"floor\([\w*]+/\d+\)")
-_FACTOR = re.compile(rf"(?:{_QUOTIENT.pattern}|[^*])+")
-
-
-def product(dims: Iterable[Dim], by: Iterable[Dim] = ()) -> Dim | None:
-    """The product of `dims`, divided by the sizes `by` and rounded down; None if it is a formula of another form."""
-    above, below = factors(dims), factors(by)
-    if above is None or below is None or not below[0]:
-        return None
-    (number, names), (divisor, cancelled) = above, below
-    for name in cancelled:
-        if name not in names:
-            return None
-        names.remove(name)
-    common = math.gcd(number, divisor)
-    number, divisor = number // common, divisor // common
-    if not names:
-        return number if divisor == 1 else None
-    if not number or len(set(names)) < len(names) or (divisor > 1 and not all(map(str.isidentifier, names))):
-        return None
-    ordered = sorted(names, key=lambda name: (not name.isidentifier(), name))
-    text = "*".join([*([str(number)] if number > 1 else []), *ordered])
-    return ir.SymbolicDim(text if divisor == 1 else f"floor({text}/{divisor})")
-
-
-def sum_of(dims: Sequence[Dim]) -> Dim | None:
-    """The sum of `dims`; None if they are not all numbers, nor all multiples of the same symbols."""
-    if all(isinstance(d, int) for d in dims):
-        return sum(dims)  # type: ignore[arg-type]
-    total, symbols = 0, None
-    for d in dims:
-        if (found := factors([d])) is None or sorted(found[1]) != (symbols := symbols or sorted(found[1])):
-            return None
-        total += found[0]
-    return product([total, *map(ir.SymbolicDim, symbols or ())])
-
-
-def factors(dims: Iterable[Dim]) -> tuple[int, list[str]] | None:
-    """The number, and the symbols and rounded quotients, whose product the sizes are; None for other formulas."""
-    number, names = 1, []
-    for d in dims:
-        if isinstance(d, int):
-            number *= d
-            continue
-        first, *others = _FACTOR.findall(d.value or "?")
-        if first.isdigit():
-            number *= int(first)
-        else:
-            others.append(first)
-        if not all(name.isidentifier() or _QUOTIENT.fullmatch(name) for name in others):
-            return None
-        names += others
-    return (number, names) if number >= 0 else None
 
 
 def infer_broadcast(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
@@ -101,10 +44,13 @@ def infer_broadcast(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
 
 
 def _computed(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Dim] | None:
-    """The elements of a Mul or Where of elements of shapes; None if they are not known, or it is another node."""
+    """The elements of an operator on elements of shapes; None if they are not known, or it is another operator."""
     elements: list[Dim | None] = []
     if node.op_type == "Mul":
         elements = [product(pair) for pair in _elements(ctx, node.inputs)]
+    elif node.op_type in ("Add", "Sub"):
+        signs = _elements(ctx, node.inputs)
+        elements = [sum_of(pair) if node.op_type == "Add" else sum_of(pair[:1], pair[1:]) for pair in signs]
     elif node.op_type == "Where" and (compared := producer(node.inputs[0], "Equal")) is not None:
         pairs, choices = _elements(ctx, compared.inputs), _elements(ctx, node.inputs[1:])
         if len(pairs) == len(choices):
@@ -154,6 +100,30 @@ def infer_size(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     return True
 
 
+def infer_negative(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
+    """Infer a Neg of elements of shapes."""
+    x = node.inputs[0] if node.inputs else None
+    elements = None if x is None or x.shape is None or x.dtype in FLOATS else ctx.get_symbolic_value(x)
+    negative = [d for d in (sum_of([], [d]) for d in elements or ()) if d is not None]
+    if x is None or not negative or len(negative) < len(elements or ()):
+        return False
+    ctx.set_shape_and_dtype(node.outputs[0], x.shape, x.dtype)  # type: ignore[arg-type]
+    ctx.set_symbolic_value(node.outputs[0], negative)
+    return True
+
+
+def infer_range(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
+    """Infer a Range of the integers from 0 up to a size."""
+    start, limit, step = (*node.inputs, None, None, None)[:3]
+    sizes = None if limit is None or limit.dtype in FLOATS else ctx.get_symbolic_value(limit)
+    if limit is None or not sizes or len(sizes) > 1 or isinstance(sizes[0], int) or factors(sizes) is None:
+        return False
+    if [None if (c := constant(v)) is None or c.size != 1 else c.item() for v in (start, step)] != [0, 1]:
+        return False
+    ctx.set_shape_and_dtype(node.outputs[0], ir.Shape(sizes), limit.dtype)
+    return True
+
+
 def first_by(own: Callable[[osi.ShapeInferenceContext, ir.Node], bool]) -> Callable[[Infer], Infer]:
     """A correction that infers by `own`, and by the library's function where `own` returns False."""
 
@@ -166,5 +136,7 @@ def first_by(own: Callable[[osi.ShapeInferenceContext, ir.Node], bool]) -> Calla
 OPERATORS: dict[str, Callable[[osi.ShapeInferenceContext, ir.Node], bool]] = {
     **dict.fromkeys((*BROADCASTING, "Expand"), infer_broadcast),
     "MatMul": infer_matmul,
+    "Neg": infer_negative,
+    "Range": infer_range,
     "Size": infer_size,
 }
