@@ -17,8 +17,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.adapters.sites import LINEAR, weights
-from onnxgrad.training.adapters.tensors import read_tensors, save_tensors
 from onnxgrad.training.graph.exported_constants import sort_out
+from onnxgrad.training.tensor_files import read_tensors, save_tensors
 from onnxgrad.transplants.names import layer_of
 from onnxgrad.transplants.weights import TargetWeight
 

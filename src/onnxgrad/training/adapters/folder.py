@@ -39,11 +39,11 @@ from onnxgrad.training.adapters.merge import make_plain, merged
 from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in, record_of
 from onnxgrad.training.adapters.sites import CONV, Weight, weights
 from onnxgrad.training.adapters.targets import Target
-from onnxgrad.training.adapters.tensors import load_tensors, save_tensors
 from onnxgrad.training.adapters.values import lengths, shapes
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import standardize
 from onnxgrad.training.metadata import ADAPTER, CLASSES, PREPROCESSING
+from onnxgrad.training.tensor_files import load_tensors, save_tensors
 
 ORT_FILE, MODEL_FILE = "adapter.onnx_adapter", "model.onnx"
 TENSORS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"

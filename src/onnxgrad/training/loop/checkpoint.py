@@ -26,13 +26,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (it registers bfloat16 with numpy)
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, TrainingError, warn_caller
 from onnxgrad.files import open_ordinary, reading, replacing, scratch
 from onnxgrad.training.step.digest import digest_of
+from onnxgrad.training.tensor_files import decode, import_safetensors
 
 FILE = "checkpoint.safetensors"
 PREVIOUS = ".previous"
@@ -44,24 +44,6 @@ _KEY = "onnxgrad.checkpoint"
 _DIGEST = "onnxgrad.digest"
 _EXTRA = "onnxgrad.extra."
 _VERSION = 2  # 1 had no digests
-
-#: The types of safetensors in numpy (with ml_dtypes).
-_DTYPES = {
-    "F32": "float32",
-    "F64": "float64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-
 
 #: Types of the entries of `Checkpoint.run` that other modules rely on.
 _RUN: dict[str, type] = {
@@ -115,7 +97,7 @@ class Checkpoint:
         Raises:
             TrainingError: the state is not finite. BadInput: the place cannot be written.
         """
-        safetensors, tensors = _library(), self._tensors
+        safetensors, tensors = import_safetensors(), self._tensors
         text = self.described() if text is None else text
         with replacing(path) as file:
             try:
@@ -147,7 +129,7 @@ class Checkpoint:
         Raises:
             BadInput: there is none, it is damaged, or it is not one of onnxgrad's.
         """
-        safetensors = _library()
+        safetensors = import_safetensors()
         if not path.exists():
             raise BadInput(f"there is no checkpoint {str(path)!r}")
         try:
@@ -176,12 +158,7 @@ class Checkpoint:
             warn_caller(f"the checkpoint {str(path)!r} has no digests: damage to it would not show")
         elif digested is None:
             raise BadInput(f"the checkpoint {str(path)!r} is damaged: its digest is missing{_offer(path)}")
-        state = {}
-        for name, tensor in tensors:  # not by safetensors.numpy, which cannot read bfloat16
-            if tensor["dtype"] not in _DTYPES:
-                raise BadInput(f"{str(path)!r} is not a checkpoint of onnxgrad: {name!r} is {tensor['dtype']}")
-            flat = np.frombuffer(bytes(tensor["data"]), np.dtype(_DTYPES[tensor["dtype"]]))
-            state[name] = flat.reshape(tensor["shape"]).copy()
+        state = decode(tensors, path)
         found = cls(state, about.get("run"), about.get("step_graph"), digest=digested or "")
         found._check_types(path)
         if version > 1:
@@ -341,14 +318,6 @@ def _keep(path: Path, other: Path) -> None:
 
 def _finite(array: np.ndarray) -> bool:
     return not ir.DataType.from_numpy(array.dtype).is_floating_point() or bool(np.isfinite(array).all())
-
-
-def _library() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise BadInput("checkpoints need the package safetensors: pip install 'onnxgrad[train]'") from error
-    return safetensors
 
 
 def check_state_fits(checkpoint: Checkpoint, like: Mapping[str, np.ndarray], path: Path) -> None:

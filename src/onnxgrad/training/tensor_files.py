@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ _DTYPES = {
 }
 
 
-def _library() -> Any:
+def import_safetensors() -> Any:
+    """The module ``safetensors``, with its part for numpy. Raises BadInput if it is not installed."""
     try:
         import safetensors.numpy
     except ImportError as error:
@@ -32,7 +33,7 @@ def _library() -> Any:
 def save_tensors(tensors: Mapping[str, np.ndarray], file: Path, header: dict[str, str]) -> None:
     """Write a safetensors file."""
     arrays = {name: np.ascontiguousarray(a) for name, a in tensors.items()}
-    _library().numpy.save_file(arrays, file, header)
+    import_safetensors().numpy.save_file(arrays, file, header)
 
 
 def read_tensors(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -41,7 +42,7 @@ def read_tensors(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     Raises:
         BadInput: it cannot be read, is damaged, or has a type that numpy and ml_dtypes lack.
     """
-    library = _library()
+    library = import_safetensors()
     try:
         with open_ordinary(file) as opened:
             entries = library.deserialize(opened.read())
@@ -49,12 +50,21 @@ def read_tensors(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             header = dict(opened_again.metadata() or {})
     except library.SafetensorError as error:
         raise BadInput(f"{str(file)!r} is no safetensors file, or a damaged one: {error}") from error
+    return decode(entries, file), header
+
+
+def decode(entries: Iterable[tuple[str, Mapping[str, Any]]], file: Path) -> dict[str, np.ndarray]:
+    """The tensors that ``safetensors.deserialize`` found in `file`; ``safetensors.numpy`` cannot read bfloat16.
+
+    Raises:
+        BadInput: one has a type that numpy and ml_dtypes lack.
+    """
     tensors = {}
     for name, entry in entries:
         if entry["dtype"] not in _DTYPES:
             raise BadInput(f"{str(file)!r}: {name!r} is a tensor of {entry['dtype']}, a type that is not known here")
         tensors[name] = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return tensors, header
+    return tensors
 
 
 def load_tensors(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
