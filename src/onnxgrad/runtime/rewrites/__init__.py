@@ -22,6 +22,7 @@ from onnxgrad.runtime.rewrites.stacked_slices import STACKED_SLICES
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
 from onnxgrad.runtime.rewrites.turned_products import TURNED_PRODUCTS
 from onnxgrad.runtime.rewrites.unexpanded import UNEXPANDED
+from onnxgrad.runtime.rewrites.weight_blocks import WEIGHT_BLOCKS
 from onnxgrad.runtime.rewrites.whole_rows import WHOLE_ROWS
 from onnxgrad.runtime.setting import Setting
 
@@ -31,6 +32,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     FLAT_DEPTH,
     BLOCKED_LAYOUT,
     DEPTHWISE_WEIGHT,
+    WEIGHT_BLOCKS,
     STRIDED_BLOCKS,
     MAXPOOL_TIES,
     JOINED_SLICES,

@@ -173,7 +173,52 @@ class Blocks:
         return self._known[x, how]
 
     def _operand(self, x: ir.Value | Var) -> Var:
+        image = self.image(x)
+        value = image.value if isinstance(image, Var) else image
+        for node, _ in value.uses():
+            if node.domain == DOMAIN and node.op_type == "ReorderInput" and node.graph is self.b.graph:
+                self._move_up(node, value.producer())
+                return Var(self.b, node.outputs[0])
+        return self.fresh(image)
+
+    def _move_up(self, node: ir.Node, producer: ir.Node | None) -> None:
+        """Have `node` follow the producer of its only operand, before all readers."""
+        first = self.b.graph[0] if producer is None else producer
+        if node is not first:
+            self.b.graph.remove(node)
+            (self.b.graph.insert_before if producer is None else self.b.graph.insert_after)(first, node)
+
+    def fresh(self, x: ir.Value | Var) -> Var:
+        """`x` in blocks, which live no longer than the reader that is written next."""
         return emit_blocked(self.b, "ReorderInput", self.image(x))
+
+    def stack(
+        self,
+        image: ir.Value | Var,
+        parts: int,
+        sizes: tuple[int, int],
+        rows: tuple[int, int],
+        columns: tuple[int, int],
+        lanes: int,
+    ) -> Var:
+        """Images one below the other: [N, parts·height·width·lanes] as [parts, N·pitch, line·lanes].
+
+        Args:
+            image: the images, in `parts` of `lanes` channels, which are innermost.
+            sizes: the height and the width of an image.
+            rows: the number of rows of zeros above an image, and the `pitch`, the rows from one to the next.
+            columns: the number of columns of zeros before an image, and the `line`, the columns of the result.
+            lanes: the number of channels side by side.
+        """
+        (height, width), (above, pitch), (before, line) = sizes, rows, columns
+        lines = self.view(image, -1, parts, height, width * lanes)
+        pads = above, before * lanes, pitch - above - height, (line - before - width) * lanes
+        if any(pads):
+            lines = self.b.Pad(lines, [0, 0, *pads[:2], 0, 0, *pads[2:]])
+        if parts == 1:
+            return self.view(lines, 1, -1, line * lanes)
+        planes = self.b.Transpose(self.view(lines, -1, parts, pitch * line * lanes), perm=[1, 0, 2])
+        return self.view(planes, parts, -1, line * lanes)
 
     def image(self, x: ir.Value | Var) -> ir.Value | Var:
         """`x`; if it has one axis of places, as images of one row."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.match import constant, is_op, producer
 from onnxgrad.runtime.rewrites.blocked_layout import Blocks, block_size, emit_blocked
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
@@ -142,8 +142,10 @@ class _Correlations(Blocks):
         (stride, stride_across), (above, before), reach = found.strides, found.head, found.reach
         pitch = max(above + height, (rows - 1) * stride + reach[0] + 1 - above)
         pitch += -pitch % stride
-        big = self._stacked(found.big, found.sizes[0], above, pitch)
-        small = self._stacked(found.small, found.sizes[1], 0, pitch // stride)
+        parts = channels // self.block
+        operands = self.once(found.big, "operand"), self.once(found.small, "operand")
+        big = self.stack(operands[0], parts, (height, width), (above, pitch), (0, width), self.block)
+        small = self.stack(operands[1], parts, (rows, columns), (0, pitch // stride), (0, columns), self.block)
         after = (columns - 1) * stride_across + reach[1] + 1 - before - width
         y = emit_blocked(
             self.b,
@@ -156,16 +158,6 @@ class _Correlations(Blocks):
             pads=[0, before, reach[0] + 1 - stride, after],
         )
         replace_value(self.view(self.unblock(y, channels), channels, 1, *found.taps), node.outputs[0])
-
-    def _stacked(self, x: ir.Value, sizes: tuple[int, int, int], above: int, pitch: int) -> Var:
-        """`x` in blocks, its images one below the other: `above` rows of zeros, the image, zeros up to `pitch` rows."""
-        channels, height, width = sizes
-        line = width * self.block
-        images = self.view(self.once(x, "operand"), -1, channels // self.block, height * line)
-        if pitch > height:
-            below = pitch - height - above
-            images = self.b.Pad(images, [0, 0, above * line, 0, 0, below * line])
-        return self.b.Transpose(images, perm=[1, 0, 2])
 
 
 def _find_products(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:

@@ -32,7 +32,7 @@ _PLACES = 1 << 14
 
 
 @dataclass(frozen=True)
-class _Windows:
+class Windows:
     """The windows of a convolution of [N, inner, *big] to [N, outer, *small]."""
 
     outer: int
@@ -78,7 +78,7 @@ class _Windows:
 class _Site:
     """A convolution, or a cotangent of one of its operands: `write` returns the result for `operands`."""
 
-    windows: _Windows
+    windows: Windows
     operands: Sequence[ir.Value | None]
     write: Callable[..., Var]
 
@@ -103,22 +103,22 @@ def _pick_rows(b: Builder, rows: Var, table: np.ndarray) -> Var:
     return b.Gather(rows, table, axis=1)
 
 
-def _unfold(b: Builder, x: Var, w: _Windows) -> Var:
+def _unfold(b: Builder, x: Var, w: Windows) -> Var:
     """The pixels of `x` under each window: [N·small, C·taps]"""
     rows = _pick_rows(b, _pixels(b, x, w.inner, math.prod(w.big)), w.met())
     return b.reshape(b.Transpose(rows, perm=[0, 1, 3, 2]), [-1, w.inner * math.prod(w.taps)])
 
 
-def _matrix(b: Builder, weights: Var, w: _Windows) -> Var:
+def _matrix(b: Builder, weights: Var, w: Windows) -> Var:
     return b.reshape(weights, [w.outer, w.inner * math.prod(w.taps)])
 
 
-def _convolve(b: Builder, w: _Windows, x: Var, weights: Var, *bias: Var) -> Var:
+def _convolve(b: Builder, w: Windows, x: Var, weights: Var, *bias: Var) -> Var:
     y = b.Gemm(_unfold(b, x, w), _matrix(b, weights, w), *bias, transB=1)
     return _image(b, b.reshape(y, [-1, math.prod(w.small), w.outer]), w.outer, w.small)
 
 
-def _spread(b: Builder, w: _Windows, g: Var, weights: Var, *bias: Var) -> Var:
+def _spread(b: Builder, w: Windows, g: Var, weights: Var, *bias: Var) -> Var:
     """The transpose of the convolution, plus `bias`."""
     ends, taps = math.prod(w.small), math.prod(w.taps)
     y = b.reshape(_pixels(b, g, w.outer, ends), [-1, w.outer]) @ _matrix(b, weights, w)
@@ -129,7 +129,7 @@ def _spread(b: Builder, w: _Windows, g: Var, weights: Var, *bias: Var) -> Var:
     return _image(b, rows + bias[0] if bias else rows, w.inner, w.big)
 
 
-def _correlate(b: Builder, w: _Windows, x: Var, g: Var) -> Var:
+def _correlate(b: Builder, w: Windows, x: Var, g: Var) -> Var:
     """The cotangent of the weights."""
     rows = b.Transpose(g, perm=[1, 0, *range(2, g.rank)])
     return b.reshape(b.reshape(rows, [w.outer, -1]) @ _unfold(b, x, w), [w.outer, w.inner, *w.taps])
@@ -178,37 +178,70 @@ def _match_convolution(node: ir.Node) -> _Site | None:
     if turned is not None:
         weights, channels = turned, (channels[1], channels[0])
         head = [(k - 1) * d - before for k, d, before in zip(taps, dilations, head)]
-    windows = _Windows(*channels, *sides, taps, strides, dilations, head)
+    windows = Windows(*channels, *sides, taps, strides, dilations, head)
     return _Site(windows, (node.inputs[0], weights, *node.inputs[2:]), write) if windows.is_worth(x[0]) else None
 
 
+@dataclass(frozen=True)
+class Correlation:
+    """The cotangent of weights, as a convolution with channels inside its last axis (`rules/conv/weight.py`).
+
+    Attributes:
+        windows: those of the big side; the small side is the kernel of `convolution`.
+        is_exchanged: True if the channels of the big side come first in the result.
+    """
+
+    windows: Windows
+    big: ir.Value
+    small: ir.Value
+    convolution: ir.Node
+    is_exchanged: bool
+
+    @property
+    def images(self) -> int | None:
+        """The number of images; None if it is known only at run time."""
+        n = self.big.shape[0] if self.big.shape is not None else None
+        return n if isinstance(n, int) else None
+
+    @classmethod
+    def ending_in(cls, node: ir.Node) -> Correlation | None:
+        """Match the operators that end in `node`. Returns None without a match."""
+        lanes = producer(node.inputs[0], "Reshape") if is_op(node, "Transpose") else None
+        y = None if lanes is None else lanes.inputs[0]
+        cut = producer(y, "Slice")
+        starts = None if cut is None else constant(cut.inputs[1])
+        conv = producer(cut.inputs[0] if cut is not None and starts is not None and not starts.any() else y, "Conv")
+        out = _room(node.outputs[0])
+        own = None if conv is None or out is None else _attributes(conv, len(out[1]) - 1)
+        if lanes is None or conv is None or out is None or out[0] is None or own is None or len(conv.inputs) > 2:
+            return None
+        (second, *taps), rank = out[1], len(out[1]) - 1
+        is_exchanged = permutation(node) == (rank + 1, *range(rank + 1))
+        outer, inner = (second, out[0]) if is_exchanged else (out[0], second)
+        x, g = (
+            _untransposed(conv.inputs[0], (0, *range(2, rank + 2), 1)),
+            _untransposed(conv.inputs[1], (1, 0, *range(2, rank + 2))),
+        )
+        big, small, shape = _room(x), _room(g), constant(lanes.inputs[1])
+        if x is None or g is None or big is None or small is None or shape is None:
+            return None
+        if not is_exchanged and permutation(node) != (0, rank + 1, *range(1, rank + 1)):
+            return None
+        dilations, strides, head = own  # their parts are exchanged; along the last axis, they count channels
+        if [*shape[1:]] != [*taps, inner] or big[1][0] != inner or small[1][0] != outer or dilations[-1] != 1:
+            return None
+        if strides[-1] % inner or head[-1] % inner:
+            return None
+        strides, head = ([*n[:-1], n[-1] // inner] for n in (strides, head))
+        windows = Windows(outer, inner, big[1][1:], small[1][1:], taps, strides, dilations, head)
+        return cls(windows, x, g, conv, is_exchanged)
+
+
 def _match_cotangent(node: ir.Node) -> _Site | None:
-    """The cotangent of weights, as a convolution with channels inside its last axis (`rules/conv/weight.py`)."""
-    lanes = producer(node.inputs[0], "Reshape") if is_op(node, "Transpose") else None
-    y = None if lanes is None else lanes.inputs[0]
-    cut = producer(y, "Slice")
-    starts = None if cut is None else constant(cut.inputs[1])
-    conv = producer(cut.inputs[0] if cut is not None and starts is not None and not starts.any() else y, "Conv")
-    out = _room(node.outputs[0])
-    own = None if conv is None or out is None else _attributes(conv, len(out[1]) - 1)
-    if lanes is None or conv is None or out is None or out[0] is None or own is None or len(conv.inputs) > 2:
+    found = Correlation.ending_in(node)
+    if found is None or found.is_exchanged or not found.windows.is_worth(found.images):
         return None
-    (inner, *taps), rank = out[1], len(out[1]) - 1
-    x, g = (
-        _untransposed(conv.inputs[0], (0, *range(2, rank + 2), 1)),
-        _untransposed(conv.inputs[1], (1, 0, *range(2, rank + 2))),
-    )
-    big, small, shape = _room(x), _room(g), constant(lanes.inputs[1])
-    if big is None or small is None or shape is None or permutation(node) != (0, rank + 1, *range(1, rank + 1)):
-        return None
-    dilations, strides, head = own  # their parts are exchanged; along the last axis, they count channels
-    if [*shape[1:]] != [*taps, inner] or big[1][0] != inner or small[1][0] != out[0] or dilations[-1] != 1:
-        return None
-    if strides[-1] % inner or head[-1] % inner:
-        return None
-    strides, head = ([*n[:-1], n[-1] // inner] for n in (strides, head))
-    windows = _Windows(out[0], inner, big[1][1:], small[1][1:], taps, strides, dilations, head)
-    return _Site(windows, (x, g), _correlate) if windows.is_worth(big[0]) else None
+    return _Site(found.windows, (found.big, found.small), _correlate)
 
 
 def _untransposed(value: ir.Value | None, axes: tuple[int, ...]) -> ir.Value | None:
