@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, shape_inference
 
 from onnxgrad import vjp
+from onnxgrad.errors import OnnxGradError
 from onnxgrad.runtime import Options, Session
 from tests.runtime.passes import passed
 
@@ -20,12 +21,14 @@ SITES = {
     "planes alone": (16, 16, (2, 5, 4), (1, 3, 3), {}),
     "as deep as the tensor": (32, 16, (4, 5, 5), (4, 2, 2), {}),
 }
-#: Those whose weights have a cotangent of few places in each plane.
+#: Those whose weights alone have a cotangent over two axes.
 FEW = {
     "one channel": (1, 16, (5, 14, 13), (3, 2, 3), {"pads": [1, 0, 2, 0, 1, 1]}),
     "two channels": (2, 3, (6, 13, 12), (2, 3, 2), {}),
     "strides": (1, 3, (7, 28, 6), (3, 2, 3), {"pads": [1] * 6, "strides": [2, 2, 1]}),
-    "dilations": (1, 5, (9, 15, 14), (2, 3, 2), {"pads": [2, 1, 0, 1, 0, 2], "dilations": [3, 2, 2]}),
+    "dilations": (1, 5, (9, 15, 14), (2, 3, 2), {"pads": [2, 1, 0, 1, 0, 2], "dilations": [3, 2, 1]}),
+    "more channels in": (12, 5, (4, 6, 5), (3, 3, 2), {"pads": [1] * 6}),
+    "pixels left over": (3, 5, (8, 7, 9), (2, 3, 3), {"strides": [3, 3, 2], "pads": [0, 1, 0, 0, 0, 0]}),
 }
 
 
@@ -80,10 +83,31 @@ def test_its_cotangents(name):
 
 @pytest.mark.parametrize("batch", ["N", 2])
 @pytest.mark.parametrize("name", FEW)
-def test_a_cotangent_of_few_places(name, batch):
+def test_a_cotangent_of_weights_alone(name, batch):
     model = vjp(_model(FEW[name], batch), wrt=["w"])
     assert sorted(_ranks(_flat(model))) == [4, 5]
     _agree(model, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "attributes"), [((3, 12, 12), {}), ((3, 6, 12), {}), ((3, 24, 24), {"strides": [2] * 3})]
+)
+def test_a_cotangent_of_weights_in_blocks(size, attributes):
+    """Of large planes alone: of few pixels, most of the time goes into copies."""
+    model = vjp(_model((16, 16, size, (3, 3, 3), {"pads": [1] * 6, **attributes})), wrt=["w"])
+    assert _ranks(_flat(model)) == ([4, 4] if size[1] == 12 else [4, 5])
+    _agree(model, 3)
+
+
+def test_an_empty_batch_has_no_gradient_of_weights():
+    model = vjp(_model(FEW["one channel"]), wrt=["w"])
+    with pytest.raises(OnnxGradError, match="the batch is empty"):
+        Session(model, Options(target="portable")).run(
+            {
+                v.name: np.zeros([d if isinstance(d, int) else 0 for d in v.shape], np.float32)
+                for v in model.graph.inputs
+            }
+        )
 
 
 def test_numbers_that_are_not_finite_reach_the_windows_that_cover_them():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -202,6 +203,19 @@ class Correlation:
         """The number of images; None if it is known only at run time."""
         n = self.big.shape[0] if self.big.shape is not None else None
         return n if isinstance(n, int) else None
+
+    def stop(self, b: Builder, kernel: Var, shape: Sequence[Any]) -> Var:
+        """`kernel` with the dimensions `shape`, of which those that are None have at least one element.
+
+        An empty batch does not fit: where the convolution stops a run then, this node does, by the same name.
+        """
+        dims = [b.Max(b.Shape(kernel, start=i, end=i + 1), [1]) if n is None else n for i, n in enumerate(shape)]
+        y = b.reshape(kernel, b.Concat(*([n] if isinstance(n, int) else n for n in dims), axis=0))
+        stopped = producer(self.convolution.inputs[1], "Reshape")
+        node = y.value.producer()
+        if stopped is not None and stopped.name and node is not None:
+            node.name = b.names.fresh(stopped.name.rsplit("_", 1)[0])
+        return y
 
     @classmethod
     def ending_in(cls, node: ir.Node) -> Correlation | None:

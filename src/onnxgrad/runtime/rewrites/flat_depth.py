@@ -5,13 +5,13 @@ channels instead, [N, C, D, H, W] as [N·D, K·C, H, W]: copies of whole planes.
 up all taps, in blocks of channels (`blocked_layout`): .5 to .95 of the time, .8 of a step of three such layers. Where
 channels are no whole blocks, nothing is gained.
 
-The cotangent of weights is such a convolution too, with windows as large as the tensor (`rules/conv/weight.py`), and of
-a few places. Where the operand has one channel or two, its product has too few columns. There, the places in depth
-become neighbours along the last axis: half of the time.
+The cotangent of weights is one over two axes likewise, whose images are the planes. It takes half of the time for a
+channel or two, whose taps are too few columns of a product, .8 to .9 where it is computed in blocks (`weight_blocks`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,19 +21,17 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import is_op
 from onnxgrad.runtime.rewrites.blocked_layout import block_size, fits_blocks
+from onnxgrad.runtime.rewrites.few_pixels import Correlation, Windows
 from onnxgrad.runtime.rewrites.rewrite import NodeRule, rewrite_results
+from onnxgrad.runtime.rewrites.weight_blocks import PIXELS
 
-#: Places of a plane of the result, for which the product has too few columns.
-_FEW = 32
+#: Most channels times taps in depth for which a product has too few columns.
+_FEW = 24
 
 
 @dataclass(frozen=True)
 class _Site:
-    """A convolution: the sizes of its operands and of its result, and strides, dilations and pads; -1 is unknown.
-
-    Attributes:
-        in_lanes: True if the places of the result in depth become neighbours along the last axis.
-    """
+    """A convolution: the sizes of its operands and of its result, and strides, dilations and pads; -1 is unknown."""
 
     operands: Sequence[ir.Value]
     x: Sequence[int]
@@ -42,7 +40,6 @@ class _Site:
     strides: Sequence[int]
     dilations: Sequence[int]
     pads: Sequence[int]
-    in_lanes: bool
 
 
 def _match(node: ir.Node) -> _Site | None:
@@ -57,9 +54,8 @@ def _match(node: ir.Node) -> _Site | None:
     strides, dilations = (read(name) or [1] * 3 for name in ("strides", "dilations"))
     block = block_size()
     fits = w[1] > 0 and fits_blocks(w[0], w[1] * w[2], w[3:], block) and (w[1] % block == 0 or max(w[3:]) > 3)
-    in_lanes = not fits and x[0] == 1 < y[2] < w[2] and y[3] * y[4] <= _FEW and strides[2] == 1
     operands = [v for v in node.inputs if v is not None]
-    return _Site(operands, x, w, y, strides, dilations, read("pads") or [0] * 6, in_lanes) if fits or in_lanes else None
+    return _Site(operands, x, w, y, strides, dilations, read("pads") or [0] * 6) if fits else None
 
 
 def _sizes(value: ir.Value | None) -> list[int]:
@@ -77,44 +73,34 @@ def _exchanged(b: Builder, x: Var | ir.Value, dims: Sequence[int]) -> Var:
     return b.Transpose(b.reshape(x, dims), perm=[0, 2, 1, 3])
 
 
-def _padded(b: Builder, site: _Site, x: Var, axis: int) -> Var:
-    """`x`, of four axes, with the padding in depth, which is along `axis`."""
-    pads = [0] * 8
-    pads[axis], pads[4 + axis] = site.pads[0], site.pads[3]
-    return b.Pad(x, pads) if any(pads) else x
+def _stacked(b: Builder, x: Var | ir.Value, sizes: Sequence[int], steps: Sequence[int], pads: Sequence[int]) -> Var:
+    """The planes of `x` that meet the same weights as channels: [N·depth, taps·C, H, W].
+
+    Args:
+        sizes: those of `x`, of which -1 are not known.
+        steps: depth, taps, stride and dilation.
+        pads: planes of zeros before and after.
+    """
+    n, channels, *size = sizes
+    depth, taps, stride, dilation = steps
+    planes = _exchanged(b, x, [n, channels, size[0], size[1] * size[2]])
+    if any(pads):
+        planes = b.Pad(planes, [0, pads[0], 0, 0, 0, pads[1], 0, 0])
+    planes = b.Gather(planes, stride * np.arange(depth)[:, None] + dilation * np.arange(taps), axis=1)
+    met = taps * channels if channels > 0 else -1
+    return b.reshape(planes, [n * depth if n > 0 else -1, met, *size[1:]])
 
 
-def _write_lanes(b: Builder, site: _Site) -> Var:
-    """Planes as channels, places of the result in depth as neighbours along the last axis."""
-    (_, channels, *size), (out, _, *taps), (_, _, lanes, *pixels) = site.x, site.weights, site.y
-    planes = _padded(b, site, b.reshape(site.operands[0], [1, channels, size[0], size[1] * size[2]]), 2)
-    stride, dilation = site.strides[0], site.dilations[0]
-    rows = b.Gather(planes, stride * np.arange(lanes)[:, None] + dilation * np.arange(taps[0]), axis=2)
-    rows = b.Transpose(b.reshape(rows, [-1, lanes, taps[0], size[1] * size[2]]), perm=[0, 2, 3, 1])
-    y = b.Conv(
-        b.reshape(rows, [1, -1, size[1], size[2] * lanes]),
-        b.reshape(site.operands[1], [out, -1, *taps[1:]]),
-        *site.operands[2:],
-        strides=[site.strides[1], 1],
-        dilations=[site.dilations[1], site.dilations[2] * lanes],
-        pads=[p * (1, lanes)[i % 3 - 1] for i, p in enumerate(site.pads) if i % 3],
-    )
-    y = b.Transpose(b.reshape(y, [out, pixels[0] * pixels[1], lanes]), perm=[0, 2, 1])
-    return b.reshape(y, [1, out, lanes, *pixels])
-
-
-def _write(b: Builder, site: _Site) -> Var:
-    if site.in_lanes:
-        return _write_lanes(b, site)
+def _write(b: Builder, site: _Site | Correlation) -> Var:
+    if isinstance(site, Correlation):
+        return _write_weights(b, site)
     (n, _, *size), (out, channels, *taps), depth = site.x, site.weights, site.y[2]
-    exchanged = _exchanged(b, site.operands[0], [n, channels, size[0], size[1] * size[2]])
-    planes = _padded(b, site, exchanged, 1)
-    stride, dilation = site.strides[0], site.dilations[0]
-    stacked = b.Gather(planes, stride * np.arange(depth)[:, None] + dilation * np.arange(taps[0]), axis=1)
+    steps = depth, taps[0], site.strides[0], site.dilations[0]
+    stacked = _stacked(b, site.operands[0], (n, channels, *size), steps, (site.pads[0], site.pads[3]))
     kernel = _exchanged(b, site.operands[1], [out, channels, taps[0], taps[1] * taps[2]])
     met = taps[0] * channels if channels > 0 else -1
     y = b.Conv(
-        b.reshape(stacked, [n * depth if n > 0 else -1, met, *size[1:]]),
+        stacked,
         b.reshape(kernel, [out, met, *taps[1:]]),
         *site.operands[2:],
         strides=site.strides[1:],
@@ -125,9 +111,52 @@ def _write(b: Builder, site: _Site) -> Var:
     return b.reshape(_exchanged(b, y, [n, depth, out, pixels[0] * pixels[1]]), [n, out, depth, *pixels])
 
 
+def _match_weights(node: ir.Node) -> Correlation | None:
+    site = Correlation.ending_in(node)
+    if site is None or len(site.windows.taps) != 3 or min(*site.windows.big, *site.windows.small) < 1:
+        return None
+    return site if site.images != 0 and _gains(site.windows) else None
+
+
+def _gains(w: Windows) -> bool:
+    """True if a product over three axes has few columns, or one over two is a convolution in blocks."""
+    met, block = w.inner * w.taps[0], block_size()
+    if met <= _FEW:
+        return True
+    is_blocked = block and w.outer % block == 0 == met % block and max(w.strides) == 1
+    return bool(is_blocked) and math.prod(w.small[1:]) >= PIXELS
+
+
+def _write_weights(b: Builder, site: Correlation) -> Var:
+    """The cotangent of weights over two axes, as `rules/conv/weight.py` writes it, of all planes as images."""
+    w, n = site.windows, site.images or -1
+    ends = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(w.small, w.strides, w.taps, w.dilations)]
+    tail = [end - head - size for end, head, size in zip(ends, w.head, w.big)]
+    behind = [max(0, zeros) for zeros in tail]  # where fewer, the last of the big side are beyond all windows
+    (deep, *taps), (depth, *places), met = w.taps, w.small, w.taps[0] * w.inner
+    steps = depth, deep, w.strides[0], w.dilations[0]
+    planes = _stacked(b, site.big, (n, w.inner, *w.big), steps, (w.head[0], behind[0]))
+    lanes = b.reshape(b.Transpose(planes, perm=[0, 2, 3, 1]), [1, -1, w.big[1], w.big[2] * met])
+    small = _exchanged(b, site.small, [n, w.outer, depth, math.prod(places)])
+    kernel = b.Transpose(b.reshape(small, [-1, w.outer, *places]), perm=[1, 0, 2, 3])
+    y = b.Conv(
+        lanes,
+        site.stop(b, kernel, [w.outer, None, *places]),
+        strides=[w.dilations[1], 1],
+        dilations=[w.strides[1], w.strides[2] * met],
+        pads=[w.head[1], w.head[2] * met, behind[1], behind[2] * met],
+    )
+    if tail[1:] != behind[1:]:
+        y = b.Slice(y, [0, 0], [taps[0], taps[1] * met], [2, 3])
+    y = b.Transpose(b.reshape(y, [w.outer, *taps, met]), perm=[0, 3, 1, 2])
+    y = b.reshape(y, [w.outer, deep, w.inner, math.prod(taps)])
+    y = b.Transpose(y, perm=[2, 0, 1, 3] if site.is_exchanged else [0, 2, 1, 3])
+    return b.reshape(y, [*((w.inner, w.outer) if site.is_exchanged else (w.outer, w.inner)), *w.taps])
+
+
 FLAT_DEPTH = rewrite_results(
     "flat_depth",
-    "convolutions over three axes as ones over two, the taps in depth as channels",
-    "float32, one group, known sizes, blocks of channels or few places of the result",
-    NodeRule(_match, _write),
+    "convolutions over three axes as ones over two, the taps in depth as channels; cotangents of weights likewise",
+    "float32, one group, known sizes, blocks of channels; cotangents of weights also of few channels",
+    NodeRule(lambda node: _match(node) or _match_weights(node), _write),
 )

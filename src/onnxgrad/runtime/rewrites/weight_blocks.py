@@ -17,13 +17,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import producer
 from onnxgrad.runtime.rewrites.blocked_layout import Blocks, block_size, emit_blocked
 from onnxgrad.runtime.rewrites.few_pixels import Correlation
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 #: Fewest pixels of the small side: with less, most of the time goes into weights.
-_PIXELS = 144
+PIXELS = 144
 #: Blocks of the kernel that are computed together. From there on, strides gain nothing: the big side is too large.
 _FILTERS = 4
 #: Fewest parts of the result, which threads share, and fewest taps.
@@ -80,12 +79,7 @@ class _Correlations(Blocks):
         stacks, images = self._count(found.small)
         if isinstance(images, int):
             return self.view(stack, parts, stacks, images * pitch, line)
-        b = self.b
-        y = b.reshape(stack, b.Concat([parts], stacks, images * pitch, [line], axis=0))
-        stop = producer(found.convolution.inputs[1], "Reshape")
-        if stop is not None and stop.name:  # an empty batch still stops a run, by this name
-            y.value.producer().name = b.names.fresh(stop.name.rsplit("_", 1)[0])
-        return y
+        return found.stop(self.b, stack, [parts, stacks, images * pitch, line])
 
     def _count(self, of: ir.Value) -> tuple[Var, Var] | tuple[int, int]:
         """The number of stacks, and of images in each."""
@@ -113,7 +107,7 @@ def _find(graph: ir.Graph) -> dict[ir.Node, Correlation]:
 def _gains(site: Correlation, block: int) -> bool:
     """True if the windows of planes overlap, the kernel has whole blocks, and threads have parts of the result."""
     w = site.windows
-    if len(w.taps) != 2 or not block or w.outer % block or site.images == 0 or math.prod(w.small) < _PIXELS:
+    if len(w.taps) != 2 or not block or w.outer % block or site.images == 0 or math.prod(w.small) < PIXELS:
         return False
     if w.dilations[-1] != 1 or any((k - 1) * d + 1 < s for k, d, s in zip(w.taps, w.dilations, w.strides)):
         return False
