@@ -80,6 +80,26 @@ def test_what_is_mended_and_what_a_better_export_would_give():
     assert found[0].kind == "trains"
 
 
+def test_parameters_that_pytorchs_exporter_has_folded():
+    """A batch normalization in the weights of a convolution, and the softmax of a parameter."""
+    proto = model(
+        "(float[N, 3, 4, 4] x) => (float[N, 3] y) { c = Conv(x, w, b)\n p = GlobalAveragePool(c)\n f = Flatten(p)\n"
+        " h = MatMul(f, val_1)\n y = MatMul(h, softmax) }",
+        {"w": (3, 3, 1, 1), "b": (3,), "val_1": (3, 3), "softmax": (3, 3)},
+    )
+    names = {"p_c_weight": "w", "p_n_weight": "n.weight", "p_last": "last", "p_mix": "mix"}
+    signature = "\n".join(f"{p}: PARAMETER target='{name}'" for p, name in names.items())
+    entry = proto.graph.metadata_props.add()
+    entry.key, entry.value = "pkg.torch.export.ExportedProgram.graph_signature", signature
+    calls = {"Conv": "%b : aten._native_batch_norm(%c, %p_n_weight)", "MatMul": "%l : aten.linear(%f, %p_last)"}
+    for node in list(proto.graph.node)[:-1]:
+        if node.op_type in calls:
+            entry = node.metadata_props.add()
+            entry.key, entry.value = "pkg.torch.onnx.fx_node", calls[node.op_type]
+    (advice,) = [f.text for f in readiness(proto) if f.kind == "advice"]
+    assert "in advance: n.weight, mix; export with optimize=False" in advice
+
+
 def test_what_does_not_train(tmp_path):
     (line,) = checked(model("(float[N, 4] x) => (float[N, 4] y) { y = Tanh(x) }"), tmp_path, code=1).splitlines()
     assert line.startswith("refused  loss cross_entropy or mse: ")

@@ -37,23 +37,37 @@ def is_buffer(value: ir.Value) -> bool:
     return value.metadata_props.get(_KIND) == "BUFFER"
 
 
+def folded_parameters(graph: ir.Graph) -> list[str]:
+    """The parameters that the exporter left out of `graph`, or computed with in advance."""
+    shown = {p for node in graph.all_nodes() if not _is_folded_norm(node) for p in call_parameters(node)}
+    return [name for p, name in _parameters(graph).items() if p not in shown and name not in graph.initializers]
+
+
 def folded_buffers(graph: ir.Graph) -> set[ir.Value]:
-    """The initializers of an exported `graph` that the exporter computed, and not from parameters.
+    """The initializers that the exporter of `graph` computed, and not from parameters.
 
     Such a value, a slice of a buffer for instance, has a name without a module, and its readers read no parameter. If
-    the graph does not show where a parameter is read, values may have been computed from it, and the set is empty.
+    parameters are folded, the values may have been computed from them, and the set is empty.
     """
-    parameters = dict(re.findall(r"(\w+): PARAMETER target='([^']+)'", graph.metadata_props.get(_SIGNATURE, "")))
-    if not parameters:
-        return set()
-    calls = {node: set(call_parameters(node)) for node in graph.all_nodes() if _CALL in node.metadata_props}
-    shown = set().union(*calls.values())
-    if any(p not in shown and name not in graph.initializers for p, name in parameters.items()):
+    parameters = _parameters(graph)
+    if not parameters or folded_parameters(graph):
         return set()
     return {
         value
         for name, value in graph.initializers.items()
         if "." not in name
         and _KIND not in value.metadata_props
-        and all(node in calls and calls[node].isdisjoint(parameters) for node in value.consumers())
+        and all(
+            _CALL in n.metadata_props and parameters.keys().isdisjoint(call_parameters(n)) for n in value.consumers()
+        )
     }
+
+
+def _is_folded_norm(node: ir.Node) -> bool:
+    """True if `node` is a layer with the factors of the batch normalization that it was exported from."""
+    return node.op_type != "BatchNormalization" and "batch_norm" in node.metadata_props.get(_CALL, "")
+
+
+def _parameters(graph: ir.Graph) -> dict[str, str]:
+    """The names of parameters by their placeholders; empty if no exporter noted them."""
+    return dict(re.findall(r"(\w+): PARAMETER target='([^']+)'", graph.metadata_props.get(_SIGNATURE, "")))

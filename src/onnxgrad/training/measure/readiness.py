@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, OnnxGradError, printable
+from onnxgrad.ir.exporter_names import folded_parameters
 from onnxgrad.ir.graph import required_inputs
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.validity import complaint
@@ -99,9 +100,19 @@ def _nodes(model: ir.Model) -> list[Finding]:
     nodes = [n for g in model.graphs() for n in g]
     kinds = Counter(n.op_type for n in nodes)
     found = []
+    folded = folded_parameters(model.graph)
+    if folded:
+        names = ", ".join(folded[:3]) + (f" and {len(folded) - 3} more" if len(folded) > 3 else "")
+        found.append(
+            Finding(
+                ADVICE,
+                f"the exporter left parameters out or computed with them in advance: {names}; "
+                "export with optimize=False, and they train",
+            )
+        )
     if count := kinds["BatchNormalization"]:
         found.append(Finding(MENDED, f"{count} BatchNormalization run in training mode; --freeze-bn leaves them"))
-    elif kinds["Conv"] >= MANY and not any("Normalization" in kind for kind in kinds):
+    elif not folded and kinds["Conv"] >= MANY and not any("Normalization" in kind for kind in kinds):
         found.append(
             Finding(
                 ADVICE,
