@@ -95,6 +95,86 @@ def test_static_arguments_are_constants():
     close(og.jit(lambda x: x + 1)(X.astype(">f8")), X + 1)
     with pytest.raises(BadInput, match="which ONNX does not have"):
         og.jit(lambda x: x + 1)(X.astype(numpy.longdouble))
+    over = og.jit(lambda x, by: x / by)
+    with numpy.errstate(divide="ignore"):
+        assert [float(over(1.0, by=k)) for k in (0.0, -0.0)] == [numpy.inf, -numpy.inf]
+    calls = []
+    counted = og.jit(lambda x, by: (calls.append(by), x + by)[1])  # NaN equals no number, itself neither
+    for _ in range(2):
+        counted(1.0, by=float("nan"))
+    assert len(calls) == 1
+
+
+CUBE = RNG.standard_normal((2, 3, 4))
+ROWS, COLUMNS, BOTH = numpy.array([0, 1, 1]), numpy.array([2, -1, 0]), numpy.array([[1], [-3]])
+INDEXED = {
+    "two numbers": (lambda x, i, j: x[i[1], j[1]], ROWS, COLUMNS),
+    "a number and a slice": (lambda x, i, j: x[i[1], 1:, j[0]], ROWS, COLUMNS),
+    "two vectors": (lambda x, i, j: x[i, j], ROWS, COLUMNS),
+    "the last axes": (lambda x, i, j: x[..., i, j], BOTH, COLUMNS),
+    "in the middle": (lambda x, i, j: x[:, i, 1:], COLUMNS, ROWS),
+    "apart": (lambda x, i, j: x[i, :, j], ROWS, COLUMNS),
+    "beside a constant": (lambda x, i, j: x[1, :, j], ROWS, COLUMNS),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_computed_indices(name):
+    pick, i, j = INDEXED[name]
+    f = lambda x: np.sum(pick(x, i, j) ** 3)  # noqa: E731
+    compiled = lambda x: og.jit(lambda x, i, j: np.sum(pick(x, i, j) ** 3))(x, i, j)  # noqa: E731
+    close(og.jit(pick)(CUBE, i, j), pick(CUBE, i, j))
+    for t in (og.grad, og.hessian):
+        close(t(compiled)(CUBE), t(f)(CUBE))
+    rows = numpy.stack([CUBE, 2 * CUBE])
+    close(og.vmap(pick, in_axes=(0, None, None))(rows, i, j), [pick(row, i, j) for row in rows])
+
+
+ASSIGNED = {
+    "a row": (lambda x, i, j: i[1], (3, 4)),
+    "an element": (lambda x, i, j: (i[1], j[1], i[0]), ()),
+    "in the middle": (lambda x, i, j: (slice(None), j), (2, 3, 4)),
+    "apart": (lambda x, i, j: (i[:2], slice(None), j[:2]), (2, 3)),
+    "a number, broadcast": (lambda x, i, j: (..., j), ()),
+}
+
+
+@pytest.mark.parametrize("name", ASSIGNED)
+def test_assignment_at_computed_indices(name):
+    key, shape = ASSIGNED[name]
+    value = RNG.standard_normal(shape)
+
+    def f(x, v, i, j):
+        y = np.asarray(x).copy()
+        y[key(x, i, j)] = v
+        return y
+
+    total = lambda x, v, i, j: np.sum(f(x, v, i, j) ** 3)  # noqa: E731
+    expected = CUBE.copy()
+    expected[key(CUBE, ROWS, COLUMNS)] = value
+    close(og.jit(f)(CUBE, value, ROWS, COLUMNS), expected)
+    for a in (0, 1):
+        close(
+            og.jit(og.grad(total, argnums=a))(CUBE, value, ROWS, COLUMNS),
+            og.grad(total, argnums=a)(CUBE, value, ROWS, COLUMNS),
+        )
+    with pytest.raises(BadInput, match="slices at computed indices"):
+        og.jit(lambda x, i: x.__setitem__((i, slice(1)), 0.0))(CUBE, 1)
+
+
+def test_integers_and_large_numbers():
+    for x in (
+        numpy.array([3, -3, 2**31 - 1, -(2**31)], numpy.int32),
+        numpy.array([5, -7, 2**62]),
+        numpy.uint8([3, 200]),
+    ):
+        for f in (lambda x: x << 2, lambda x: x >> 1, lambda x: x >> 7):
+            found = og.jit(f)(x)
+            close(found, f(x))
+            assert found.dtype == f(x).dtype
+    x = numpy.array([1e200, -1e-200, 3.0, 0.0, numpy.inf])
+    close(og.jit(np.hypot)(x, 4 * x / 3), numpy.hypot(x, 4 * x / 3))
+    close(og.jit(og.elementwise_grad(np.hypot))(x[:3], 4 * x[:3] / 3), [0.6, -0.6, 0.6])
 
 
 def test_variables_of_an_enclosing_transform_that_it_reads():
@@ -162,6 +242,21 @@ def test_gradients_of_each_row():
     close(rows(W, X), each)
     total = lambda w: np.sum(rows(w, X) ** 2)  # noqa: E731
     close(og.grad(total)(W), og.grad(lambda w: sum(np.sum(og.grad(loss)(w, r[None]) ** 2) for r in X))(W))
+
+
+def test_vmap_of_containers_and_arguments_by_name():
+    f = lambda d, k=1.0: d["a"] * d["b"][0] + k  # noqa: E731
+    tree = {"a": X, "b": (W[:, 0],)}
+    for axes in ({"a": 0, "b": None}, {"a": 0, "b": (None,)}):
+        close(og.vmap(f, in_axes=(axes,))(tree), X * W[:, 0] + 1)
+        close(og.vmap(f, in_axes=(axes,))(tree, k=X[:, 0]), X * W[:, 0] + X[:, :1])
+    with pytest.raises(BadInput, match="a container of these like the argument"):
+        og.vmap(f, in_axes=({"a": 0},))(tree)
+
+
+def test_vmap_of_no_rows():
+    a, b = og.vmap(lambda x, w: (x @ w, np.sum(x)), in_axes=(0, None), out_axes=-1)(X[:0], W)
+    assert (a.shape, b.shape) == ((4, 0), (0,))
 
 
 def test_vmap_refuses_rows_that_differ():

@@ -193,3 +193,37 @@ def test_state_keeps_its_structure():
         og.fori_loop(0, 1.5, lambda i, v: v, 1.0)
     with pytest.raises(BadInput, match="one boolean"):
         og.cond(XS > 0, lambda: 1.0, lambda: 2.0)
+
+
+@pytest.mark.parametrize("x", [0.5, -0.5])
+def test_branches_without_operands(x):
+    def plain(x, w):
+        return np.sum(w * x) ** 2 if x > 0 else og.grad(lambda q: q**3 * w[0])(x)
+
+    def f(x, w):
+        return og.cond(x > 0, lambda: np.sum(w * x) ** 2, lambda: og.grad(lambda q: q**3 * w[0])(x))
+
+    for a in (0, 1):
+        close(og.jit(og.grad(f, argnums=a))(x, A), og.grad(plain, argnums=a)(x, A))
+    close(og.vmap(lambda r: og.cond(r > 0, lambda: r, lambda: 2.0))(XS[0]), numpy.where(XS[0] > 0, XS[0], 2.0))
+
+
+def test_the_other_branch_has_no_derivative():
+    """The slope of log at 0 is infinite, and 0 times infinity is no number."""
+    f = lambda x, w: og.cond(x > 0, lambda y: np.log(w) * y, lambda y: w * y, x)  # noqa: E731
+    assert float(og.jit(og.grad(f, argnums=1))(-1.0, 0.0)) == -1.0
+
+
+def test_assignment_in_a_loop():
+    def body(i, a, w):
+        a = a.copy()
+        a[i] = a[i - 1] * w + i
+        return a
+
+    def plain(w):
+        a = np.ones(5)
+        for i in range(1, 5):
+            a = body(i, a, w)
+        return np.sum(a**2)
+
+    agree(lambda w: np.sum(og.fori_loop(1, 5, lambda i, a: body(i, a, w), np.ones(5)) ** 2), plain, 0.7)

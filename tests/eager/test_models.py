@@ -95,7 +95,7 @@ def test_two_dynamic_sizes():
         (lambda x: x * float(len(x) ** 3), "cannot be written down"),
         (lambda x: og.grad(lambda x: np.sum(x**3))(x), "export the function, and derive the model"),
         (lambda x: np.linalg.inv(x @ x.T), "inv cannot be recorded"),
-        (lambda x: x[x > 0], "a mask, cannot be recorded"),
+        (lambda x: x[x > 0], "a mask cannot be recorded"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(f, words):

@@ -532,3 +532,31 @@ def test_an_hvp_costs_at_most_four_gradients():
         call()
         counts.append(len(next(reversed(plans._held.values())).run.model.graph))
     assert counts[1] <= 4 * counts[0]
+
+
+@dataclass
+class Dense:
+    w: Any
+
+    def __call__(self, x):
+        return np.tanh(x @ self.w)
+
+
+class Scale(NamedTuple):
+    w: Any
+
+    def __call__(self, x):
+        return x * self.w
+
+
+def test_containers_that_can_be_called():
+    y = onp.tanh(X @ A)
+    g = og.grad(lambda m: np.sum(m(X)))(Dense(A))
+    close(g.w, X.T @ (1 - y * y))
+    close(og.jit(lambda m: m(X))(Scale(2.0)), 2 * X)
+    assert float(og.grad(lambda m: np.sum(m(X)))(Scale(2.0)).w) == pytest.approx(X.sum())
+
+
+def test_a_string_is_no_array():
+    f = og.jit(lambda t: t[1] * 2.0 if isinstance(t[0], str) else t[0] * 1.0)
+    assert (float(f((1.0, "leaf"))), float(f(("leaf", 1.0)))) == (1.0, 2.0)

@@ -26,6 +26,7 @@ from onnxgrad.transforms.vmap import vmap as vmap_model
 
 #: How many shapes of arguments a compiled function is kept for.
 MOST_SHAPES = 64
+_FLOATS = (float, np.floating)  # of which 0.0 and -0.0 are equal, and NaN to none
 
 
 def graph_model(
@@ -121,7 +122,7 @@ def jit(f: Callable[..., Any], static_argnums: int | Sequence[int] = ()) -> Call
         given_leaves = [x for _, x in trees.leaves(free)]
         is_plain = not exporting.get() and not any(isinstance(x, Array) and x._node is not None for x in given_leaves)
         leaves = [_borrow(x) if is_plain else as_array(x) for x in given_leaves]
-        constants = tuple((n, type(a), a) for n, a in fixed.items())
+        constants = tuple((n, type(a), repr(a) if isinstance(a, _FLOATS) else a) for n, a in fixed.items())
         key = (trees.structure(free), tuple([(x._data.dtype, x._data.shape) for x in leaves]), constants)
 
         def call(free: dict[int | str, Any]) -> Any:
@@ -172,8 +173,11 @@ def vmap(f: Callable[..., Any], in_axes: Any = 0, out_axes: int = 0) -> Callable
     Args:
         f: a function of arrays or containers of arrays.
         in_axes: the batch axis of all arguments, or of each argument in a tuple; None: the argument is the same for
-            all rows.
+            all rows. For an argument that is a container, also a container of axes.
         out_axes: the batch axis of the results.
+
+    Returns:
+        A function of the same arguments. Arguments by name have their rows along the first axis.
 
     Raises:
         BadInput: (when it is called) no argument has a batch axis, or their numbers of rows differ.
@@ -181,11 +185,12 @@ def vmap(f: Callable[..., Any], in_axes: Any = 0, out_axes: int = 0) -> Callable
     made: Cache = Cache(MOST_SHAPES)
 
     @functools.wraps(f)
-    def batched(*args: Any) -> Any:
+    def batched(*args: Any, **kwargs: Any) -> Any:
         axes = list(in_axes) if isinstance(in_axes, (tuple, list)) else [in_axes] * len(args)
         if len(axes) != len(args):
             raise BadInput(f"in_axes has {len(axes)} entries for {len(args)} arguments")
-        leaves = [(as_array(x), axis) for a, axis in zip(args, axes) for _, x in trees.leaves(a)]
+        pairs = [pair for a, axis in zip([*args, kwargs], [*axes, 0]) for pair in _axes_of_leaves(a, axis)]
+        leaves = [(as_array(x), axis) for x, axis in pairs]
         for x, axis in leaves:
             if axis is not None and not -x.ndim <= axis < x.ndim:
                 raise BadInput(f"in_axes names axis {axis} of an array of shape {x.shape}")
@@ -198,7 +203,12 @@ def vmap(f: Callable[..., Any], in_axes: Any = 0, out_axes: int = 0) -> Callable
             )
         (count,) = rows
         examples = [x._data if axis is None else _row(x._data, axis) for x, axis in leaves]
-        body = trace(f, args, examples)
+        call = functools.wraps(f)(lambda args, kwargs: f(*args, **kwargs))
+        body = trace(call, (args, kwargs), examples)
+        if not count:
+            shapes = [(y.shape, y.dtype) for y in body.results]
+            empty = [np.zeros((*s[: (at := out_axes % (len(s) + 1))], 0, *s[at:]), dtype) for s, dtype in shapes]
+            return trees.rebuilt(body.output, [Array(y) for y in empty])
         captured = body.captured
         key = (body.key, tuple(axis if axis is None else axis % x.ndim for x, axis in leaves), count, out_axes)
 
@@ -217,6 +227,17 @@ def vmap(f: Callable[..., Any], in_axes: Any = 0, out_axes: int = 0) -> Callable
         return trees.rebuilt(body.output, list(results.values()))
 
     return batched
+
+
+def _axes_of_leaves(tree: Any, axis: Any) -> list[tuple[Any, int | None]]:
+    """The leaves of an argument, each with its batch axis; `axis` may be a container like `tree`."""
+    if axis is None or isinstance(axis, int):
+        return [(x, axis) for _, x in trees.leaves(tree)]
+    if not trees.is_leaf(tree):
+        children, axes = trees.children(tree), trees.children(axis)
+        if type(axis) is type(tree) and dict(axes).keys() == dict(children).keys():
+            return [pair for step, child in children for pair in _axes_of_leaves(child, dict(axes)[step])]
+    raise BadInput("an entry of in_axes is an axis, None, or a container of these like the argument")
 
 
 def _row(x: np.ndarray, axis: int) -> np.ndarray:

@@ -50,7 +50,7 @@ def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> 
     if pred._node is None or not (compiling.get() or exporting.get()):
         return true_fun(*operands) if pred._data.item() else false_fun(*operands)
     leaves = [as_array(x) for _, x in trees.leaves(operands)]
-    bodies = [trace(f, operands, [x._data for x in leaves]) for f in (true_fun, false_fun)]
+    bodies = [trace(f, operands, [x._data for x in leaves], optional=True) for f in (true_fun, false_fun)]
     _check_alike(bodies[0].output, bodies[1].output, "the results of true_fun and false_fun")
 
     def write(b: Builder, inputs: list[Var]) -> list[Var]:

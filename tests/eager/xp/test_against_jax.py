@@ -35,6 +35,14 @@ FUNCTIONS = {
     "more methods": lambda np, x: (x.reshape(4, 3).T * x).cumsum(axis=1).squeeze() * x.copy().conj().real.max(axis=0),
     "append": lambda np, x: np.append(x, x * 2.0) ** 2,
     "select": lambda np, x: np.select([x > 1, x > 0], [x**2, x**3], 0.5) * x,
+    "linspace": lambda np, x: np.linspace(0, x[0], 3)[1] * np.linspace(x, x[0] ** 2, 2, axis=1)[0, 1],
+    "spaces": lambda np, x: np.geomspace(1, x**2, 3) * np.logspace(0, x, 3),
+    "diff to numbers": lambda np, x: np.diff(x, prepend=0.5) * np.diff(x, axis=0, append=x[0, 0]),
+    "vdot": lambda np, x: np.vdot(x, x.T) * np.vdot(x[0], x[1]),
+    "parts": lambda np, x: np.modf(3 * x)[0] * np.modf(3 * x)[1] + np.trunc(3 * x) * x,
+    "without NaN": lambda np, x: (
+        np.nancumsum(np.where(HOLES, onp.nan, x), 1) * np.nancumprod(np.where(HOLES, onp.nan, x)).reshape(3, 4)
+    ),
     "partition": lambda np, x: np.partition(x, 2, axis=1)[:, 2] ** 2,
     "rollaxis": lambda np, x: np.rollaxis(x[None], 2) * np.rollaxis(x[None], 2, 0),
     "r_": lambda np, x: np.r_[x[0], 2.0, x[1]] ** 2,

@@ -95,12 +95,12 @@ def refuse_custom(bodies: Sequence[TracedBody], operands: Sequence[Array]) -> bo
 
 
 def call_on_variables(
-    f: Callable[..., Any], name: str, args: Sequence[Any], variables: Sequence[Node]
+    f: Callable[..., Any], name: str, args: Sequence[Any], variables: Sequence[Node], since: int | None = None
 ) -> tuple[Any, list[Array], list[Node]]:
     """Call `f`, named `name`, with `variables` for the leaves of `args`, and record everything as ONNX.
 
     Returns:
-        The result, its leaves, and the operations that compute them, in order.
+        The result, its leaves, and the operations that compute them, in order, from number `since` of the tape on.
 
     Raises:
         BadInput: `f` returns no array, or does something that has no form in ONNX.
@@ -113,13 +113,19 @@ def call_on_variables(
     results = [as_array(y) for _, y in trees.leaves(output, f"the result of {name}")]
     if not results:
         raise BadInput(f"{name} returned no array")
-    nodes = history([y._node for y in results if y._node is not None], variables, discrete=True)
+    nodes = history([y._node for y in results if y._node is not None], variables, discrete=True, since=since)
     if any(node.op.opaque and not node.op.writable for node in nodes):
         raise BadInput(f"{name} calls a function whose derivative is written in Python, which ONNX cannot hold")
     return output, results, nodes
 
 
-def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndarray], once: bool = False) -> TracedBody:
+def trace(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    examples: Sequence[np.ndarray],
+    once: bool = False,
+    optional: bool = False,
+) -> TracedBody:
     """Call `f` once on variables, and return what it did.
 
     Args:
@@ -127,6 +133,8 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
         args: its arguments; their leaves become parameters.
         examples: an array for each leaf, of which dtype and shape count.
         once: the program is for these numbers, so that Python may read them, unless it could not before.
+        optional: the body may not run, so operations on captured arrays alone belong to it as well: a logarithm of a
+            number that is 0 when the body does not run has no derivative.
 
     Raises:
         BadInput: `f` returns no array, or does something that has no form in ONNX.
@@ -136,16 +144,18 @@ def trace(f: Callable[..., Any], args: Sequence[Any], examples: Sequence[np.ndar
     for x in examples:
         if x.dtype.kind == "c":
             raise BadInput(f"an argument of {name} is {x.dtype}; ONNX has no complex numbers\n  hint: pass its parts")
+    since = parameter(np.zeros(0)).serial
     parameters = [parameter(x) for x in examples]
     is_open = once and not compiling.get()
     tokens = compiling.set(() if is_open else (*compiling.get(), *parameters)), computing.set(is_open)
     try:
         with np.errstate(all="ignore"):
-            output, results, nodes = call_on_variables(f, name, args, parameters)
+            output, results, nodes = call_on_variables(f, name, args, parameters, since)
     finally:
         compiling.reset(tokens[0])
         computing.reset(tokens[1])
-    p = program([y._node for y in results if y._node is not None], parameters, nodes, stopped=True)
+    ends = [y._node for y in results if y._node is not None]
+    p = program(ends, parameters, nodes, stopped=True, since=since if optional else -1)
     sources, places, values = list(p.sources), [], iter(p.key[1])
     for y in results:
         place = None if y._node is None else next(values)

@@ -68,13 +68,15 @@ def carries_derivative(value: Any) -> bool:
     return isinstance(value, tuple) or value.dtype.kind not in "biu"
 
 
-def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = False) -> list[Node]:
-    """The ancestors of `results` back to the oldest of `leaves`, in order, without the leaves.
+def history(
+    results: Iterable[Node], leaves: Iterable[Node], discrete: bool = False, since: int | None = None
+) -> list[Node]:
+    """The ancestors of `results` back to number `since` (default: the oldest of `leaves`), without the leaves.
 
     Integers and booleans carry no derivative and are followed only if `discrete`.
     """
     seen = set(leaves)
-    first = min((n.serial for n in seen), default=-1)
+    first = min((n.serial for n in seen), default=-1) if since is None else since
     nodes: list[Node] = []
     stack = list(results)
     while stack:
@@ -123,7 +125,7 @@ def differs_between_calls(nodes: Iterable[Node | None]) -> bool:
 
 def reaches_outside(nodes: Iterable[Node | None], leaves: Sequence[Node]) -> bool:
     """True if `nodes` depend on more than `leaves`: on an older node, or on the parent of a leaf."""
-    first = min(n.serial for n in leaves)
+    first = min((n.serial for n in leaves), default=0)
     return _reaches(nodes, 0, lambda n: n.serial < first, discrete=exporting.get())
 
 
@@ -176,12 +178,16 @@ class Program:
 
 
 def program(
-    results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Node] | None = None, stopped: bool = False
+    results: Sequence[Node],
+    leaves: Sequence[Node],
+    nodes: Sequence[Node] | None = None,
+    stopped: bool = False,
+    since: int = -1,
 ) -> Program:
     """The program of those of `nodes` (default: the history of `results`) that depend on `leaves`.
 
     With `stopped`, the program computes all values of the results, and not only their derivatives: it contains the
-    results of `stop_gradient`.
+    results of `stop_gradient`. Nodes that depend on one before number `since` are in it as well.
     """
     place: dict[Any, int] = {node: ~k for k, node in enumerate(leaves)}
     moving = set(leaves)
@@ -193,7 +199,8 @@ def program(
     tracked = any(node.inputs for node in leaves)
     for node in history(results, leaves) if nodes is None else nodes:
         parents = [p for p in node.inputs if type(p) is Node]
-        if (node.op is STOP and not stopped) or moving.isdisjoint(parents):
+        moves = not moving.isdisjoint(parents) or any(p.serial < since for p in parents)
+        if (node.op is STOP and not stopped) or not moves:
             if all(p in free or not carries_derivative(p.value) for p in parents):
                 free.add(node)
             continue

@@ -14,6 +14,8 @@ from onnxgrad.errors import BadInput
 
 #: Constants that a tree may have as leaves besides arrays; their derivative is None.
 _FIXED = (str, bytes, bool, type(None))
+#: A leaf in a structure; no constant equals it.
+_LEAF = object()
 
 
 def is_leaf(x: Any) -> bool:
@@ -21,10 +23,16 @@ def is_leaf(x: Any) -> bool:
     return isinstance(x, (Array, np.ndarray, np.generic, int, float, complex)) and not isinstance(x, bool)
 
 
+def _is_fixed(x: Any) -> bool:
+    """True if `x` is a constant: a string, a boolean, None, a function; a container that can be called is none."""
+    is_container = isinstance(x, (dict, list, tuple)) or (dataclasses.is_dataclass(x) and not isinstance(x, type))
+    return isinstance(x, _FIXED) or (callable(x) and not is_container)
+
+
 def is_tree(x: Any) -> bool:
     """True if `x` is a leaf, or a container of trees."""
     try:
-        return is_leaf(x) or all(is_tree(child) for _, child in _children(x))
+        return is_leaf(x) or all(is_tree(child) for _, child in children(x))
     except BadInput:
         return False
 
@@ -34,18 +42,18 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if is_leaf(tree):
         yield path, tree
     else:
-        for step, child in _children(tree, path):
+        for step, child in children(tree, path):
             yield from leaves(child, path + step)
 
 
 def structure(tree: Any) -> Any:
     """The containers of `tree` and its constants, as a hashable value; arrays and numbers do not count."""
     if is_leaf(tree):
-        return "leaf"
-    if isinstance(tree, _FIXED) or callable(tree):
+        return _LEAF
+    if _is_fixed(tree):
         return tree
     keys = tuple(tree) if isinstance(tree, dict) else ()
-    return type(tree), keys, tuple(structure(child) for _, child in _children(tree))
+    return type(tree), keys, tuple(structure(child) for _, child in children(tree))
 
 
 def rebuilt(tree: Any, values: Sequence[Any]) -> Any:
@@ -61,9 +69,9 @@ def derivative(tree: Any, values: Sequence[Any]) -> Any:
 def _fill_leaves(tree: Any, rest: Iterator[Any], keep_fixed: bool) -> Any:
     if is_leaf(tree):
         return next(rest)
-    if isinstance(tree, _FIXED) or callable(tree):
+    if _is_fixed(tree):
         return tree if keep_fixed else None
-    return _assemble_container(tree, [_fill_leaves(child, rest, keep_fixed) for _, child in _children(tree)])
+    return _assemble_container(tree, [_fill_leaves(child, rest, keep_fixed) for _, child in children(tree)])
 
 
 def _assemble_container(tree: Any, parts: list[Any]) -> Any:
@@ -82,7 +90,8 @@ def _assemble_container(tree: Any, parts: list[Any]) -> Any:
     return made
 
 
-def _children(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+def children(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+    """The children of a container, each with its step of the path (`path` is that of `tree`); none for a constant."""
     if isinstance(tree, dict):
         return [(f"[{k!r}]", v) for k, v in tree.items()]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -91,7 +100,7 @@ def _children(tree: Any, path: str = "") -> list[tuple[str, Any]]:
         return [(f"[{i}]", v) for i, v in enumerate(tree)]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return [(f".{f.name}", getattr(tree, f.name)) for f in dataclasses.fields(tree)]
-    if isinstance(tree, _FIXED) or callable(tree):
+    if _is_fixed(tree):
         return []
     hint = "containers are dicts, lists, tuples, named tuples and dataclasses"
     raise BadInput(
@@ -131,7 +140,7 @@ def mapped(function: Callable[[Array], Any], tree: Any) -> Any:
     if isinstance(tree, Array):
         return function(tree)
     try:
-        children = [] if is_leaf(tree) else [child for _, child in _children(tree)]
+        parts = [] if is_leaf(tree) else [child for _, child in children(tree)]
     except BadInput:
         return tree
-    return _assemble_container(tree, [mapped(function, child) for child in children]) if children else tree
+    return _assemble_container(tree, [mapped(function, child) for child in parts]) if parts else tree

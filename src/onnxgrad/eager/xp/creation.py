@@ -11,9 +11,9 @@ import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked, tracked
 from onnxgrad.eager.core.tape import exporting
-from onnxgrad.eager.xp.dtypes import cast
+from onnxgrad.eager.xp.dtypes import as_float, cast, promoted
 from onnxgrad.eager.xp.info import check_device
-from onnxgrad.eager.xp.manipulation import broadcast_to, stack
+from onnxgrad.eager.xp.manipulation import broadcast_arrays, broadcast_to, expand_dims, stack
 
 __all__ = [
     "arange", "asarray", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like", "linspace", "ones",
@@ -65,19 +65,24 @@ def linspace(
     endpoint: bool = True,
     retstep: bool = False,
     dtype: Any = None,
+    axis: int = 0,
     *,
     device: Any = None,
 ) -> Any:
-    """`num` evenly spaced numbers from `start` to `stop`; with `retstep`, and the distance between them."""
+    """`num` evenly spaced numbers from `start` to `stop`, along a new axis; with `retstep`, and their distance."""
     check_device(device)
     if retstep:
         gaps = max(num - 1 if endpoint else num, 1)
-        return linspace(start, stop, num, endpoint, dtype=dtype), (as_array(stop) - start) / float(gaps)
-    if tracked(start) or tracked(stop):
-        start = as_array(start)
-        weights = Array(np.linspace(0.0, 1.0, num, endpoint=endpoint).astype(start.dtype))
-        return start + (as_array(stop) - start) * weights
-    return Array(np.linspace(plain(start), plain(stop), num, dtype=dtype, endpoint=endpoint))
+        return linspace(start, stop, num, endpoint, dtype=dtype, axis=axis), (as_array(stop) - start) / float(gaps)
+    if tracked(start, floats=False) or tracked(stop, floats=False):
+        first, last = map(as_float, promoted(start, stop))
+        first, last = broadcast_arrays(first, last)
+        weights = np.linspace(0.0, 1.0, num, endpoint=endpoint).astype(first.dtype)
+        at = axis % (first.ndim + 1)
+        first, last = expand_dims(first, axis=at), expand_dims(last, axis=at)
+        y = first + (last - first) * weights.reshape(-1, *[1] * (first.ndim - 1 - at))
+        return y if dtype is None else cast(y, dtype)
+    return Array(np.linspace(plain(start), plain(stop), num, dtype=dtype, endpoint=endpoint, axis=axis))
 
 
 def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:

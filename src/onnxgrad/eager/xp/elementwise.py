@@ -9,9 +9,10 @@ import math
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.eager.core.array import Array, as_array, tracked
-from onnxgrad.eager.core.primitives import standard
+from onnxgrad.eager.core.primitives import STOP, standard
 from onnxgrad.eager.core.recording import parts_of, record
 from onnxgrad.eager.xp import complexes
 from onnxgrad.eager.xp.dtypes import cast, promoted
@@ -29,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 _op = standard
+_UNSIGNED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64})
 
 
 def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -60,11 +62,26 @@ def _atan2(b: Builder, y: Var, x: Var) -> Var:
 
 
 def _hypot(b: Builder, x: Var, y: Var) -> Var:
-    """√(x² + y²); constant at (0, 0), as a norm is."""
-    square = x * x + y * y
+    """√(x² + y²), of multiples whose squares neither overflow nor vanish; constant at (0, 0), as a norm is."""
     one, zero = b.const(1, x.dtype), b.const(0, x.dtype)
+    most = b.Max(b.Abs(x), b.Abs(y))
+    scale = STOP.write(b, [b.Where(b.Or(b.Equal(most, zero), b.IsInf(most)), one, most)])
+    square = (x / scale) ** 2.0 + (y / scale) ** 2.0
     empty = b.Equal(square, zero)
-    return b.Where(empty, zero, b.Sqrt(b.Where(empty, one, square)))
+    return b.Where(empty, zero, scale * b.Sqrt(b.Where(empty, one, square)))
+
+
+def _shift(b: Builder, x: Var, count: Var, direction: str) -> Var:
+    """`x` shifted by `count` bits; ONNX shifts unsigned integers only, so signed ones are shifted as their bits."""
+    bits, back = int(ir.DataType.UINT64), int(x.dtype or 0)
+    if back in _UNSIGNED:
+        return b.BitShift(x, count, direction=direction)
+    if direction == "LEFT":
+        return b.Cast(b.BitShift(b.Cast(x, to=bits), b.Cast(count, to=bits), direction=direction), to=back)
+    below = b.Less(x, b.const(0, x.dtype))
+    bare = b.Cast(b.Where(below, b.BitwiseNot(x), x), to=bits)
+    moved = b.Cast(b.BitShift(bare, b.Cast(count, to=bits), direction=direction), to=back)
+    return b.Where(below, b.BitwiseNot(moved), moved)
 
 
 _SAME, _NOT = standard("Identity"), standard("Not")
@@ -115,9 +132,9 @@ trunc = unary("trunc", _SAME, np.trunc, floats=lambda b, x: b.Sign(x) * b.Floor(
 add = binary("add", _op("Add"), np.add)
 atan2 = binary("atan2", _atan2, np.arctan2)
 bitwise_and = binary("bitwise_and", _op("BitwiseAnd"), np.bitwise_and, booleans=_op("And"))
-bitwise_left_shift = binary("bitwise_left_shift", lambda b, x, y: b.BitShift(x, y, direction="LEFT"), np.left_shift)
+bitwise_left_shift = binary("bitwise_left_shift", lambda b, x, y: _shift(b, x, y, "LEFT"), np.left_shift)
 bitwise_or = binary("bitwise_or", _op("BitwiseOr"), np.bitwise_or, booleans=_op("Or"))
-bitwise_right_shift = binary("bitwise_right_shift", lambda b, x, y: b.BitShift(x, y, direction="RIGHT"), np.right_shift)
+bitwise_right_shift = binary("bitwise_right_shift", lambda b, x, y: _shift(b, x, y, "RIGHT"), np.right_shift)
 bitwise_xor = binary("bitwise_xor", _op("BitwiseXor"), np.bitwise_xor, booleans=_op("Xor"))
 copysign = binary(
     "copysign", lambda b, x, y: b.Where(b.Equal(_is_negative(b, x), _is_negative(b, y)), x, -x), np.copysign

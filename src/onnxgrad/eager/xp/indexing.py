@@ -2,18 +2,20 @@
 
 Integers, slices, ``...`` and ``newaxis`` become a Slice, then Squeeze and Unsqueeze. An integer array along one axis
 becomes a Gather. Everything else that numpy accepts (several arrays, masks, mixtures) becomes a Gather from the
-flattened array, at the positions that numpy finds.
+flattened array, at the positions that numpy finds. Integer arrays that an exported program computes become a GatherND
+or a ScatterND.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked
+from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked, tracked
 from onnxgrad.eager.core.primitives import macro, standard
-from onnxgrad.eager.core.recording import record
+from onnxgrad.eager.core.recording import record, stop_gradient
 from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.ir import Builder, Var
@@ -38,13 +40,9 @@ def getitem(x: Array, key: Any) -> Array:
     axis = _only_axis(keys)
     if axis is not None:
         return take(x, arrays[0], axis=axis)
-    if exporting.get():
-        refuse_tracked(
-            "an index of several arrays, or a mask,",
-            arrays,
-            "use take, take_along_axis, or where(mask, x, 0)",
-            floats=False,
-        )
+    if exporting.get() and any(k._node is not None for k in arrays):
+        refuse_tracked("a mask", [k for k in arrays if k.dtype == bool], "use where(mask, x, 0)", floats=False)
+        return _picked(x, keys)
     places = np.arange(x.size).reshape(x.shape)[tuple(plain(k) for k in keys)]
     return record(macro(gathered_flat), [x, Array(np.ascontiguousarray(places))], x._data.reshape(-1)[places])
 
@@ -100,6 +98,73 @@ def _static(keys: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(bounds), tuple(gone), tuple(new)
 
 
+def _pick(x: Array, keys: tuple[Any, ...]) -> tuple[Array, Array, list[int], int]:
+    """An index of integer arrays, as ONNX has it: of the first axes, as vectors.
+
+    Returns:
+        `x`, sliced, with the indexed axes first; the vectors; the axes in that order; the place that numpy gives the
+        axes of the index in the result.
+    """
+    if any(k is None for k in keys):
+        refuse_tracked("an index of arrays and new axes", keys, "index first", floats=False)
+    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    rest = [slice(None)] * (x.ndim - len([k for k in keys if k is not Ellipsis]))
+    full = [*keys[:at], *rest, *keys[at + 1 :]]
+    axes = [i for i, k in enumerate(full) if not isinstance(k, slice)]
+    x = getitem(x, tuple(k if isinstance(k, slice) else slice(None) for k in full))
+    order = [*axes, *(i for i in range(x.ndim) if i not in axes)]
+    space = Array._xp
+    vectors = [space.astype(full[i], np.int64) for i in axes]
+    together = axes == list(range(axes[0], axes[-1] + 1))
+    indices = space.stack(space.broadcast_arrays(*vectors), axis=-1)
+    return space.permute_dims(x, order), indices, order, axes[0] if together else 0
+
+
+def _picked(x: Array, keys: tuple[Any, ...]) -> Array:
+    """``x[keys]`` for integer arrays, which an exported program computes; ints and slices may be among them."""
+    moved, indices, _, place = _pick(x, keys)
+    value = moved._data[tuple(np.moveaxis(indices._data, -1, 0))]
+    y = record(standard("GatherND"), [moved, indices], value)
+    count = indices.ndim - 1
+    order = [*range(count, count + place), *range(count), *range(count + place, y.ndim)]
+    return y if not place else Array._xp.permute_dims(y, order)
+
+
+def _replaced(x: Array, keys: tuple[Any, ...], value: Array) -> Array:
+    """The array that `x` becomes by ``x[keys] = value``, like `_picked`; slices must be whole axes."""
+    if any(isinstance(k, slice) and k != slice(None) for k in keys):
+        refuse_tracked("an assignment to slices at computed indices", keys, "use where", floats=False)
+    moved, indices, order, place = _pick(x, keys)
+    space, count, at = Array._xp, indices.ndim - 1, tuple(np.moveaxis(indices._data, -1, 0))
+    shape = moved._data[at].shape
+    after = shape[count : count + place], shape[:count], shape[count + place :]
+    value = space.broadcast_to(cast(value, x.dtype), (*after[0], *after[1], *after[2]))
+    value = space.permute_dims(value, [*range(place, place + count), *range(place), *range(place + count, len(shape))])
+    if indices.size > indices.shape[-1]:
+        value = _last_of_equal(indices, value, moved.shape[: indices.shape[-1]])
+    data = moved._data.copy()
+    data[at] = value._data
+    y = record(standard("ScatterND"), [moved, indices, value], data)
+    return space.permute_dims(y, [order.index(i) for i in range(x.ndim)])
+
+
+def _last_of_equal(indices: Array, value: Array, shape: tuple[int, ...]) -> Array:
+    """`value` with the last of the updates at each place for all of them, and a derivative of that one only.
+
+    ONNX leaves open which of several updates of a place is written.
+    """
+    space, block = Array._xp, indices.shape[:-1]
+    own = Array(np.arange(math.prod(block)).reshape(block))
+    data, at = np.full(shape, -1), tuple(np.moveaxis(indices._data, -1, 0))
+    np.maximum.at(data, at, own._data)
+    winners = record(standard("ScatterND", reduction="max"), [Array(np.full(shape, -1)), indices, own], data)
+    winner = record(standard("GatherND"), [winners, indices], data[at])
+    rest = value.shape[len(block) :]
+    last = take(space.reshape(value, (-1, *rest)), space.reshape(winner, (-1,)), axis=0)
+    wins = space.reshape(space.equal(winner, own), (*block, *[1] * len(rest)))
+    return space.where(wins, value, stop_gradient(space.reshape(last, value.shape)))
+
+
 def sliced(
     b: Builder, x: Var, bounds: tuple[tuple[int, int, int, int], ...], gone: tuple[int, ...], new: tuple[int, ...]
 ) -> Var:
@@ -120,13 +185,16 @@ def gathered_flat(b: Builder, x: Var, places: Var) -> Var:
 def setitem(x: Array, key: Any, value: Any) -> Array:
     """The array that `x` becomes by ``x[key] = value``."""
     value = as_array(value, x.dtype)
+    if exporting.get() and any(tracked(k, floats=False) for k in (key if isinstance(key, tuple) else (key,))):
+        parts = tuple(_index(k) for k in (key if isinstance(key, tuple) else (key,)))
+        masks = [k for k in parts if isinstance(k, Array) and k.dtype == bool]
+        refuse_tracked("an assignment by a mask", masks, "use where", floats=False)
+        return _replaced(x, parts, value)
     keys = tuple(plain(k) for k in key) if isinstance(key, tuple) else plain(key)
     data = x._data.copy()
     data[keys] = value._data
     if x._node is None and value._node is None:
         return Array(data)
-    if exporting.get():
-        refuse_tracked("an index that is computed", key if isinstance(key, tuple) else [key], "use where", floats=False)
     places = np.arange(x.size).reshape(x.shape)[keys]
     filled = np.broadcast_to(np.arange(value.size).reshape(value.shape), places.shape)
     order = np.full(x.size, -1)

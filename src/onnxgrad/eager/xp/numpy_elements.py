@@ -15,14 +15,22 @@ from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp.dtypes import as_float, cast, promoted
 from onnxgrad.eager.xp.ufuncs import binary
 
-__all__ = ["divmod", "float_power", "fmod", "heaviside", "i0", "ldexp", "unwrap"]
+__all__ = ["divmod", "fix", "float_power", "fmod", "heaviside", "i0", "ldexp", "modf", "unwrap"]
 
+fix = e.trunc
 fmod = binary("fmod", standard("Mod", fmod=1), np.fmod)
 
 
 def divmod(x1: Any, x2: Any, /) -> tuple[Array, Array]:
     """The quotient rounded down, and the remainder."""
     return e.floor_divide(x1, x2), e.remainder(x1, x2)
+
+
+def modf(x: Any, /) -> tuple[Array, Array]:
+    """The fractional part and the integral part, both with the sign of `x`."""
+    x = as_float(x)
+    whole = e.trunc(x)
+    return e.where(e.isinf(x), np.zeros((), x.dtype), e.subtract(x, whole)), whole
 
 
 def float_power(x1: Any, x2: Any, /) -> Array:

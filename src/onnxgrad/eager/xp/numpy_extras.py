@@ -35,8 +35,8 @@ from onnxgrad.ir import Builder, Var
 __all__ = [
     "angle", "append", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "average", "c_", "cbrt",
     "column_stack", "cumprod", "cumsum", "deg2rad", "degrees", "diag", "dsplit", "dstack", "fliplr", "flipud", "fmax",
-    "fmin", "gradient", "hsplit", "hstack", "kron", "logaddexp2", "nan_to_num", "r_", "rad2deg", "radians",
-    "real_if_close", "rollaxis", "rot90", "select", "sinc", "vsplit", "vstack",
+    "fmin", "gradient", "hsplit", "hstack", "kron", "logaddexp2", "nan_to_num", "nancumprod", "nancumsum",
+    "r_", "rad2deg", "radians", "real_if_close", "rollaxis", "rot90", "select", "sinc", "vsplit", "vstack",
 ]  # fmt: skip
 
 # --- elements --------------------------------------------------------------------------------------
@@ -349,3 +349,13 @@ def cumsum(x: Any, /, axis: int | None = None, dtype: Any = None, out: None = No
 def cumprod(x: Any, /, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
     """The cumulative product along `axis`; by default, of the flattened array."""
     return cumulative_prod(reshape(x, (-1,)) if axis is None else x, axis or 0, dtype)
+
+
+def nancumsum(x: Any, /, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
+    """The cumulative sum along `axis` (default: of the flattened array), with NaN as 0."""
+    return cumsum(where(e.isnan(x), np.zeros((), as_array(x).dtype), x), axis, dtype)
+
+
+def nancumprod(x: Any, /, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
+    """The cumulative product along `axis` (default: of the flattened array), with NaN as 1."""
+    return cumprod(where(e.isnan(x), np.ones((), as_array(x).dtype), x), axis, dtype)

@@ -13,7 +13,7 @@ from onnxgrad.eager.xp.creation import linspace
 from onnxgrad.eager.xp.dtypes import as_float, cast, promoted
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.linalg import lstsq
-from onnxgrad.eager.xp.manipulation import Axis, concat, expand_dims, reshape
+from onnxgrad.eager.xp.manipulation import Axis, broadcast_arrays, concat, expand_dims, reshape
 from onnxgrad.eager.xp.products import matmul
 from onnxgrad.eager.xp.searching import take_along_axis
 from onnxgrad.eager.xp.statistics import convolve, place_of, sorted_for_quantiles, vander
@@ -85,7 +85,9 @@ def polyfit(x: Any, y: Any, deg: int, w: Any = None) -> Array:
 def geomspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True) -> Array:
     """`num` numbers from `start` to `stop`, each the same multiple of the one before."""
     first, last = map(as_float, promoted(start, stop))
-    return e.multiply(first, e.pow(e.divide(last, first), linspace(0.0, 1.0, num, endpoint=endpoint)))
+    first, last = broadcast_arrays(first, last)
+    weights = np.linspace(0.0, 1.0, num, endpoint=endpoint).astype(first.dtype).reshape(-1, *[1] * first.ndim)
+    return e.multiply(first, e.pow(e.divide(last, first), weights))
 
 
 # --- counts ----------------------------------------------------------------------------------------

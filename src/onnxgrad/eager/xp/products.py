@@ -19,7 +19,8 @@ from onnxgrad.eager.xp.manipulation import axes_of, expand_dims, moveaxis, resha
 from onnxgrad.eager.xp.reductions import sum
 
 __all__ = [
-    "cross", "diagonal", "dot", "einsum", "inner", "make_diagonal", "matmul", "outer", "tensordot", "trace", "vecdot",
+    "cross", "diagonal", "dot", "einsum", "inner", "make_diagonal", "matmul", "outer", "tensordot", "trace", "vdot",
+    "vecdot",
 ]  # fmt: skip
 
 _MATMUL = standard("MatMul")
@@ -123,6 +124,11 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
     if a.shape[axis] != b.shape[axis]:
         raise ValueError(f"vectors of {a.shape[axis]} and {b.shape[axis]} elements")
     return sum(e.multiply(e.conj(a), b), axis=axis, dtype=a.dtype)
+
+
+def vdot(x1: Any, x2: Any, /) -> Array:
+    """The dot product of two arrays, flattened; the first is conjugated."""
+    return vecdot(reshape(x1, (-1,)), reshape(x2, (-1,)))
 
 
 def outer_of_vectors(x1: Any, x2: Any, /) -> Array:

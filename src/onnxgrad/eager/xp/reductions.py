@@ -16,7 +16,7 @@ from onnxgrad.eager.xp import complexes
 from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp.dtypes import as_float, cast
 from onnxgrad.eager.xp.indexing import getitem
-from onnxgrad.eager.xp.manipulation import Axis, axes_of, concat, expand_dims, stack, unstack
+from onnxgrad.eager.xp.manipulation import Axis, axes_of, broadcast_to, concat, expand_dims, stack, unstack
 from onnxgrad.errors import BadInput
 
 __all__ = ["all", "any", "cumulative_prod", "cumulative_sum", "diff", "max", "mean", "min", "prod", "std", "sum", "var"]
@@ -184,11 +184,13 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any
     """The `n`-th discrete difference along `axis`, of `x` with `prepend` and `append` joined to its ends."""
     x = as_array(x)
     at = axes_of(axis, x.ndim)[0]
-    parts = [as_array(p) for p in (prepend, x, append) if p is not None]
+    edge = (*x.shape[:at], 1, *x.shape[at + 1 :])
+    ends = [p if p is None or as_array(p).ndim else broadcast_to(p, edge) for p in (prepend, append)]
+    parts = [as_array(p) for p in (ends[0], x, ends[1]) if p is not None]
     x = concat(parts, axis=at) if len(parts) > 1 else x
     for _ in range(n):
-        ends = [(slice(None),) * at + (s,) for s in (slice(1, None), slice(None, -1))]
-        x = (e.not_equal if x.dtype == bool else e.subtract)(getitem(x, ends[0]), getitem(x, ends[1]))
+        later, earlier = (getitem(x, (slice(None),) * at + (s,)) for s in (slice(1, None), slice(None, -1)))
+        x = (e.not_equal if x.dtype == bool else e.subtract)(later, earlier)
     return x
 
 
