@@ -86,6 +86,33 @@ def test_last_blocks(turned):
     same_steps(step, (64, 65, 7, 150, 1, 16))
 
 
+@pytest.mark.parametrize("lookups", [1, 2])
+def test_a_table_that_is_the_head_as_well(lookups):
+    """Its gradient has the terms of lookups besides the factors; few rows have no sum of blocks."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g (int64[N] ids) => (float[N, {WORDS}] y) {{
+        e = Gather (table, ids)\nt = Transpose (table)\na = MatMul (e, w)\nh = Tanh (a)
+        {"s = Add (h, r)" if lookups == 2 else "s = Identity (h)"}\n y = MatMul (s, t) }}"""
+    )
+    if lookups == 2:
+        model.graph.node.insert(0, onnx.helper.make_node("Gather", ["table", "turned"], ["r"]))
+        model.graph.node.insert(0, onnx.helper.make_node("Neg", ["ids"], ["turned"]))
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.standard_normal((WIDE, WIDE)) / 6, "table": rng.standard_normal((WORDS, WIDE)) / 6}
+    model.graph.initializer.extend(numpy_helper.from_array(a.astype(np.float32), n) for n, a in arrays.items())
+    loss = "cross_entropy:block_rows=16"
+    step = compile_step(attach(model, loss=loss, optimizer="adam", trainable=list(arrays), labels="labels"))
+    assert "last_blocks" in applied(step)
+    parts, whole = (StepRunner(step, options=o) for o in options())
+    for rows in (64, 65, 7, 150, 1, 16):
+        fed = {"ids": rng.integers(0, WORDS, rows), "labels": rng.integers(0, WORDS, rows)}
+        found, expected = (float(machine.step(fed)[step.loss]) for machine in (parts, whole))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for name, array in whole.state().items():
+        moved = np.abs(array - step.state[name].initial.numpy()).max()
+        np.testing.assert_allclose(parts.state()[name], array, rtol=1e-5, atol=1e-4 * moved, err_msg=name)
+
+
 @pytest.mark.skipif(bool(os.environ.get(SANITIZED)), reason="without an arena, nothing is measured")
 def test_the_memory_of_a_gradient_and_of_its_sum():
     head = 4 * WORDS * WIDE

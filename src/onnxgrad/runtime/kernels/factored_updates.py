@@ -6,7 +6,8 @@ gradient, and updates that part of the weight.
 
 The gradient of a large vocabulary is a sum over blocks of rows, the steps of a Scan (see `running_sums`). The last
 block goes to the update as factors, and a Loop adds up the blocks before it. Few rows, as many as the matrix is wide,
-are one block: then no sum is there at all.
+are one block: then no sum is there at all. The table of words may be the head as well. Then the factors wait for the
+gradients of its lookups, to whose rows the sum is added.
 """
 
 from __future__ import annotations
@@ -71,14 +72,16 @@ class _Sum:
 
     Attributes:
         start, end: the nodes that make and return the sum.
-        update: the node that reads it.
+        update: the node whose gradient it is, or a part of it.
         factors: of what a step adds.
+        lookups: calls that make the other terms of the gradient.
     """
 
     start: ir.Node
     end: ir.Node
     update: ir.Node
     factors: tuple[ir.Value, ir.Value]
+    lookups: list[ir.Node]
 
 
 def give_last_blocks(b: Builder) -> int:
@@ -90,6 +93,8 @@ def give_last_blocks(b: Builder) -> int:
         if sums:
             _take_out(b, scan, body, sums)
             count += 1
+    if count:
+        prune(b.graph)
     return count
 
 
@@ -130,11 +135,26 @@ def _sum(scan: ir.Node, body: ir.Graph, i: int) -> _Sum | None:
         return None
     total = end.outputs[0]
     factors = None if part.producer() is None else match_cotangent(part.producer())
-    if len(total.uses()) != 1 or total.is_graph_output() or factors is None or _numbers(total) < _LARGE:
+    if factors is None or _numbers(total) < _LARGE or (found := _update_of(total)) is None:
         return None
-    update = total.consumers()[0]
-    fits = _is_update(update) and update.inputs[1] is total and update.inputs[-3] is None
-    return _Sum(start, end, update, factors) if fits else None
+    return _Sum(start, end, found[0], factors, found[1])
+
+
+def _update_of(part: ir.Value) -> tuple[ir.Node, list[ir.Node]] | None:
+    """The update whose gradient is `part` plus those of lookups, and the calls for these; None for another reader."""
+    lookups: list[ir.Node] = []
+    value = part
+    while len(value.uses()) == 1 and not value.is_graph_output() and value.shape == part.shape:
+        node, at = next(iter(value.uses()))
+        if _is_update(node):
+            return (node, lookups) if at == 1 and node.inputs[-3] is None else None
+        other = node.inputs[1 - at] if is_op(node, "Add") else None
+        call = None if other is None else other.producer()
+        if call is None or (call.domain, call.op_type, len(call.inputs)) != (DOMAIN, "GatherGrad", 4):
+            return None
+        lookups.append(call)
+        value = node.outputs[0]
+    return None
 
 
 def _take_out(b: Builder, scan: ir.Node, body: ir.Graph, sums: list[_Sum]) -> None:
@@ -196,8 +216,30 @@ def _write_last(b: Builder, body: ir.Graph, count: int, last: list[Var], size: s
                 v.shape = ir.Shape([size if d == rows else d for d in v.shape.dims])
         b.append(made)
     for s in sums:
-        _take(s.update, s.end.outputs[0], *(copies.values[v] for v in s.factors))
+        _take(s.update, _rest(b, s), *(copies.values[v] for v in s.factors))
     return [b.var(copies.values[v]) for v in body.outputs[count:]]
+
+
+def _rest(b: Builder, s: _Sum) -> ir.Value:
+    """The gradient of an update but for the last block: the sum of the blocks before it, and rows of lookups."""
+    total = s.end.outputs[0]
+    if not s.lookups:
+        return total
+    before, b.before = b.before, s.update
+    table = s.lookups[0].inputs[0]
+    width = [int(d) for d in total.shape[1:] if isinstance(d, int)]  # type: ignore[index]
+    total.shape = ir.Shape([b.names.fresh("rows"), *width])
+    summed = b.var(total)
+    rows = b.Concat(summed, *(b.Reshape(b.var(n.inputs[1]), [-1, *width]) for n in s.lookups), axis=0)  # type: ignore[arg-type]
+    every = b.Range(0, b.Squeeze(b.Shape(summed, start=0, end=1), [0]), 1)
+    index = b.Concat(every, *(b.Reshape(b.var(n.inputs[3]), [-1]) for n in s.lookups), axis=0)  # type: ignore[arg-type]
+    name = b.names.fresh("lookups")
+    call = ir.Node(DOMAIN, "GatherGrad", [table, rows.value, None, index.value], num_outputs=1, name=name)
+    like = s.lookups[0].outputs[0]
+    call.outputs[0].name, call.outputs[0].type, call.outputs[0].shape = name, like.type, like.shape
+    b.append(call)
+    b.before = before
+    return call.outputs[0]
 
 
 def _as_loop(b: Builder, scan: ir.Node, body: ir.Graph, count: int, ahead: list[Var], left: Var) -> ir.Node:
