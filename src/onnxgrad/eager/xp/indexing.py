@@ -42,7 +42,7 @@ def getitem(x: Array, key: Any) -> Array:
         return take(x, arrays[0], axis=axis)
     if exporting.get() and any(k._node is not None for k in arrays):
         refuse_tracked("a mask", [k for k in arrays if k.dtype == bool], "use where(mask, x, 0)", floats=False)
-        return _picked(x, keys)
+        return _gather_elements(x, keys)
     places = np.arange(x.size).reshape(x.shape)[tuple(plain(k) for k in keys)]
     return record(macro(gathered_flat), [x, Array(np.ascontiguousarray(places))], x._data.reshape(-1)[places])
 
@@ -98,7 +98,7 @@ def _static(keys: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(bounds), tuple(gone), tuple(new)
 
 
-def _pick(x: Array, keys: tuple[Any, ...]) -> tuple[Array, Array, list[int], int]:
+def _indices_in_front(x: Array, keys: tuple[Any, ...]) -> tuple[Array, Array, list[int], int]:
     """An index of integer arrays, as ONNX has it: of the first axes, as vectors.
 
     Returns:
@@ -120,9 +120,9 @@ def _pick(x: Array, keys: tuple[Any, ...]) -> tuple[Array, Array, list[int], int
     return space.permute_dims(x, order), indices, order, axes[0] if together else 0
 
 
-def _picked(x: Array, keys: tuple[Any, ...]) -> Array:
+def _gather_elements(x: Array, keys: tuple[Any, ...]) -> Array:
     """``x[keys]`` for integer arrays, which an exported program computes; ints and slices may be among them."""
-    moved, indices, _, place = _pick(x, keys)
+    moved, indices, _, place = _indices_in_front(x, keys)
     value = moved._data[tuple(np.moveaxis(indices._data, -1, 0))]
     y = record(standard("GatherND"), [moved, indices], value)
     count = indices.ndim - 1
@@ -130,11 +130,11 @@ def _picked(x: Array, keys: tuple[Any, ...]) -> Array:
     return y if not place else Array._xp.permute_dims(y, order)
 
 
-def _replaced(x: Array, keys: tuple[Any, ...], value: Array) -> Array:
-    """The array that `x` becomes by ``x[keys] = value``, like `_picked`; slices must be whole axes."""
+def _scatter_elements(x: Array, keys: tuple[Any, ...], value: Array) -> Array:
+    """The array that `x` becomes by ``x[keys] = value``, like `_gather_elements`; slices must be whole axes."""
     if any(isinstance(k, slice) and k != slice(None) for k in keys):
         refuse_tracked("an assignment to slices at computed indices", keys, "use where", floats=False)
-    moved, indices, order, place = _pick(x, keys)
+    moved, indices, order, place = _indices_in_front(x, keys)
     space, count, at = Array._xp, indices.ndim - 1, tuple(np.moveaxis(indices._data, -1, 0))
     shape = moved._data[at].shape
     after = shape[count : count + place], shape[:count], shape[count + place :]
@@ -189,7 +189,7 @@ def setitem(x: Array, key: Any, value: Any) -> Array:
         parts = tuple(_index(k) for k in (key if isinstance(key, tuple) else (key,)))
         masks = [k for k in parts if isinstance(k, Array) and k.dtype == bool]
         refuse_tracked("an assignment by a mask", masks, "use where", floats=False)
-        return _replaced(x, parts, value)
+        return _scatter_elements(x, parts, value)
     keys = tuple(plain(k) for k in key) if isinstance(key, tuple) else plain(key)
     data = x._data.copy()
     data[keys] = value._data
