@@ -86,13 +86,21 @@ def test_its_cotangents(name):
 
 
 @pytest.mark.parametrize("images", [0, 1, 5])
-@pytest.mark.parametrize(("batch", "size"), [("N", (1, 1)), (5, (2, 3)), (2, (7,))])
-def test_the_cotangent_of_the_operand_of_one_tap(batch, size, images):
-    model = vjp(_model(("Conv", 160, 224, size, (1,) * len(size), {}), batch), wrt=["x"])
+@pytest.mark.parametrize(("batch", "size"), [("N", (1, 1)), (5, (2, 3)), (2, (7,)), ("N", (7, 7))])
+def test_one_tap(batch, size, images):
+    model = vjp(_model(("Conv", 256, 320, size, (1,) * len(size), {}), batch), wrt=["x"])
     operators = _operators(model)
-    assert operators["Conv"] == 1  # the convolution itself reads weights as they are
-    assert operators["MatMul"] == 1
+    assert (operators["Gemm"], operators["MatMul"], operators["Conv"]) == (1, 1, 0)
     _agree(model, _feeds(model, images if batch == "N" else batch))
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_one_tap_with_strides(op):
+    """Pixels that no window reaches get zeros."""
+    model = vjp(_model((op, 320, 256, (4, 3), (1, 1), {"strides": [2, 3], "pads": [0, 1, 1, 1]})), wrt=["x", "w"])
+    operators = _operators(model)
+    assert not operators["ConvTranspose"] + operators["Conv"]
+    _agree(model, _feeds(model, 3))
 
 
 @pytest.mark.parametrize(("size", "attributes"), [((2, 3), {}), ((1, 1), {"pads": [1] * 4}), ((1, 3), {"group": 2})])
