@@ -7,6 +7,7 @@ it; ``python -m benchmarks.rewrites`` measures each of them by that switch.
 from __future__ import annotations
 
 from onnxgrad.ir.passes import Pass
+from onnxgrad.runtime.rewrites.average_pools import AVERAGE_POOLS
 from onnxgrad.runtime.rewrites.batched_updates import BATCHED_UPDATES, compute_soon
 from onnxgrad.runtime.rewrites.blocked_layout import BLOCKED_LAYOUT
 from onnxgrad.runtime.rewrites.depthwise_weight import DEPTHWISE_WEIGHT
@@ -34,6 +35,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     DEPTHWISE_WEIGHT,
     WEIGHT_BLOCKS,
     STRIDED_BLOCKS,
+    AVERAGE_POOLS,
     MAXPOOL_TIES,
     JOINED_SLICES,
     STACKED_SLICES,
