@@ -44,6 +44,7 @@ WORKLOADS = (
     "wavenet",
     "mamba",
     "resnet18",
+    "poolformer",
     "cnn3d",
 )
 STEPS = 4  #: in a turn

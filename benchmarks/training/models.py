@@ -110,6 +110,29 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
+class Pooled(nn.Module):
+    """A PoolFormer block: means of neighbours in place of attention, and two layers at each pixel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.between = nn.GroupNorm(1, width), nn.GroupNorm(1, width)
+        self.pool = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+        self.mlp = nn.Sequential(nn.Conv2d(width, 4 * width, 1), nn.GELU(), nn.Conv2d(4 * width, width, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.before(x)
+        x = x + self.pool(y) - y
+        return x + self.mlp(self.between(x))
+
+
+def poolformer() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, 4, 3), Pooled(64), nn.Conv2d(64, 128, 3, 2, 1), Pooled(128),
+        nn.Conv2d(128, 320, 3, 2, 1), Pooled(320), Pooled(320),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(320, 10),
+    )  # fmt: skip
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 

@@ -98,8 +98,11 @@ FURTHER = (
 #: Forward and backward alone.
 DIFFERENTIATED = (Workload("resnet50", models.resnet50, (1, 3, 64, 64), 1000, "none", 0.0),)
 
-#: A kind of `benchmarks.rewrites` alone: many channels of few pixels.
-REWRITTEN = (Workload("resnet18", models.resnet18, (4, 3, 160, 160), 10, "momentum", 1e-2),)
+#: Kinds of `benchmarks.rewrites` alone: many channels of few pixels, and means of neighbours.
+REWRITTEN = (
+    Workload("resnet18", models.resnet18, (4, 3, 160, 160), 10, "momentum", 1e-2),
+    Workload("poolformer", models.poolformer, (4, 3, 96, 96), 10, "adamw", 1e-3),
+)
 
 
 def more() -> tuple[Workload, ...]:
