@@ -85,6 +85,10 @@ def test_two_dynamic_sizes():
     model = og.export(f, onp.ones(3), onp.ones(4), dynamic={"x": {0: "N"}, "y": {0: "M"}})
     x, y = rng.standard_normal(5), rng.standard_normal(2)
     close(run(model, x, y)[0], onp.outer(x, y).reshape(-1) * 4)
+    model = og.export(lambda x: np.roll(x, (1, -2), (0, 1)), X, dynamic={"x": {0: "N", 1: "M"}})
+    for shape in ((1, 3), (5, 4)):
+        x = rng.standard_normal(shape)
+        close(run(model, x)[0], onp.roll(x, (1, -2), (0, 1)))
 
 
 @pytest.mark.parametrize(

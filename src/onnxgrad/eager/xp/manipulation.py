@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked
-from onnxgrad.eager.core.primitives import standard
+from onnxgrad.eager.core.primitives import macro, standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.eager.xp.indexing import getitem, take
+from onnxgrad.ir import Builder, Var
 
 __all__ = [
     "broadcast_arrays", "broadcast_to", "concat", "expand_dims", "flip", "matrix_transpose", "meshgrid", "moveaxis",
@@ -176,9 +177,15 @@ def roll(x: Any, /, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | 
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, axis=0), x.shape)
     for by, at in np.broadcast(shift, axis):
-        at, length = axes_of(int(at), x.ndim)[0], x.shape[int(at)]
-        x = take(x, Array((np.arange(length) - int(by)) % max(length, 1)), axis=at)
+        at, length, by = axes_of(int(at), x.ndim)[0], x.shape[int(at)], int(by)
+        by = by if -length < by < length else by % max(length, 1)
+        x = record(macro(rolled, by, at), [x], np.roll(x._data, by, at)) if by else x
     return x
+
+
+def rolled(b: Builder, x: Var, by: int, axis: int) -> Var:
+    """`x` shifted cyclically by `by` along `axis`, which is longer."""
+    return b.Concat(b.Slice(x, [-by], [2**62], [axis]), b.Slice(x, [0], [-by], [axis]), axis=axis)
 
 
 def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Array:
