@@ -28,8 +28,12 @@ from onnxgrad.ir.names import Names, unknown_rank
 FULL_LIKE: dict[type, Callable[[Builder, Var, float], Var]] = {}
 ZEROS_LIKE: dict[type, Callable[[Builder, Var], Var]] = {}
 
-
 _NO_ATTRIBUTES: tuple[list[ir.Attr], Sequence[Any]] = [], ()
+
+
+def _operator(op_type: str, neutral: int | None = None) -> Callable[[Var, Any], Var]:
+    """The method for an operator of Python that writes a node `op_type`, unless the other operand is `neutral`."""
+    return lambda self, other: self if _is(other, neutral) else self.builder.emit(op_type, self, other)
 
 
 class Var:
@@ -81,14 +85,8 @@ class Var:
         """
         return known_value(self.value, self.builder.opset)
 
-    def __add__(self, other: Any) -> Var:
-        return self if _is(other, 0) else self.builder.emit("Add", self, other)
-
     def __radd__(self, other: Any) -> Var:
         return self if _is(other, 0) else self.builder.emit("Add", other, self)
-
-    def __sub__(self, other: Any) -> Var:
-        return self if _is(other, 0) else self.builder.emit("Sub", self, other)
 
     def __rsub__(self, other: Any) -> Var:
         return -self if _is(other, 0) else self.builder.emit("Sub", other, self)
@@ -101,35 +99,19 @@ class Var:
     def __rmul__(self, other: Any) -> Var:
         return self * other if isinstance(other, (int, float)) else self.builder.emit("Mul", other, self)
 
-    def __truediv__(self, other: Any) -> Var:
-        return self if _is(other, 1) else self.builder.emit("Div", self, other)
-
     def __rtruediv__(self, other: Any) -> Var:
         return self.builder.emit("Reciprocal", self) if _is(other, 1) else self.builder.emit("Div", other, self)
-
-    def __pow__(self, other: Any) -> Var:
-        return self if _is(other, 1) else self.builder.emit("Pow", self, other)
 
     def __neg__(self) -> Var:
         return self.builder.emit("Neg", self)
 
-    def __matmul__(self, other: Var) -> Var:
-        return self.builder.emit("MatMul", self, other)
-
-    def __gt__(self, other: Any) -> Var:
-        return self.builder.emit("Greater", self, other)
-
-    def __ge__(self, other: Any) -> Var:
-        return self.builder.emit("GreaterOrEqual", self, other)
-
-    def __lt__(self, other: Any) -> Var:
-        return self.builder.emit("Less", self, other)
-
-    def __le__(self, other: Any) -> Var:
-        return self.builder.emit("LessOrEqual", self, other)
+    __add__, __sub__ = _operator("Add", 0), _operator("Sub", 0)
+    __truediv__, __pow__ = _operator("Div", 1), _operator("Pow", 1)
+    __matmul__, __gt__, __ge__ = _operator("MatMul"), _operator("Greater"), _operator("GreaterOrEqual")
+    __lt__, __le__ = _operator("Less"), _operator("LessOrEqual")
 
 
-def _is(x: Any, number: int) -> bool:
+def _is(x: Any, number: int | None) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and x == number
 
 

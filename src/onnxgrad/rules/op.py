@@ -38,16 +38,6 @@ class Op:
         self.inputs: list[Var | None] = [None if v is None else Var(builder, v) for v in node.inputs]
         if self.schema is not None and self.schema.max_input <= 64:
             self.inputs += [None] * (self.schema.max_input - len(self.inputs))
-        #: the builder that rules write with
-        self.emit, self.named = builder.emit, builder.named
-        self.const, self.join, self.reshape, self.shape_of = (
-            builder.const,
-            builder.join,
-            builder.reshape,
-            builder.shape_of,
-        )
-        self.size_of, self.places_along = builder.size_of, builder.places_along
-        self.full_like, self.zeros_like, self.cast_like = builder.full_like, builder.zeros_like, builder.cast_like
         #: for rules of nodes that capture values: in reverse mode, the values whose cotangents are asked for;
         self.active: Collection[ir.Value] = ()
         #: in forward mode, the tangents that there are
@@ -55,8 +45,9 @@ class Op:
         #: per input: does anything ask for its cotangent?
         self.needs = [*needs, *[False] * (len(self.inputs) - len(needs))] if needs else [True] * len(self.inputs)
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        return getattr(self.builder, op_type)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method of the builder, or the function that writes a node of this type."""
+        return getattr(self.builder, name)
 
     @property
     def operands(self) -> list[Var]:
