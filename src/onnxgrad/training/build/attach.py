@@ -8,7 +8,7 @@ and its state, a counter of steps, the learning rate. Where the network behaves 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,7 +24,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.copies import copy_model
-from onnxgrad.ir.graph import add_initializer, ancestors, prune, reads
+from onnxgrad.ir.graph import add_initializer, ancestors, prune, reads, subgraphs
 from onnxgrad.model_io import AnyModel, load_model, open_model, training_info
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.model_io.save import gathered
@@ -32,7 +32,7 @@ from onnxgrad.settings import changed_settings, read_recipes, settings_of, takes
 from onnxgrad.training.adapters.config import Adapter
 from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.build.choose_weights import WeightChoice
-from onnxgrad.training.build.cut_off import cut_off
+from onnxgrad.training.build.cut_off import cut_off, joined
 from onnxgrad.training.build.heads import beside_head
 from onnxgrad.training.build.pairs import EMBEDDINGS, paired
 from onnxgrad.training.build.recipe import ALGORITHM, further_settings, option_spelling
@@ -257,7 +257,7 @@ class _Attachment:
         if "gradient_norm" in metrics and update.norm is not None:
             update.norm.value.name = self.builder.names.exactly("gradient_norm")
             objective.measures["gradient_norm"] = update.norm
-        info = self._cut(loss.name, [v.name for v in objective.measures.values()])
+        info, join = self._cut(loss.name, [v.name for v in objective.measures.values()])
         notes = {CONVENTION: optimizer.convention(), TAKEN_OF: "; ".join(objective.notes), TRAINS: self.choice.note}
         for key, value in notes.items():
             if value:
@@ -266,7 +266,8 @@ class _Attachment:
         training_info(model).append(info)
         weighted = {term.row_weights for term in terms}
         by = weighted.pop() if len(weighted) == 1 else None
-        return Source(model, [info], objective.recorded, objective.named, by, [v.name or "" for v in gathered.values()])
+        compared = [v.name or "" for v in gathered.values()]
+        return Source(model, [info], objective.recorded, objective.named, by, compared, join)
 
     def _output(self, name: str | None) -> ir.Value:
         values = {v.name or "": v for v in self.graph.outputs}
@@ -333,8 +334,11 @@ class _Attachment:
         new.value.name = self.builder.names.exactly(identifier(f"{held.name}_next"))
         self.bindings[held.name or ""] = new.name
 
-    def _cut(self, loss: str, measures: Sequence[str]) -> onnx.TrainingInfoProto:
-        """Move the added nodes from the inference model into a training entry."""
+    def _cut(self, loss: str, measures: Sequence[str]) -> tuple[onnx.TrainingInfoProto, Callable[[], ir.Model] | None]:
+        """Move the added nodes from the inference model into a training entry; the second result moves them back.
+
+        It is None where nodes have bodies, or results that a graph which was inlined still lists as outputs.
+        """
         graph = self.graph
         named = {v.name: v for node in graph for v in node.outputs}
         ends = [named[name] for name in dict.fromkeys([loss, *measures, *self.bindings.values()])]
@@ -343,7 +347,9 @@ class _Attachment:
         nodes = list(graph)[len(self.nodes) :]
         inputs = [v for v in graph.inputs if v not in self.inputs]
         added = [v for name, v in graph.initializers.items() if name not in self.held]
-        return cut_off(graph, nodes, inputs, added, ends, self.bindings)
+        info = cut_off(graph, nodes, inputs, added, ends, self.bindings)
+        plain = not any(subgraphs(node) or any(v.is_graph_output() for v in node.outputs) for node in nodes)
+        return info, partial(joined, self.model, info, nodes, inputs, added) if plain else None
 
     def _lasting_initializers(self) -> list[ir.Value]:
         """Initializers that stay, read or not."""

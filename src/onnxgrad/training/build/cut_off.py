@@ -1,13 +1,16 @@
-"""Cut the algorithm of a training step off the inference graph that it was appended to."""
+"""Cut the algorithm of a training step off the inference graph that it was appended to, and put it there again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.ir.composites import plain_value
+from onnxgrad.ir.notes import notes
 from onnxgrad.model_io.zeros import declare_tensor
+from onnxgrad.training.spec.training_info import lasting
 
 
 def cut_off(
@@ -50,3 +53,37 @@ def cut_off(
     for value in initializers:
         del graph.initializers[value.name or ""]
     return info
+
+
+def joined(
+    model: ir.Model,
+    info: onnx.TrainingInfoProto,
+    nodes: Sequence[ir.Node],
+    inputs: Sequence[ir.Value],
+    initializers: Sequence[ir.Value],
+) -> ir.Model:
+    """`model` with what was cut off again, as `concatenate` makes it of messages: without notes in memory.
+
+    Initial values are those of `info`, which has no data for large zeros.
+    """
+    graph = model.graph
+    for value in [v for v in graph.inputs if v.is_initializer()]:
+        graph.inputs.remove(value)
+    graph.inputs.extend(inputs)
+    given = {t.name: t for t in info.algorithm.initializer}
+    for value in sorted(initializers, key=lambda v: v.name or ""):  # the order that `concatenate` gives them
+        held = given[value.name or ""]
+        value.const_value = lasting(held)
+        value.metadata_props.clear()  # those of the tensor
+        graph.register_initializer(value)
+    for node in nodes:
+        for result in node.outputs:
+            result.const_value = None  # known of initializers that training changes, as of the number of steps
+        for noted in (node, *node.outputs):
+            if notes(noted):
+                noted.meta.clear()
+        for name, a in node.attributes.items():
+            if a.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
+                node.attributes[name] = ir.Attr(name, a.type, plain_value(a.value))
+    graph.extend(nodes)
+    return model

@@ -47,7 +47,7 @@ def run_initializations(source: Source, seed: int | None = None) -> Source:
                 assert held.const_value is not None
                 _check_fits(where, array, held.const_value)
                 held.const_value = ir.tensor(array, name=binding.key)
-    return replace(source, model=model, infos=infos)
+    return replace(source, model=model, infos=infos, join=None)
 
 
 def _evaluate(model: ir.Model, graph: onnx.GraphProto, index: int, draws: np.random.Generator) -> dict[str, np.ndarray]:

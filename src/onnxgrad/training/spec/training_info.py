@@ -8,7 +8,7 @@ the step. ``onnx.checker`` checks none of this: `validation` does.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class Source:
         terms: the names of the terms of the loss, if there are several.
         row_weights: the input with the weights of rows by which the mean of the loss is taken.
         compared: Identities of the predictions, where the loss compares those of all rows of a batch.
+        join: puts the one algorithm behind the graph again that it was cut off; called once, by the first `merge`.
     """
 
     model: ir.Model
@@ -48,6 +49,7 @@ class Source:
     terms: Sequence[str] = ()
     row_weights: str | None = None
     compared: Sequence[str] = ()
+    join: Callable[[], ir.Model] | None = None
 
     def inference(self) -> ir.Model:
         """A copy of the inference model, weights shared, without traces of training."""
@@ -122,7 +124,8 @@ def merge(source: Source, index: int, bound: Mapping[str, str], others: set[str]
     It updates what is `bound`; it may read the state of `others`, which change as well.
     """
     algorithm = source.infos[index].algorithm
-    model, _ = concatenate(source, index)
+    join, source.join = source.join, None
+    model = concatenate(source, index)[0] if join is None else join()
     graph = model.graph
     names = [*bound, *sorted(n for n in others - bound.keys() if n in graph.initializers)]
     hosted = {name: _into_input(graph, name) for name in names}
@@ -192,7 +195,7 @@ def _deserialize_algorithm(algorithm: onnx.GraphProto, known: dict[str, ir.Value
     graph: ir.Graph = ir.from_proto(proto)  # type: ignore[assignment]
     for value in list(graph.inputs):
         if value.name in fixed:
-            value.const_value = tensor = _lasting(fixed[value.name])
+            value.const_value = tensor = lasting(fixed[value.name])
             value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)  # type: ignore[arg-type]
             if value.name in bare:
                 graph.inputs.remove(value)
@@ -204,7 +207,7 @@ def _deserialize_algorithm(algorithm: onnx.GraphProto, known: dict[str, ir.Value
     return graph
 
 
-def _lasting(proto: onnx.TensorProto) -> ir.TensorProtocol:
+def lasting(proto: onnx.TensorProto) -> ir.TensorProtocol:
     """The tensor in `proto`, whose name can be changed independently of `proto`."""
     held = zeros.read_tensor(proto)
     if isinstance(held, ir.ExternalTensor) or held.dtype == ir.DataType.STRING:
