@@ -77,7 +77,7 @@ class _Correlations(Blocks):
     def _split(self, stack: Var, found: Correlation, parts: int, pitch: int, line: int) -> Var:
         """All images of a stack, `pitch` rows each, in several stacks: [parts, stacks, rows, line]."""
         stacks, images = self._count(found.small)
-        if isinstance(images, int):
+        if isinstance(stacks, int) and isinstance(images, int):
             return self.view(stack, parts, stacks, images * pitch, line)
         return found.stop(self.b, stack, [parts, stacks, images * pitch, line])
 
