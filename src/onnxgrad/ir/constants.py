@@ -56,6 +56,8 @@ _OF_NODE: dict[str, Callable[..., Any]] = {
 }
 #: Computed constants are shapes or parameters; larger tensors are data.
 MOST_ELEMENTS = 256
+#: More windows of an axis than these are picked by their indices.
+_MOST_WINDOWS = 32
 #: Elements of a constant that a rule writes down; a larger one is computed by the graph.
 MOST_WRITTEN = 1 << 20
 
@@ -139,3 +141,18 @@ def slice_indices(size: int, start: int, end: int, step: int) -> range:
     """
     first, last, stride = slice(start, end, step).indices(size)
     return range(max(first, 0) if size else first, last, stride)
+
+
+def window_slices(size: Any, places: np.ndarray) -> tuple[int, list[tuple[int, int, int]]] | None:
+    """The slices (start, end, step) of an axis that the rows (0) or columns (1) of `places` are, as windows of images.
+
+    None if they are no slices, too many, or leave out more of the axis than they have.
+    """
+    if places.ndim != 2 or not places.size or not isinstance(size, int) or places.min() < 0 or places.max() >= size:
+        return None
+    for along in sorted((0, 1), key=lambda k: places.shape[k]):
+        rows = np.moveaxis(places, along, 0)
+        steps = np.unique(np.diff(rows))
+        if len(steps) == 1 and steps[0] > 0 and 2 * rows.shape[1] >= size and len(rows) <= _MOST_WINDOWS:
+            return along, [(int(row[0]), int(row[-1]) + 1, int(steps[0])) for row in rows]
+    return None

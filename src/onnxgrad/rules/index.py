@@ -7,6 +7,8 @@ written needs no indices: its transpose is a Pad with zeros.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var, reshape_to
-from onnxgrad.ir.constants import slice_indices
+from onnxgrad.ir.constants import slice_indices, window_slices
 from onnxgrad.ir.match import HALF
 from onnxgrad.ir.operators import Kind
 from onnxgrad.ir.shapes import same_dim
@@ -123,6 +125,11 @@ def slice_(op: Op, g: Var, x: Var, starts: Var, ends: Var, axes: Var, steps: Var
     cuts = _cuts(x, starts, ends, axes, steps)
     if cuts is None or any(d != 1 and not isinstance(x.dims[a], int) for a, _, _, d in cuts):
         return put_back(op, g, op.replay(numbered(op, x), starts, ends, axes, steps), x, unique=True)
+    return _unslice(op, g, x, cuts)
+
+
+def _unslice(op: Op, g: Var, x: Var, cuts: Sequence[tuple[int, Any, Any, int]]) -> Var:
+    """`g` at the slices `cuts` (axis, start, end, step) of zeros in the shape of `x`."""
     befores, afters, along = [], [], []
     for axis, start, end, step in cuts:
         if step != 1:
@@ -168,6 +175,12 @@ def gather(op: Op, g: Var, x: Var, index: Var) -> Result:
         rows = op.Unsqueeze(g, [axis])
         before, after = _margins(op, rows, x, axis, i, i + 1 or _ENDLESS)
         return op.Pad(rows, op.join(before, after), None, [axis])
+    windows = None if x.shape is None or index.const is None else window_slices(x.dims[axis], index.const)
+    if windows is not None:
+        along, slices = windows
+        rows = op.Split(g, [1] * len(slices), outputs=len(slices), axis=axis + along) if len(slices) > 1 else [g]
+        parts = [_unslice(op, op.Squeeze(r, [axis + along]), x, [(axis, *cut)]) for r, cut in zip(rows, slices)]
+        return functools.reduce(op.Add, parts)
     return Scattered(g, index, x, axis)
 
 

@@ -46,6 +46,18 @@ def test_same_numbers(case):
         session.run(feeds | {"ids": feeds["ids"] * 0 + 9})
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_windows_of_the_last_axis_are_slices(step):
+    body = "i = Gather <axis = -1> (x, places) y = Neg (i)"
+    model = _model(f"float[2, 5, 40] x, int64[{4 - step}, 20] places", f"float[2, 5, {4 - step}, 20]", body)
+    places = np.add.outer(np.arange(4 - step), step * np.arange(20))
+    x = np.random.default_rng(0).standard_normal((2, 5, 40), np.float32)
+    model.graph.inputs.pop().const_value = ir.tensor(places)
+    model.graph.register_initializer(model.graph[0].inputs[1])
+    assert "Gather" not in _ops(model)
+    np.testing.assert_array_equal(Session(model, Options(threads=1)).run({"x": x})["y"], -x[:, :, places])
+
+
 def test_a_slice_of_everything_is_what_it_is_of():
     body = "z = Constant <value_ints = [0]> () e = Shape <end = 1> (x) a = Sqrt (x) s = Slice (a, z, e, z) y = Neg (s)"
     model = _model("float[N, 3] x", "float[N, 3]", body)

@@ -141,7 +141,7 @@ def _reshape(dims: Dims, operands: Operands, attributes: Attributes, elements: E
     if asked is None:
         return None
     if 0 in asked or -1 in asked:
-        if attributes.get("allowzero") or asked.count(-1) > 1 or 0 in asked[len(dims) :]:
+        if (attributes.get("allowzero") and 0 in asked) or asked.count(-1) > 1 or 0 in asked[len(dims) :]:
             return None
         asked = [dims[i] if d == 0 else d for i, d in enumerate(asked)]
         if -1 in asked:
