@@ -44,7 +44,7 @@ WORKLOADS = (
     "wavenet",
     "mamba",
     "resnet18",
-    "poolformer",
+    "pool_mixer",
     "cnn3d",
 )
 STEPS = 4  #: in a turn

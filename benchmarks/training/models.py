@@ -125,7 +125,7 @@ class Pooled(nn.Module):
         return x + self.mlp(self.between(x))
 
 
-def poolformer() -> nn.Module:
+def pool_mixer() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 64, 7, 4, 3), Pooled(64), nn.Conv2d(64, 128, 3, 2, 1), Pooled(128),
         nn.Conv2d(128, 320, 3, 2, 1), Pooled(320), Pooled(320),

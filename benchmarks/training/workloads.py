@@ -101,7 +101,7 @@ DIFFERENTIATED = (Workload("resnet50", models.resnet50, (1, 3, 64, 64), 1000, "n
 #: Kinds of `benchmarks.rewrites` alone: many channels of few pixels, and means of neighbours.
 REWRITTEN = (
     Workload("resnet18", models.resnet18, (4, 3, 160, 160), 10, "momentum", 1e-2),
-    Workload("poolformer", models.poolformer, (4, 3, 96, 96), 10, "adamw", 1e-3),
+    Workload("pool_mixer", models.pool_mixer, (4, 3, 96, 96), 10, "adamw", 1e-3),
 )
 
 
