@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime import Options, Session, StepRunner
 from onnxgrad.training import attach, compile_step
 from onnxgrad.training.optim.config import Group
 from tests.runtime.passes import optimized
@@ -105,3 +106,40 @@ def test_what_something_else_reads_is_left_alone():
     assert sorted(n.op_type for n in made) == sorted([*joined, *joined[1:-1], "ReduceSum"])
     long = _chains(length=5000)
     assert optimized(long) is long
+
+
+def _statistics(made_for_it):
+    """Twenty running means of a batch, which is read elsewhere, too, unless it is `made_for_it`."""
+    names = [f"v{i}" for i in range(20)]
+    nodes = [n for v in names for n in (
+        helper.make_node("ReduceSum", [f"{v}_x", "axes"], [f"{v}_b"], keepdims=0),
+        helper.make_node("Mul", [f"{v}_b", "tenth"], [f"{v}_m"]), helper.make_node("Mul", [v, "rest"], [f"{v}_o"]),
+        helper.make_node("Add", [f"{v}_o", f"{v}_m"], [f"{v}_z"]),
+        *([] if made_for_it else [helper.make_node("Sqrt", [f"{v}_b"], [f"{v}_s"])]))]  # fmt: skip
+    info = helper.make_tensor_value_info
+    lengths = {v: 3 + i % 4 for i, v in enumerate(names)}
+    ends = "z" if made_for_it else "zs"
+    graph = helper.make_graph(
+        nodes, "g",
+        [info(v, TensorProto.FLOAT, [n]) for v, n in lengths.items()]
+        + [info(f"{v}_x", TensorProto.FLOAT, [5, n]) for v, n in lengths.items()],
+        [info(f"{v}_{end}", TensorProto.FLOAT, [n]) for v, n in lengths.items() for end in ends],
+        [numpy_helper.from_array(np.float32(x), name) for name, x in (("tenth", 0.1), ("rest", 0.9))]
+        + [numpy_helper.from_array(np.array([0]), "axes")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return ir.from_proto(shape_inference.infer_shapes(model))
+
+
+def test_running_statistics():
+    """Few operators are enough where no node computes the statistic of a batch for them alone."""
+    model = _statistics(made_for_it=False)
+    kinds = Counter(n.op_type for n in optimized(model).graph)
+    assert kinds == {"ReduceSum": 20, "Sqrt": 20, "Concat": 2, "Mul": 2, "Add": 1, "Split": 1}
+    rng = np.random.default_rng(0)
+    feeds = {v.name: rng.standard_normal(v.shape.numpy()).astype(np.float32) for v in model.graph.inputs}
+    found, expected = (Session(model, Options(without=out)).run(feeds) for out in ((), ("batched_updates",)))
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    alone = _statistics(made_for_it=True)
+    assert optimized(alone) is alone

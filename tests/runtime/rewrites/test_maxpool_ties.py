@@ -48,11 +48,24 @@ def test_same_numbers_with_and_without_ties(how, ties):
     assert (plain != 0).sum() == plain.size // np.prod(how.get("kernel", (2, 2)))
 
 
-def test_a_negative_infinity_loses_as_before():
+@pytest.mark.parametrize("windows", ["one number", "a window", "two numbers", "a window, and a tie"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_infinities_are_compared_as_before(windows, sign):
+    """The difference of two is no number, so that their windows are not counted."""
     x = np.random.default_rng(0).standard_normal((1, 3, 8, 6)).astype(np.float32)
-    x[0, 1, 2, 3] = -np.inf
-    plain, quick = _both(_pooled(), x)
+    x[0, 1, 2, 3] = sign * np.inf
+    if windows != "one number":
+        x[0, 1, 2:4, 2:4] = sign * np.inf
+    if windows == "two numbers":
+        x[0, 1, 2] = 0.25
+    if "tie" in windows:
+        x[0, 1, 0, :2] = 9.0
+    derived = _pooled()
+    plain, quick = _both(derived, x)
     np.testing.assert_array_equal(quick, plain)
+    assert (plain != 0).sum() == plain.size // 4
+    branches = {node.op_type for node in optimized(ir.from_proto(derived)).graph}
+    assert "Clip" not in branches  # in the branch for ties alone
 
 
 @pytest.mark.parametrize("how", [{"kernel": (3, 3)}, {"pads": (1, 0, 1, 0)}, {"hw": ("H", "W")}])

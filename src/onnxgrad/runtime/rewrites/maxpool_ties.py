@@ -4,7 +4,8 @@ Of several largest elements of a window the first alone gets the cotangent, so d
 ones and pick the highest number (`rules/pool/pooling.py`): five passes over the operand that only change something
 where two elements of a window are equal, which among floats is seldom the case outside of flat images. If every plane
 has as many largest elements as windows, their mask is the answer already. Counting them is one pass, and the step
-of a small CNN takes 7 % less.
+of a small CNN takes 7 % less. Likewise, only ties need the operands without infinities, whose difference is no number:
+then the count is none either.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.builder import Builder
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import constant, is_op, pattern, producer
 from onnxgrad.runtime.rewrites.rewrite import rewrite, take_over
 
@@ -94,22 +95,44 @@ def without_ranking(b: Builder) -> int:
 def _write(b: Builder, r: Ranking) -> None:
     b.before = last = r.nodes[-1]
     old = last.outputs[0]
-    most = b.ReduceMax(b.ReduceSum(r.mask, [2, 3], keepdims=0), keepdims=0)
-    tied = most > float(r.windows)
+    finite, mask = _finite(r.mask), Var(b, r.mask)
+    if finite:
+        small, large, resize, *_ = finite
+        tile = b.Resize(small.inputs[0], None, resize.inputs[2], **resize.attributes)
+        mask = b.HardSigmoid(b.Sub(large.inputs[0], tile), **finite[-1].attributes)
+    counts = b.ReduceSum(mask, [2, 3], keepdims=0)
+    tied = b.Not(b.Equal(b.ReduceSum(b.Abs(counts - float(r.windows)), keepdims=0), 0.0))
     direct, ranked = (
         ir.Graph([], [], nodes=[], opset_imports=b.graph.opset_imports, name=b.names.fresh(f"{b.prefix}_{branch}"))
         for branch in ("else", "then")
     )
-    direct.outputs.append(b.nested(direct).Mul(r.mask, r.g).value)
+    direct.outputs.append(b.nested(direct).Mul(mask, r.g).value)
     branches = [ir.AttrGraph("then_branch", ranked), ir.AttrGraph("else_branch", direct)]
     name = b.names.fresh(f"{b.prefix}_If")
     choice = ir.Node("", "If", [tied.value], branches, num_outputs=1, name=name)
     choice.outputs[0].name = name
     b.graph.insert_before(last, choice)
     take_over(choice.outputs[0], old)
-    b.graph.remove(list(r.nodes))
-    ranked.extend(r.nodes)
+    b.graph.remove([*finite, *r.nodes])
+    ranked.extend([*finite, *r.nodes])
     ranked.outputs.append(old)
+
+
+def _finite(mask: ir.Value) -> list[ir.Node]:
+    """The nodes of a mask that compares operands without infinities, in order: Clips, Resize, Sub, HardSigmoid.
+
+    None if there are other nodes, or other readers of their results.
+    """
+    steep = producer(mask, "HardSigmoid")
+    difference = None if steep is None else producer(steep.inputs[0], "Sub")
+    if steep is None or difference is None:
+        return []
+    large, resize = producer(difference.inputs[0], "Clip"), producer(difference.inputs[1], "Resize")
+    small = None if resize is None else producer(resize.inputs[0], "Clip")
+    if large is None or small is None or resize is None:
+        return []
+    nodes = [small, large, resize, difference, steep]
+    return nodes if all(len(list(n.outputs[0].uses())) == 1 for n in nodes) else []
 
 
 def _is_steep(node: ir.Node) -> bool:
