@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -31,7 +32,8 @@ def execution_order(nodes: Iterable[ir.Node], edges: Edges | None = None) -> lis
             order[stack.pop()] = None
         else:
             seen.add(node)
-            stack += sorted([p for p in before[node] if p not in seen], key=place.__getitem__)
+            more = [p for p in before[node] if p not in seen]
+            stack += sorted(more, key=place.__getitem__) if len(more) > 1 else more
     return list(order)
 
 
@@ -101,7 +103,13 @@ def sort(graph: ir.Graph) -> None:
     order = ordered_by(nodes, lambda node: (place[node],), (after, before))[::-1]
     if len(order) < len(nodes):
         raise ValueError("the nodes form a cycle")
-    graph.extend(order)  # which moves them
+    reorder(graph, order)
+
+
+def reorder(graph: ir.Graph, order: Sequence[ir.Node]) -> None:
+    """Put the nodes of `graph` in another order; those that are in their places stay there."""
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], zip(graph, order)))
+    graph.extend(order[same:])  # which moves them
 
 
 def places(graph: ir.Graph) -> dict[str | None, int]:
@@ -139,7 +147,9 @@ def _steps(nodes: Sequence[ir.Node], before: Mapping[ir.Node, Sequence[ir.Node]]
     """The most products, and the most nodes, on a way through `before` from each node on."""
     steps: dict[ir.Node, tuple[int, int]] = {}
     for node in nodes:
-        found = [steps[p] for p in before[node]]
-        products = max([s[0] for s in found], default=0) + traits_of(node).is_product
-        steps[node] = products, 1 + max([s[1] for s in found], default=0)
+        products = count = 0
+        for p in before[node]:
+            some, more = steps[p]
+            products, count = max(products, some), max(count, more)
+        steps[node] = products + traits_of(node).is_product, count + 1
     return steps

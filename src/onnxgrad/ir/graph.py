@@ -168,13 +168,14 @@ def in_order(nodes: Sequence[ir.Node]) -> bool:
 
 
 def detach(nodes: Iterable[ir.Node], kept: Iterable[ir.Graph] = ()) -> None:
-    """Make `nodes`, which are in no graph any more, read nothing, nor the graphs inside them, but for those `kept`."""
+    """Have `nodes`, in no graph any more, read nothing that stays, nor the graphs inside them but for those `kept`."""
     left = {id(body) for body in kept}
     todo = list(nodes)
+    gone = set(todo)
     while todo:
         node = todo.pop()
         for i, value in enumerate(node.inputs):
-            if value is not None:
+            if value is not None and value.producer() not in gone:
                 node.replace_input_with(i, None)
         for body in subgraphs(node) if node.attributes.data else ():
             if id(body) not in left:

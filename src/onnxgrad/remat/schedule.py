@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.ir.execution_order import edges_of, execution_order, orders
+from onnxgrad.ir.execution_order import edges_of, execution_order, orders, reorder
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.remat.costs import meanwhile
@@ -106,9 +106,3 @@ class Schedules:
         """The bytes of live results while each node runs, as the runtime runs a graph that lists them in `order`."""
         run = execution_order(order, self.edges)
         return dict(zip(run, use([self._steps[n] for n in run], self._takes)))
-
-
-def reorder(graph: ir.Graph, order: Sequence[ir.Node]) -> None:
-    """Put the nodes of `graph` in another order."""
-    if list(graph) != list(order):
-        graph.extend(order)  # which moves them

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from onnxgrad.errors import OnnxGradError
-from onnxgrad.ir.execution_order import ordered_by
+from onnxgrad.ir.execution_order import ordered_by, reorder
 from onnxgrad.ir.graph import in_order, prune, subgraphs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.invariants import fault_of, interface_of
@@ -115,7 +115,7 @@ def _sort(graph: ir.Graph, place: dict[ir.Node, float]) -> None:
     if not in_order(order):
         order = ordered_by(nodes, lambda n: (place[n], number[n]))
     assert len(order) == len(nodes)
-    graph.extend(order)  # which moves them
+    reorder(graph, order)
 
 
 ELEMENTWISE = Pass(

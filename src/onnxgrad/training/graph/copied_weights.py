@@ -41,9 +41,10 @@ def part_copies(model: ir.Model) -> None:
             _part_identity(graph, node, layers)
         elif is_op(node, "If"):
             _part_branches(graph, node)
-    _part_statistics(graph)
-    _part_biases(graph)
-    _part_parameters(graph)
+    names = Names.of_graph(graph)
+    _part_statistics(graph, names)
+    _part_biases(graph, names)
+    _part_parameters(graph, names)
 
 
 def replace_node(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol, names: Names | None = None) -> None:
@@ -140,8 +141,7 @@ def _part_branches(graph: ir.Graph, node: ir.Node) -> None:
             other.graph.remove(other, safe=True)
 
 
-def _part_statistics(graph: ir.Graph) -> None:
-    names = Names.of_graph(graph)
+def _part_statistics(graph: ir.Graph, names: Names) -> None:
     for node in list(graph):
         if not is_op(node, "BatchNormalization"):
             continue
@@ -151,8 +151,7 @@ def _part_statistics(graph: ir.Graph) -> None:
                 _give(graph, value, uses, names.fresh(f"{value.name}_statistic"))
 
 
-def _part_biases(graph: ir.Graph) -> None:
-    names = Names.of_graph(graph)
+def _part_biases(graph: ir.Graph, names: Names) -> None:
     for name, value in list(graph.initializers.items()):
         readers: dict[ir.Value | None, Uses] = {}
         for node, at in value.uses():
@@ -163,9 +162,9 @@ def _part_biases(graph: ir.Graph) -> None:
                 _give(graph, value, uses, names.fresh(name))
 
 
-def _part_parameters(graph: ir.Graph) -> None:
+def _part_parameters(graph: ir.Graph, names: Names) -> None:
     """Part what several nodes read, where PyTorch's newer exporter has written that they read different parameters."""
-    names, states = Names.of_graph(graph), parameter_names(graph)
+    states = parameter_names(graph)
     for name, value in list(graph.initializers.items()) if states else ():
         tensor = value.const_value
         if tensor is None or tensor.size < 2 or value.dtype not in FLOATS or value.is_graph_output():

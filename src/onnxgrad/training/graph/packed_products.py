@@ -30,11 +30,12 @@ def keep_packed(graph: ir.Graph, trained: Collection[str]) -> None:
         graph: of an opened model.
         trained: the names of tensors that train.
     """
-    names = Names.of_graph(graph)
-    for node in graph:
-        if graph.opset_imports.get("", 0) >= _OPSET and _is_frozen(node, trained):
-            packed, scales, points = _unpacked(graph, node, names)
-            node.meta[OWN] = General(_Pull(packed, scales, points, attribute(node, "block_size", 0)), wrt=(0,))
+    old = graph.opset_imports.get("", 0) < _OPSET
+    products = [] if old else [node for node in graph if _is_frozen(node, trained)]
+    names = Names.of_graph(graph) if products else Names()
+    for node in products:
+        packed, scales, points = _unpacked(graph, node, names)
+        node.meta[OWN] = General(_Pull(packed, scales, points, attribute(node, "block_size", 0)), wrt=(0,))
 
 
 def _is_frozen(node: ir.Node, trained: Collection[str]) -> bool:

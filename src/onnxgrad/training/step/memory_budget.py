@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.execution_order import orders
+from onnxgrad.ir.execution_order import orders, reorder
 from onnxgrad.ir.invariants import fault_of
 from onnxgrad.ir.passes import warn_of
 from onnxgrad.remat import amount, fit_budget, settle, sizes
@@ -49,7 +49,7 @@ def _order(model: ir.Model) -> None:
             return
     except BadInput:  # sizes that do not fit: then without them
         pass
-    graph.extend(orders(graph)[1])  # which moves them
+    reorder(graph, orders(graph)[1])
 
 
 def within_memory(
