@@ -108,8 +108,7 @@ def _write(b: Builder) -> int:
             assert node.inputs[0] is not None
             node.outputs[0].replace_all_uses_with(node.inputs[0])
         elif windows:
-            x = b.var(node.inputs[0])
-            slices = [b.Slice(x, [start], [end], [-1], [step]) for start, end, step in windows]
+            slices = [b.Slice(node.inputs[0], [start], [end], [-1], [step]) for start, end, step in windows]
             replace_value(b.Concat(*[b.Unsqueeze(y, [-2]) for y in slices], axis=-2), node.outputs[0])
         elif index is not None:
             column, axis = index
