@@ -27,6 +27,8 @@ PIXELS = 144
 _FILTERS = 4
 #: Fewest parts of the result, which threads share, and fewest taps.
 _PARTS = 3
+#: Fewest products of an image: for fewer, a step of few images has more operators and is no faster.
+_PRODUCTS = 5 << 17
 #: Most numbers of an image of the kernel where the other operand has few channels, and it is read for few places each.
 _CACHED = 1 << 18
 
@@ -116,7 +118,9 @@ def _gains(site: Correlation, block: int) -> bool:
         return False
     if max(w.strides) > 1 and w.outer >= _FILTERS * block:
         return False
-    return parts > 1 or w.inner == block or math.prod(w.small) * min(w.outer, _FILTERS * block) <= _CACHED
+    if w.inner % block:
+        return math.prod(w.small) * min(w.outer, _FILTERS * block) <= _CACHED
+    return math.prod((*w.small, *w.taps, w.outer, w.inner)) >= _PRODUCTS
 
 
 def _write(b: Builder) -> int:
