@@ -16,6 +16,7 @@ from rich.text import Text
 
 from onnxgrad.check import REFUSED, operators
 from onnxgrad.check import check as check_model
+from onnxgrad.cli import panels
 from onnxgrad.cli.check_web import print_web_report
 from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.grad import StraightThrough
@@ -33,7 +34,7 @@ NOT_DIFFERENTIABLE = 1
 
 
 def check(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     wrt: Annotated[
         list[str] | None, typer.Option(help="May be repeated. Default: every float input and weight.")
     ] = None,

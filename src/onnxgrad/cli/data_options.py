@@ -18,10 +18,7 @@ from onnxgrad.training.data.recipe import PreparationRecipe
 
 DataPath = Annotated[
     Path,
-    panels.data(
-        help="Data, arrays by name: .npz, a folder of .npy files, .csv, .tsv, .jsonl, .parquet, .arrow, or a folder "
-        "of pictures in a folder per class; to predict, also pictures without classes, or one."
-    ),
+    panels.data(help=f"Data, arrays by name: {panels.FORMATS}; to predict, also pictures without classes, or one."),
 ]
 BatchSize = Annotated[int, panels.run(min=1, help="Rows that run at once.")]
 Threads = Annotated[int | None, panels.run(help="Default: one per physical core.")]

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -43,7 +42,7 @@ _MEASURING = settings_of(PreparationRecipe, TaskRecipe)
     only=("labels", "prediction", "classes", "image_size", "missing", *_MEASURING),
 )
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     data: data_options.DataPath,
     metrics: Annotated[
         str | None,

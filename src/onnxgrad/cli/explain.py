@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import typer
 
-from onnxgrad.cli import data_options
+from onnxgrad.cli import data_options, panels
 from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, check_paths
@@ -73,7 +73,7 @@ class SamplingRecipe:
     PreparationRecipe, SamplingRecipe, only=("inputs", "image_mean", "image_std", *settings_of(SamplingRecipe))
 )
 def explain(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     data: Annotated[Path, typer.Argument(help="A picture, or data as for predict.", metavar="PICTURE|DATA")],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where to write: .png, a picture; .npz, the attributions.")

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import typer
 
-from onnxgrad.cli import train_options
+from onnxgrad.cli import panels, train_options
 from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
@@ -33,7 +33,7 @@ from onnxgrad.training.loop.recipe import Recipe
     only=(*settings_of(LossRecipe, OptimizerRecipe, WeightsRecipe), "schedule", "batch_size"),
 )
 def export_step(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the models, the state and the contract.")],
     head: train_options.Head = None,
     target: Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from onnxgrad.cli import panels
 from onnxgrad.cli.console import print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.grad import Dims, dims_of
@@ -30,7 +31,7 @@ class Reader(enum.StrEnum):
 
 @takes_flags(LossRecipe, OptimizerRecipe, only=(*settings_of(LossRecipe), "optimizer", "learning_rate"))
 def family(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")],
     reader: Annotated[
         Reader,

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 import onnxgrad
+from onnxgrad.cli import panels
 from onnxgrad.cli.console import cell, console, print_lines
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.control_flow.checkpointing import Every, checkpointing
@@ -70,7 +71,7 @@ StraightThrough = Annotated[
 
 
 def grad(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     wrt: Annotated[list[str], typer.Option(help="Differentiate with respect to this value; may be repeated.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the derived model.")],
     of: Annotated[

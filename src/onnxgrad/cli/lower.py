@@ -8,6 +8,7 @@ from typing import Annotated
 import onnx_ir as ir
 import typer
 
+from onnxgrad.cli import panels
 from onnxgrad.cli.console import print_lines
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.model_io import files_of, load_model, save_model, training_info
@@ -17,7 +18,7 @@ from onnxgrad.transforms.gradient_node import DOMAIN
 
 
 def lower(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the lowered model.")],
     force: Force = False,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any
 
 import onnx_ir as ir
@@ -11,6 +10,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from onnxgrad.cli import panels
 from onnxgrad.cli.console import cell, console
 from onnxgrad.errors import BadInput, json_text
 from onnxgrad.ir.passes import NO_SITE, PassReport, warn_of
@@ -23,7 +23,7 @@ from onnxgrad.training import compile_step
 
 
 def passes(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     target: Annotated[str, typer.Option(help="What may run: auto, portable or native.")] = "auto",
     without: Annotated[list[str] | None, typer.Option(help="A pass to leave out; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import onnx_ir as ir
-import typer
 
 from onnxgrad.cli import data_options, panels
 from onnxgrad.cli.console import entry, print_lines
@@ -28,7 +27,7 @@ from onnxgrad.training.measure import predict as predicted
 
 @takes_flags(PreparationRecipe, TaskRecipe)
 def predict(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     data: data_options.DataPath,
     output: Annotated[
         Path,

@@ -34,8 +34,7 @@ def prune(
     data: Annotated[
         Path | None,
         panels.data(
-            help="Rows that scores and damage are measured on: .npz, a folder of .npy files, .csv, .tsv, .jsonl, "
-            ".parquet, .arrow, or a folder of pictures in a folder per class. Default: none, weights decide."
+            help=f"Rows that scores and damage are measured on: {panels.FORMATS}. Default: none, weights decide."
         ),
     ] = None,
     rows: Annotated[int, panels.data(min=1, help="So many rows, the first, are used.")] = ROWS,

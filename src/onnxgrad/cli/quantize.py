@@ -41,10 +41,7 @@ def quantize(
     model: Annotated[Path, typer.Argument(help="The ONNX model, in floats.", metavar="MODEL.onnx")],
     data: Annotated[
         Path,
-        panels.data(
-            help="Data for the inputs of the model, and labels with --qat: .npz, a folder of .npy files, .csv, .tsv, "
-            ".jsonl, .parquet, .arrow, or a folder of pictures in a folder per class."
-        ),
+        panels.data(help=f"Data for the inputs of the model, and labels with --qat: {panels.FORMATS}."),
     ],
     output: Annotated[Path, panels.output("-o", "--output", help="Where to write the quantized model.")],
     rows: Annotated[int, panels.data(min=1, help="So many rows, the first, decide the ranges of activations.")] = ROWS,

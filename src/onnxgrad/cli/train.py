@@ -27,13 +27,10 @@ from onnxgrad.training.loop.train import with_detector
 @takes_flags(*FIT, *TRAINER, Outputs)
 def train(
     context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     data: Annotated[
         Path,
-        panels.data(
-            help="Training data, arrays by name: .npz, a folder of .npy files, .csv, .tsv, .jsonl, .parquet, .arrow, "
-            "or a folder of pictures in a folder per class."
-        ),
+        panels.data(help=f"Training data, arrays by name: {panels.FORMATS}."),
     ],
     output: Annotated[Path, panels.output("-o", "--output", help="Where to write the trained model.")],
     head: train_options.Head = None,

@@ -6,8 +6,6 @@ import enum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from onnxgrad import uncertainty
 from onnxgrad.cli import data_options, panels
 from onnxgrad.cli.console import entry, print_lines
@@ -43,7 +41,7 @@ class SpreadMethod(enum.StrEnum):
     only=(*settings_of(PreparationRecipe), "labels", "prediction", "dropout", *_TRAINING),
 )  # fmt: skip
 def uncertain(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: panels.Model,
     method: Annotated[
         SpreadMethod,
         panels.run(

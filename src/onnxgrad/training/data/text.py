@@ -203,9 +203,14 @@ def _roles(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, 
             continue
         roles[role] = field
     if "ids" not in roles:
-        held = ", ".join(f"{f.name!r} ({f.wanted})" for f in fields if not f.label)
-        raise BadInput(f"no input takes tokens, whole numbers [N, T]; the model takes {held}")
+        raise no_tokens(fields)
     return roles
+
+
+def no_tokens(fields: Sequence[Field]) -> BadInput:
+    """The error of a model without an input of tokens."""
+    held = ", ".join(f"{f.name!r} ({f.wanted})" for f in fields if not f.label)
+    return BadInput(f"no input takes tokens, whole numbers [N, T]; the model takes {held}")
 
 
 def _opened(tokenizer: Any) -> Any:

@@ -35,7 +35,8 @@ from onnxgrad.training.detection.boxes import EPS, VARIANCES, Decoded, at, decod
 from onnxgrad.training.detection.head import Head
 from onnxgrad.training.detection.matching import query_loss
 from onnxgrad.training.detection.recipe import BOX_LOSSES
-from onnxgrad.training.detection.terms import Positives, cross_entropies, focal, smooth, summed
+from onnxgrad.training.detection.terms import Positives, cross_entropies, focal, smooth
+from onnxgrad.training.loss.loss_function import total
 
 Terms = dict[str, Var]
 
@@ -94,7 +95,7 @@ def detection_loss(model: ir.Model, head: Head, box_loss: str | None = None) -> 
 def _of_distances(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
     paired = task_aligned(b, head, found, labels)
     targets = paired.classes * b.Unsqueeze(paired.weight, [-1])
-    total = b.Max(summed(b, targets), 1.0)
+    count = b.Max(total(b, targets), 1.0)
     rows = Positives(b, paired.positive)
     assert found.places is not None
     places, boxes = rows.places(found.places), rows(paired.boxes)
@@ -104,8 +105,8 @@ def _of_distances(b: Builder, head: Head, found: Decoded, labels: Labels, box_lo
     centre = at(b, places, 0, 2)
     wanted = b.Concat(centre - at(b, boxes, 0, 2), at(b, boxes, 2, 4) - centre, axis=-1) / twice
     terms = {
-        "box": b.Mul(summed(b, (1.0 - overlaps) * weight) / total, 7.5),
-        "classes": b.Mul(summed(b, cross_entropies(b, found.scores, targets)) / total, 0.5),
+        "box": b.Mul(total(b, (1.0 - overlaps) * weight) / count, 7.5),
+        "classes": b.Mul(total(b, cross_entropies(b, found.scores, targets)) / count, 0.5),
     }
     if head.bins > 1:  # axes from 0: ONNX Runtime reduces no rows along -1 to a wrong shape
         wanted = b.Clip(wanted, 0.0, head.bins - 1.01)
@@ -119,21 +120,21 @@ def _of_distances(b: Builder, head: Head, found: Decoded, labels: Labels, box_lo
     else:  # distances as shares of the picture (Ultralytics, without distributions)
         scale = twice / b.const(np.array([head.size[1], head.size[0]] * 2, np.float32))
         misses = b.ReduceMean(b.Abs((rows(found.encoded) - wanted) * scale), [1], keepdims=0)
-    return {**terms, "distances": b.Mul(summed(b, misses * weight) / total, 1.5)}
+    return {**terms, "distances": b.Mul(total(b, misses * weight) / count, 1.5)}
 
 
 def _of_offsets(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
     paired = sim_ota(b, head, found, labels)
     assert found.objects is not None
-    count = b.Max(summed(b, paired.positive), 1.0)
+    count = b.Max(total(b, paired.positive), 1.0)
     rows = Positives(b, paired.positive)
     overlaps = overlap(b, rows(found.boxes), rows(paired.boxes), box_loss or "iou", 1e-16 if box_loss is None else EPS)
     misses = 1.0 - (overlaps**2.0 if box_loss is None else overlaps)
     targets = rows(paired.classes * b.Unsqueeze(paired.weight, [-1]))
     return {
-        "box": b.Mul(summed(b, misses) / count, 5.0),
-        "objects": summed(b, cross_entropies(b, found.objects, b.Unsqueeze(paired.positive, [-1]))) / count,
-        "classes": summed(b, cross_entropies(b, rows(found.scores), targets)) / count,
+        "box": b.Mul(total(b, misses) / count, 5.0),
+        "objects": total(b, cross_entropies(b, found.objects, b.Unsqueeze(paired.positive, [-1]))) / count,
+        "classes": total(b, cross_entropies(b, rows(found.scores), targets)) / count,
     }
 
 
@@ -172,10 +173,10 @@ def _of_anchor_sizes(b: Builder, head: Head, found: Decoded, labels: Labels, box
         many = b.Max(b.cast_like(b.size_of(rows, 0), mask), 1.0)
         own = b.Div(b.GatherND(labels.boxes, of_label), stride)
         overlaps = overlap(b, b.Div(take(found.boxes), stride), own, box_loss or "ciou")
-        boxes = boxes + summed(b, 1.0 - overlaps) / many
+        boxes = boxes + total(b, 1.0 - overlaps) / many
         if head.classes > 1:
             entropies = cross_entropies(b, take(found.scores), b.GatherND(labels.one_hot, of_label))
-            classes = classes + summed(b, entropies) / (many * float(head.classes))
+            classes = classes + total(b, entropies) / (many * float(head.classes))
         logits = b.Squeeze(b.Slice(found.objects, [part.start], [part.stop], [1]), [-1])
         goal = b.ScatterND(b.zeros_like(logits), of_place, hold_constant(b, b.Relu(overlaps)))
         objects = objects + b.Mul(b.ReduceMean(cross_entropies(b, logits, goal), keepdims=0), balance[k])
@@ -228,14 +229,14 @@ def _offsets(b: Builder, head: Head, boxes: Var) -> Var:
 def _of_ssd(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
     paired = match_anchors(b, head, labels, 0.5, 0.5, ties=False)
     rows = Positives(b, paired.positive)
-    count = b.Max(summed(b, paired.positive), 1.0)
-    misses = summed(b, smooth(b, rows(found.encoded) - rows(_offsets(b, head, paired.boxes))))
+    count = b.Max(total(b, paired.positive), 1.0)
+    misses = total(b, smooth(b, rows(found.encoded) - rows(_offsets(b, head, paired.boxes))))
     entropies = b.Neg(b.ReduceSum(b.LogSoftmax(found.scores, axis=-1) * _with_background(b, paired), [-1], keepdims=0))
     negative = hold_constant(b, b.Where(paired.positive > 0.5, -np.inf, entropies))
     order = b.TopK(negative, b.shape_of(negative, 1, 2), axis=1, outputs=2)[1]
     ranks = b.TopK(b.Neg(b.Cast(order, to=1)), b.shape_of(negative, 1, 2), axis=1, outputs=2)[1]
     hard = number(b, b.Cast(ranks, to=1) < b.Mul(b.ReduceSum(paired.positive, [1], keepdims=1), 3.0))
-    return {"box": misses / count, "classes": summed(b, entropies * b.Max(paired.positive, hard)) / count}
+    return {"box": misses / count, "classes": total(b, entropies * b.Max(paired.positive, hard)) / count}
 
 
 def _with_background(b: Builder, paired: Assigned) -> Var:
@@ -261,7 +262,7 @@ def _of_fcos(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: s
     assert found.objects is not None
     paired = sample_centres(b, head, labels)
     rows = Positives(b, paired.positive)
-    count = b.Max(summed(b, paired.positive), 1.0)
+    count = b.Max(total(b, paired.positive), 1.0)
     boxes = rows(paired.boxes)
     centre = rows.places(b.const(((head.anchors[:, :2] + head.anchors[:, 2:]) / 2).astype(np.float32)))
     first, last = centre - at(b, boxes, 0, 2), at(b, boxes, 2, 4) - centre
@@ -269,9 +270,9 @@ def _of_fcos(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: s
     goal = b.Sqrt(at(b, shares, 0, 1) * at(b, shares, 1, 2))
     overlaps = overlap(b, rows(found.boxes), boxes, box_loss or "giou")
     return {
-        "box": summed(b, 1.0 - overlaps) / count,
-        "objects": summed(b, cross_entropies(b, rows(found.objects), goal)) / count,
-        "classes": summed(b, focal(b, found.scores, paired.classes)) / count,
+        "box": total(b, 1.0 - overlaps) / count,
+        "objects": total(b, cross_entropies(b, rows(found.objects), goal)) / count,
+        "classes": total(b, focal(b, found.scores, paired.classes)) / count,
     }
 
 

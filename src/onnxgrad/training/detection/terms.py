@@ -6,11 +6,6 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.training.detection.boxes import at
 
 
-def summed(b: Builder, x: Var) -> Var:
-    """The sum of all elements."""
-    return b.ReduceSum(x, keepdims=0)
-
-
 def cross_entropies(b: Builder, logits: Var, targets: Var) -> Var:
     """Binary cross entropy of each element: max(x, 0) - x·t + log(1 + exp(-|x|))."""
     return b.Relu(logits) - logits * targets + b.Log(1.0 + b.Exp(b.Neg(b.Abs(logits))))

@@ -22,7 +22,7 @@ from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.data.text import Text, Tokens
+from onnxgrad.training.data.text import Text, Tokens, no_tokens
 from onnxgrad.training.data.tokenizer_file import encode, parse_tokenizer
 from onnxgrad.training.language.chat import Manners
 from onnxgrad.training.language.documents import (
@@ -163,8 +163,7 @@ class Language(Text):
         of_decoder = self.task.name == "seq2seq" and tokens_of(fields, True) is not None
         found = tokens_of(fields, of_decoder)
         if found is None:
-            held = ", ".join(f"{f.name!r} ({f.wanted})" for f in fields if not f.label)
-            raise BadInput(f"no input takes tokens, whole numbers [N, T]; the model takes {held}")
+            raise no_tokens(fields)
         if found.shape == (1,):
             raise BadInput(
                 f"the input {found.name!r} takes one token at a time, of which no next one can be learned\n"

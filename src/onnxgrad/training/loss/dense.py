@@ -17,7 +17,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.label_inputs import Labels
-from onnxgrad.training.loss.loss_function import LossFunction, total
+from onnxgrad.training.loss.loss_function import LossFunction, reduce_loss, total
 from onnxgrad.training.metrics.dense import sigmas_of
 from onnxgrad.wording import shape_text
 
@@ -35,10 +35,6 @@ def _dense(name: str, labels: Any = label_inputs.classes, contains: tuple[str, .
         return function
 
     return register
-
-
-def _reduce(b: Builder, x: Var, reduction: str) -> Var:
-    return (b.ReduceMean if reduction == "mean" else b.ReduceSum)(x, keepdims=0)
 
 
 def _rows(b: Builder, x: Var, groups: int = 1) -> Var:
@@ -81,14 +77,14 @@ def dice(b, y, labels, reduction, axis, ignore_index, smooth, batch):  # type: i
     """1 - (2·Σp·t + s)/(Σp + Σt + s) of each class of a picture, or of a batch; the mean over classes"""
     p, t, _ = _shares(b, y, labels, axis, ignore_index)
     found = _overlap(b, p, t, smooth, batch)
-    return _reduce(b, b.ReduceMean(found, [found.rank - 1], keepdims=0), reduction)
+    return reduce_loss(b, b.ReduceMean(found, [found.rank - 1], keepdims=0), reduction)
 
 
 @_dense("binary_dice", label_inputs.as_prediction, ("Sigmoid",), compares="binary", smooth=1e-5, batch=False)
 def binary_dice(b, y, labels, reduction, smooth, batch):  # type: ignore[no-untyped-def]
     """1 - (2·Σp·t + s)/(Σp + Σt + s) for p = σ(y), of each picture, or of a batch"""
     logits = _note(_rows(b, y), labels, "binary")
-    return _reduce(b, _overlap(b, b.Sigmoid(logits), _rows(b, labels), smooth, batch), reduction)
+    return reduce_loss(b, _overlap(b, b.Sigmoid(logits), _rows(b, labels), smooth, batch), reduction)
 
 
 def _extension(b: Builder, errors: Var, wanted: Var, counts: Var | None) -> Var:
@@ -127,7 +123,7 @@ def lovasz(b, y, labels, reduction, axis, ignore_index, batch):  # type: ignore[
     found = _extension(b, b.Abs(t - p), t, counts)
     occurs = b.cast_like(b.ReduceMax(t, [2], keepdims=0) > 0.0, found)
     rows = b.ReduceSum(found * occurs, [1], keepdims=0) / b.Max(b.ReduceSum(occurs, [1], keepdims=0), 1.0)
-    return _reduce(b, rows, reduction)
+    return reduce_loss(b, rows, reduction)
 
 
 @_dense("binary_lovasz", label_inputs.as_prediction, ("Sigmoid",), compares="binary", batch=False)
@@ -135,7 +131,7 @@ def binary_lovasz(b, y, labels, reduction, batch):  # type: ignore[no-untyped-de
     """the Lovász extension of 1 - IoU, of the hinge 1 - y·(2t - 1), of each picture, or of a batch"""
     y, t = (b.Reshape(x, [1, -1]) if batch else _rows(b, x) for x in (y, labels))
     _note(y, labels, "binary")
-    return _reduce(b, _extension(b, b.Sub(1.0, y * b.Sub(b.Mul(t, 2.0), 1.0)), t, None), reduction)
+    return reduce_loss(b, _extension(b, b.Sub(1.0, y * b.Sub(b.Mul(t, 2.0), 1.0)), t, None), reduction)
 
 
 @_dense("boundary", contains=("Softmax",), compares="classes", axis=None, width=3, tolerance=5)
@@ -161,7 +157,7 @@ def boundary(b, y, labels, reduction, axis, width, tolerance):  # type: ignore[n
         for edge, near in ((p, near_t), (t, near_p))
     )
     f1 = b.Mul(precision * recall, 2.0) / b.Add(precision + recall, _TINY)
-    return _reduce(b, b.ReduceMean(b.Sub(1.0, f1), [1], keepdims=0), reduction)
+    return reduce_loss(b, b.ReduceMean(b.Sub(1.0, f1), [1], keepdims=0), reduction)
 
 
 def _points(y: ir.Value, options: Mapping[str, Any]) -> Labels:
@@ -193,7 +189,7 @@ def heatmap(b, y, labels, reduction, sigma):  # type: ignore[no-untyped-def]
         squared.append(b.Unsqueeze(d * d, [5 - axis]))  # [N, K, 1, W] and [N, K, H, 1]
     target = b.Exp(b.Mul(squared[0] + squared[1], -0.5 / sigma**2))
     d = (y - target) * b.Unsqueeze(_visibility(b, labels), [2, 3])
-    return _reduce(b, d * d, reduction)
+    return reduce_loss(b, d * d, reduction)
 
 
 @_dense("oks", _points, sigmas=None)
@@ -207,7 +203,7 @@ def oks(b, y, labels, area, reduction, sigmas):  # type: ignore[no-untyped-def]
     size = b.Mul(b.Add(b.Unsqueeze(area, [1]), 1e-9), 2.0)
     missed = b.Sub(1.0, b.Exp(-(squared / (size * spread)))) * seen
     rows = b.ReduceSum(missed, [1], keepdims=0) / b.Max(b.ReduceSum(seen, [1], keepdims=0), 1.0)
-    return _reduce(b, rows, reduction)
+    return reduce_loss(b, rows, reduction)
 
 
 @_dense("silog", label_inputs.as_prediction, variance=0.85, root=True)
@@ -221,7 +217,7 @@ def silog(b, y, labels, reduction, variance, root):  # type: ignore[no-untyped-d
     count = b.Max(b.ReduceSum(b.cast_like(known, y), [1], keepdims=0), 1.0)
     mean, square = (b.ReduceSum(x, [1], keepdims=0) / count for x in (d, d * d))
     rows = square - b.Mul(mean * mean, float(variance))
-    return _reduce(b, b.Sqrt(b.Max(rows, 1e-10)) if root else rows, reduction)
+    return reduce_loss(b, b.Sqrt(b.Max(rows, 1e-10)) if root else rows, reduction)
 
 
 def _regions(y: ir.Value, options: Mapping[str, Any]) -> Labels:
@@ -289,4 +285,4 @@ def ssim(b, y, labels, reduction, window, sigma, range):  # type: ignore[no-unty
     same = b.Add(b.Mul(m * n, 2.0), c) * b.Add(b.Mul(covariance, 2.0), d)
     found = same / (b.Add(m * m + n * n, c) * b.Add(variances, d))
     rows = b.ReduceMean(b.Reshape(found, b.join(b.Shape(labels, end=1), [-1])), [1], keepdims=0)
-    return _reduce(b, b.Sub(1.0, rows), reduction)
+    return reduce_loss(b, b.Sub(1.0, rows), reduction)

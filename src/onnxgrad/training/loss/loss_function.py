@@ -164,6 +164,13 @@ def total(b: Builder, x: Var) -> Var:
     return b.ReduceSum(x, keepdims=0)
 
 
+def reduce_loss(b: Builder, x: Var, reduction: str) -> Var:
+    """The mean or the sum of all elements; with the reduction "none", `x` itself."""
+    if reduction == "none":
+        return x
+    return (b.ReduceMean if reduction == "mean" else b.ReduceSum)(x, keepdims=0)
+
+
 def weight_of(b: Builder, weight: Any, like: Var) -> Var | None:
     """Weights of classes as a vector of the type of `like`."""
     return None if weight is None else b.const(np.atleast_1d(np.asarray(weight, np.float64)), like.dtype)

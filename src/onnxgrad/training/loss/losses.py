@@ -19,7 +19,7 @@ from onnxgrad.ir.match import permutation, producer
 from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.ctc import ctc_rows
 from onnxgrad.training.loss.dense import DENSE
-from onnxgrad.training.loss.loss_function import LossFunction, as_scores, counted, total, weight_of
+from onnxgrad.training.loss.loss_function import LossFunction, as_scores, counted, reduce_loss, total, weight_of
 from onnxgrad.training.loss.score_blocks import OfRows
 from onnxgrad.training.loss.similarity import SIMILARITY
 from onnxgrad.training.option_strings import completed, looked_up, one_of
@@ -35,12 +35,6 @@ def _loss(name: str, labels: Any = label_inputs.as_prediction, contains: Any = (
         return function
 
     return register
-
-
-def _reduce(b: Builder, x: Var, reduction: str) -> Var:
-    if reduction == "none":
-        return x
-    return (b.ReduceMean if reduction == "mean" else b.ReduceSum)(x, keepdims=0)
 
 
 def _classes_second(b: Builder, x: Var, axis: int) -> Var:
@@ -135,7 +129,7 @@ def focal(b, y, labels, reduction, axis, gamma, ignore_index, weight):  # type: 
     if weight is not None:
         rows = rows * counted(b, labels, y, ignore_index, weight)
     if reduction != "mean" or ignore_index is None:
-        return _reduce(b, rows, reduction)
+        return reduce_loss(b, rows, reduction)
     return total(b, rows) / b.Max(total(b, counted(b, labels, y, ignore_index, None)), 1.0)
 
 
@@ -150,13 +144,13 @@ def _power(b: Builder, x: Var, gamma: float) -> Var:
 def mse(b, y, labels, reduction):  # type: ignore[no-untyped-def]
     """(y - t)²"""
     d = y - labels
-    return _reduce(b, d * d, reduction)
+    return reduce_loss(b, d * d, reduction)
 
 
 @_loss("l1")
 def l1(b, y, labels, reduction):  # type: ignore[no-untyped-def]
     """|y - t|"""
-    return _reduce(b, b.Abs(y - labels), reduction)
+    return reduce_loss(b, b.Abs(y - labels), reduction)
 
 
 @_loss("huber", delta=1.0)
@@ -165,7 +159,7 @@ def huber(b, y, labels, reduction, delta):  # type: ignore[no-untyped-def]
     _positive("huber: delta", delta)
     d = y - labels
     c = b.Clip(d, -float(delta), float(delta))
-    return _reduce(b, c * (d - b.Mul(c, 0.5)), reduction)
+    return reduce_loss(b, c * (d - b.Mul(c, 0.5)), reduction)
 
 
 @_loss("smooth_l1", beta=1.0)
@@ -178,7 +172,7 @@ def smooth_l1(b, y, labels, reduction, beta):  # type: ignore[no-untyped-def]
 @_loss("bce_with_logits", contains=("Sigmoid",), compares="binary")
 def bce_with_logits(b, y, labels, reduction):  # type: ignore[no-untyped-def]
     """-t·log σ(y) - (1 - t)·log(1 - σ(y)) = softplus(y) - t·y, which no y overflows"""
-    return _reduce(b, b.Softplus(y) - labels * y, reduction)
+    return reduce_loss(b, b.Softplus(y) - labels * y, reduction)
 
 
 @_loss("binary_focal", contains=("Sigmoid",), compares="binary", gamma=2.0, alpha=0.25)
@@ -189,14 +183,14 @@ def binary_focal(b, y, labels, reduction, gamma, alpha):  # type: ignore[no-unty
     rows = _power(b, wrong, gamma) * (b.Softplus(y) - labels * y)
     if alpha >= 0:
         rows = rows * b.Add(b.Mul(labels, 2 * alpha - 1), 1 - alpha)
-    return _reduce(b, rows, reduction)
+    return reduce_loss(b, rows, reduction)
 
 
 @_loss("cosine", axis=-1)
 def cosine(b, y, labels, reduction, axis):  # type: ignore[no-untyped-def]
     """1 - ⟨y, t⟩/(‖y‖·‖t‖) along `axis`"""
     dot = b.ReduceSum(_unit(b, y, axis) * _unit(b, labels, axis), [axis], keepdims=0)
-    return _reduce(b, b.Sub(1.0, dot), reduction)
+    return reduce_loss(b, b.Sub(1.0, dot), reduction)
 
 
 def _unit(b: Builder, x: Var, axis: int) -> Var:
@@ -215,7 +209,7 @@ def kl(b, y, labels, reduction, axis, temperature, targets):  # type: ignore[no-
     heat = float(temperature)
     log_q, log_p = (b.LogSoftmax(b.Div(x, heat) if heat != 1 else x, axis=axis) for x in (y, labels))
     rows = b.ReduceSum(b.Exp(log_p) * (log_p - log_q), [axis], keepdims=0)
-    return b.Mul(_reduce(b, rows, reduction), heat * heat)
+    return b.Mul(reduce_loss(b, rows, reduction), heat * heat)
 
 
 @_loss("kl_top_k", label_inputs.top_classes, ("Softmax", "LogSoftmax"), mean="rows", axis=None, temperature=1.0)
@@ -226,7 +220,7 @@ def kl_top_k(b, y, labels, classes, reduction, axis, temperature):  # type: igno
     log_q = b.GatherElements(b.LogSoftmax(b.Div(y, heat), axis=-1), classes, axis=-1)
     log_p = b.LogSoftmax(b.Div(labels, heat), axis=-1)
     rows = b.ReduceSum(b.Exp(log_p) * (log_p - log_q), [-1], keepdims=0)
-    return b.Mul(_reduce(b, rows, reduction), heat * heat)
+    return b.Mul(reduce_loss(b, rows, reduction), heat * heat)
 
 
 @_loss("triplet", label_inputs.one_per_row, mean="batch", margin=1.0, mining="all")
@@ -302,7 +296,7 @@ def ctc(  # type: ignore[no-untyped-def]
         rows = b.Where(rows > 1e29, 0.0, rows)
     if reduction == "mean":
         rows = rows / b.cast_like(b.Max(count, [1]), rows)
-    return b.cast_like(_reduce(b, rows, reduction), y)
+    return b.cast_like(reduce_loss(b, rows, reduction), y)
 
 
 def _of_pairs(b: Builder, x: Var) -> Var:
@@ -331,7 +325,7 @@ def dpo(b, y, labels, reference, reduction, axis, ignore_index, beta, label_smoo
     loss = b.Softplus(-margin)
     if label_smoothing:
         loss = b.Mul(loss, 1 - label_smoothing) + b.Mul(b.Softplus(margin), label_smoothing)
-    return _reduce(b, loss, reduction)
+    return reduce_loss(b, loss, reduction)
 
 
 @_loss("orpo", label_inputs.classes, ("Softmax", "LogSoftmax"), "batch", axis=-1, ignore_index=-100, beta=0.1)
@@ -342,14 +336,14 @@ def orpo(b, y, labels, reduction, axis, ignore_index, beta):  # type: ignore[no-
     means = found / counts
     odds = means - b.Log(b.Max(1.0 - b.Exp(means), 1e-7))
     chosen = b.ReduceSum(b.Mul(b.Reshape(means, [-1, 2]), b.const([1, 0], means.dtype)), [1], keepdims=0)
-    return _reduce(b, b.Mul(b.Softplus(-_of_pairs(b, odds)), beta) - chosen, reduction)
+    return reduce_loss(b, b.Mul(b.Softplus(-_of_pairs(b, odds)), beta) - chosen, reduction)
 
 
 @_loss("policy_gradient", label_inputs.rewarded, ("Softmax", "LogSoftmax"), "batch", axis=-1, ignore_index=-100)
 def policy_gradient(b, y, labels, advantage, reduction, axis, ignore_index):  # type: ignore[no-untyped-def]
     """-a·mean log softmax(y)[t] over the labels that count, with the advantage a of the row"""
     found, counts = _log_likelihoods(b, y, labels, axis, ignore_index)
-    return _reduce(b, -(b.cast_like(advantage, found) * (found / counts)), reduction)
+    return reduce_loss(b, -(b.cast_like(advantage, found) * (found / counts)), reduction)
 
 
 LOSSES |= DENSE | SIMILARITY

@@ -16,7 +16,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.label_inputs import Labels
-from onnxgrad.training.loss.loss_function import LossFunction
+from onnxgrad.training.loss.loss_function import LossFunction, reduce_loss
 from onnxgrad.training.option_strings import one_of
 from onnxgrad.wording import shape_text
 
@@ -61,10 +61,6 @@ def _cosines(b: Builder, y: Var) -> Var:
     return b.ReduceSum(_unit(b, _role(b, y, 0)) * _unit(b, _role(b, y, 1)), [1], keepdims=0)
 
 
-def _mean(b: Builder, x: Var, reduction: str) -> Var:
-    return (b.ReduceMean if reduction == "mean" else b.ReduceSum)(x, keepdims=0)
-
-
 @_similarity("multiple_negatives", _of_roles(2), "batch", temperature=0.05, symmetric=False)
 def multiple_negatives(b, y, reduction, temperature, symmetric):  # type: ignore[no-untyped-def]
     """-log softmax of the cosines/τ of each anchor to all positives and negatives of a batch, at its own positive
@@ -98,14 +94,14 @@ def triplet_margin(b, y, reduction, margin, distance):  # type: ignore[no-untype
             return b.Sub(1.0, b.ReduceSum(anchor * x, [1], keepdims=0))
         return b.ReduceL2(b.Add(anchor - x, 1e-6), [1], keepdims=0)  # PyTorch's shift keeps its derivative finite
 
-    return _mean(b, b.Relu(b.Add(away(positive) - away(negative), float(margin))), reduction)
+    return reduce_loss(b, b.Relu(b.Add(away(positive) - away(negative), float(margin))), reduction)
 
 
 @_similarity("cosine_similarity", _of_roles(2, scored=True))
 def cosine_similarity(b, y, labels, reduction):  # type: ignore[no-untyped-def]
     """(cosine of the pair - t)²"""
     away = _cosines(b, y) - labels
-    return _mean(b, away * away, reduction)
+    return reduce_loss(b, away * away, reduction)
 
 
 @_similarity("cosent", _of_roles(2, scored=True), "batch", scale=20.0)
