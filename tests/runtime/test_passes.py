@@ -1,7 +1,9 @@
 """Passes that fail: they are left out with one warning, and results are those without them."""
 
 import dataclasses
+import gc
 import warnings
+import weakref
 
 import numpy as np
 import onnx
@@ -10,6 +12,8 @@ import onnxruntime
 import pytest
 
 from onnxgrad.errors import PassWarning
+from onnxgrad.ir.composites import named_parts
+from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.graph import detach
 from onnxgrad.ir.invariants import fault_of, interface_of
 from onnxgrad.ir.passes import LEFT_OUT, NO_SITE
@@ -221,6 +225,17 @@ def test_places_and_nodes(step):
 @pytest.mark.parametrize("name", NAMES)
 def test_each_name_is_a_switch(name):
     assert Options(without=(name,)).native()
+
+
+def test_a_copy_keeps_no_original(step):
+    """Notes of named parts have values: those of the copy have no producers."""
+    original = copy_model(step.model)
+    copy, forgotten = copy_model(original), weakref.ref(original.graph)
+    parts = [p.name for p in named_parts(original.graph)]
+    assert parts == [p.name for p in named_parts(copy.graph)] != []
+    del original
+    gc.collect()
+    assert forgotten() is None
 
 
 def test_a_removed_body_reads_nothing():

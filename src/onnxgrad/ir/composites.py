@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,14 @@ class Part:
             if node is not None:
                 node.meta[_KEY] = self
 
+    def by_name(self) -> Part:
+        """The same with values that no node makes, so that a copy does not keep the graph of its original in memory."""
+        inputs, outputs = (
+            [None if v is None else ir.Value(name=v.name, type=v.type, shape=v.shape) for v in end]
+            for end in (self.inputs, self.outputs)
+        )
+        return replace(self, inputs=inputs, outputs=outputs)
+
 
 def named_parts(graph: ir.Graph) -> Iterator[Part]:
     """The parts of `graph` (not of graphs inside it) that were named, each once, in order of their first output.
@@ -93,6 +101,18 @@ def named_parts(graph: ir.Graph) -> Iterator[Part]:
         if part is not None and id(part) not in seen:
             seen.add(id(part))
             yield part
+
+
+def detach_parts(graph: ir.Graph) -> None:
+    """Give the parts of `graph`, a copy, values of their own (see `Part.by_name`)."""
+    detached: dict[int, Part] = {}
+    for node in graph:
+        node_notes = notes(node)
+        part = node_notes.get(_KEY) if node_notes else None
+        if part is not None:
+            if id(part) not in detached:
+                detached[id(part)] = part.by_name()
+            node.meta[_KEY] = detached[id(part)]
 
 
 def spell_notes(graph: ir.Graph) -> None:

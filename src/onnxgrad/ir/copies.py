@@ -12,6 +12,8 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from onnxgrad.ir.aliases import follow, known_as
+from onnxgrad.ir.composites import detach_parts
+from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.names import Names, own_tensor
 from onnxgrad.ir.notes import notes, properties
 
@@ -20,8 +22,11 @@ Noted = TypeVar("Noted", ir.Node, ir.Value)
 
 def copy_model(model: ir.Model) -> ir.Model:
     """A copy of `model` without notes of its own, which shares tensors, types and shapes."""
+    graph = Copies({}, None).graph(model.graph)
+    for scope in scopes(graph):
+        detach_parts(scope)
     return ir.Model(
-        Copies({}, None).graph(model.graph),
+        graph,
         ir_version=model.ir_version,
         producer_name=model.producer_name,
         producer_version=model.producer_version,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.graph import named_values
 from onnxgrad.ir.infer.formulas import factors
@@ -52,7 +53,7 @@ def _declared_sizes(model: ir.Model, dims: Mapping[str, int], others: int) -> di
 
 def _fix_sizes(model: ir.Model, dims: Mapping[str, int], others: int | None) -> ir.Model:
     """The model with fixed input sizes, without large weights and without declarations of other values."""
-    light = model.clone()
+    light = copy_model(model)
     graph = light.graph
     for name, value in list(graph.initializers.items()):
         if value.const_value is not None and value.const_value.size > _LARGEST_SHAPE:
