@@ -39,7 +39,7 @@ _PLACES = 1 << 14
 
 
 @dataclass(frozen=True)
-class Windows:
+class PixelWindows:
     """The windows of a convolution of [N, inner, *big] to [N, outer, *small]."""
 
     outer: int
@@ -93,7 +93,7 @@ class Windows:
 class _Site:
     """A convolution, or a cotangent of one of its operands: `write` returns the result for `operands`."""
 
-    windows: Windows
+    windows: PixelWindows
     operands: Sequence[ir.Value | None]
     write: Callable[..., Var]
 
@@ -118,7 +118,7 @@ def _pick_rows(b: Builder, rows: Var, table: np.ndarray) -> Var:
     return b.Gather(rows, table, axis=1)
 
 
-def _unfold(b: Builder, x: Var, w: Windows) -> Var:
+def _unfold(b: Builder, x: Var, w: PixelWindows) -> Var:
     """The pixels of `x` under each window: [N·small, C·taps]"""
     rows = _pixels(b, x, w.inner, math.prod(w.big))
     if w.has_pixels_alone:
@@ -127,16 +127,16 @@ def _unfold(b: Builder, x: Var, w: Windows) -> Var:
     return b.reshape(b.Transpose(rows, perm=[0, 1, 3, 2]), [-1, w.inner * math.prod(w.taps)])
 
 
-def _matrix(b: Builder, weights: Var, w: Windows) -> Var:
+def _matrix(b: Builder, weights: Var, w: PixelWindows) -> Var:
     return b.reshape(weights, [w.outer, w.inner * math.prod(w.taps)])
 
 
-def _convolve(b: Builder, w: Windows, x: Var, weights: Var, *bias: Var) -> Var:
+def _convolve(b: Builder, w: PixelWindows, x: Var, weights: Var, *bias: Var) -> Var:
     y = b.Gemm(_unfold(b, x, w), _matrix(b, weights, w), *bias, transB=1)
     return _image(b, b.reshape(y, [-1, math.prod(w.small), w.outer]), w.outer, w.small)
 
 
-def _spread(b: Builder, w: Windows, g: Var, weights: Var, *bias: Var) -> Var:
+def _spread(b: Builder, w: PixelWindows, g: Var, weights: Var, *bias: Var) -> Var:
     """The transpose of the convolution, plus `bias`."""
     ends, taps = math.prod(w.small), math.prod(w.taps)
     y = b.reshape(_pixels(b, g, w.outer, ends), [-1, w.outer]) @ _matrix(b, weights, w)
@@ -147,7 +147,7 @@ def _spread(b: Builder, w: Windows, g: Var, weights: Var, *bias: Var) -> Var:
     return _image(b, rows + bias[0] if bias else rows, w.inner, w.big)
 
 
-def _correlate(b: Builder, w: Windows, x: Var, g: Var) -> Var:
+def _correlate(b: Builder, w: PixelWindows, x: Var, g: Var) -> Var:
     """The cotangent of the weights."""
     rows = b.Transpose(g, perm=[1, 0, *range(2, g.rank)])
     return b.reshape(b.reshape(rows, [w.outer, -1]) @ _unfold(b, x, w), [w.outer, w.inner, *w.taps])
@@ -194,7 +194,7 @@ def _match_convolution(node: ir.Node) -> _Site | None:
     if turned is not None:
         weights, channels = turned, (channels[1], channels[0])
         head = [(k - 1) * d - before for k, d, before in zip(taps, dilations, head)]
-    windows = Windows(*channels, *sides, taps, strides, dilations, head)
+    windows = PixelWindows(*channels, *sides, taps, strides, dilations, head)
     return _Site(windows, (node.inputs[0], weights, *node.inputs[2:]), write) if windows.is_worth(x[0]) else None
 
 
@@ -207,7 +207,7 @@ class Correlation:
         is_exchanged: True if the channels of the big side come first in the result.
     """
 
-    windows: Windows
+    windows: PixelWindows
     big: ir.Value
     small: ir.Value
     convolution: ir.Node
@@ -262,7 +262,7 @@ class Correlation:
         if strides[-1] % inner or head[-1] % inner:
             return None
         strides, head = ([*n[:-1], n[-1] // inner] for n in (strides, head))
-        windows = Windows(outer, inner, big[1][1:], small[1][1:], taps, strides, dilations, head)
+        windows = PixelWindows(outer, inner, big[1][1:], small[1][1:], taps, strides, dilations, head)
         return cls(windows, x, g, conv, is_exchanged)
 
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import is_op
 from onnxgrad.runtime.rewrites.blocked_layout import block_size, fits_blocks
-from onnxgrad.runtime.rewrites.few_pixels import Correlation, Windows
+from onnxgrad.runtime.rewrites.few_pixels import Correlation, PixelWindows
 from onnxgrad.runtime.rewrites.rewrite import NodeRule, rewrite_results
 from onnxgrad.runtime.rewrites.weight_blocks import PIXELS
 
@@ -118,7 +118,7 @@ def _match_weights(node: ir.Node) -> Correlation | None:
     return site if site.images != 0 and _gains(site.windows) else None
 
 
-def _gains(w: Windows) -> bool:
+def _gains(w: PixelWindows) -> bool:
     """True if a product over three axes has few columns, or one over two is a convolution in blocks."""
     met, block = w.inner * w.taps[0], block_size()
     if met <= _FEW:
