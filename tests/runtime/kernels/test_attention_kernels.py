@@ -1,9 +1,15 @@
 """Attention and its cotangents without a matrix of scores, against the operators and float64."""
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper
 
+from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.kernels.elementwise import see_shapes
+from onnxgrad.runtime.kernels.near_attention import bring_transposes_near
+from onnxgrad.runtime.setting import Setting
 from tests.runtime.kernels.pulled import Pulled
 from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import with_kernels
@@ -105,6 +111,64 @@ def test_heads_that_lie_between_the_rows(scale, symbolic):
         assert operators.kernels == []
         return
     compare(operators, rng[3])
+
+
+@pytest.mark.parametrize(("batch", "heads", "rows", "columns"), [(3, 2, 7, 5), (1, 1, 5, 3), (2, 4, 33, 8)])
+def test_heads_beside_the_batch(batch, heads, rows, columns):
+    """As PyTorch's MultiheadAttention has them: nothing is transposed around the calls."""
+    nodes = []
+    for x in "qkv":
+        nodes += [
+            helper.make_node("Reshape", [x, "beside"], [f"{x}_beside"]),
+            helper.make_node("Transpose", [f"{x}_beside"], [f"{x}_ahead"], perm=[1, 0, 2]),
+            helper.make_node("Reshape", [f"{x}_ahead", "apart"], [f"{x}_heads"]),
+        ]
+    nodes += [
+        helper.make_node("Mul", ["q_heads", "s"], ["q_scaled"]),
+        helper.make_node("Transpose", ["k_heads"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("Div", ["kt", "t"], ["k_scaled"]),
+        helper.make_node("MatMul", ["q_scaled", "k_scaled"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v_heads"], ["y_heads"]),
+        helper.make_node("Transpose", ["y_heads"], ["y_rows"], perm=[2, 0, 1, 3]),
+        helper.make_node("Reshape", ["y_rows", "joined"], ["y"]),
+    ]
+    shapes = {"beside": [rows, -1, columns], "apart": [-1, heads, rows, columns], "joined": [rows, -1, heads * columns]}
+    nodes = [
+        *(helper.make_node("Constant", [], [name], value_ints=shape) for name, shape in shapes.items()),
+        helper.make_node("Constant", [], ["s"], value_floats=[0.7]),
+        helper.make_node("Constant", [], ["t"], value_float=3.0),
+        *nodes,
+    ]
+    arrays = {x: normal(rows, batch, heads * columns, seed=i) for i, x in enumerate("qkv")}
+    operators = Pulled(nodes, arrays, "qkv")
+    compare(operators, normal(rows, batch, heads * columns, seed=3))
+    assert not [n for n in with_kernels(operators.model).graph if n.op_type == "Transpose"]
+
+
+def test_transposes_of_a_batch_that_a_run_tells():
+    """Those around a product come next to it, over Reshapes that cut or join axes; others stay."""
+    text = """
+        a = Reshape(x, beside) b = Transpose<perm=[1, 0, 2]>(a) c = Reshape(b, apart) q = Mul(c, half)
+        d = Reshape(w, mixed) k = Transpose<perm=[0, 2, 1, 3]>(d)
+        p = MatMul(q, k)
+        e = Mul(p, half) f = Reshape(e, together) g = Transpose<perm=[1, 0, 2]>(f) z = Reshape(g, rows)"""
+    ends = """(float[7,N,6] x, float[N,2,12] w) => (float[7,N,8] z)
+        <float half = {0.5}, int64[3] beside = {7,-1,3}, int64[4] apart = {-1,2,7,3}, int64[4] mixed = {-1,3,2,4},
+         int64[3] together = {-1,7,4}, int64[3] rows = {7,-1,8}>"""
+    parsed = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g ' + ends + "{" + text + "}")
+    model = ir.from_proto(parsed)
+    see_shapes(model)
+    bring_transposes_near(Setting(model.graph, "native").builder(model.graph, "near"))
+    (product,) = [n for n in model.graph if n.op_type == "MatMul"]
+    (after,) = product.outputs[0].consumers()
+    assert [n.op_type for n in (*product.predecessors(), after)] == ["Transpose"] * 3
+    assert [n.op_type for n in model.graph].count("Transpose") == 3
+    for batch in (1, 5):
+        feeds = {"x": normal(7, batch, 6), "w": normal(batch, 2, 12, seed=1)}
+        models = model, ir.from_proto(parsed)
+        found, expected = (Session(m, Options(target="portable")).run(feeds)["z"] for m in models)
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(

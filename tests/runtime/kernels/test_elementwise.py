@@ -345,6 +345,30 @@ def test_equal_steps_are_one():
     same(model, {"x": np.linspace(-6, 6, 3000, dtype=np.float32).reshape(3, -1)}, rtol=2e-6, atol=1e-6)
 
 
+def test_signs_and_ones_need_no_steps():
+    """A negative product is a product with the negative number, and what is multiplied by 1 stays."""
+    text = (
+        "a = Mul(x, x) b = Mul(a, half) c = Neg(b) d = Mul(half, x) e = Neg(d) f = Mul(one, e) g = Div(f, one) "
+        "y = Add(c, g)"
+    )
+    ends = "(float[N] x) => (float[N] y) <float half={0.3}, float one={1}>"
+    (call,) = groups(model_of(text, ends))
+    assert [CODES[k] for k in call.attributes["steps"].as_ints()[::10]] == ["MUL", "MUL", "MUL", "ADD"]
+    same(model_of(text, ends), {"x": np.resize(SPECIAL, 2000)})
+
+
+@pytest.mark.parametrize(("size", "count"), [(8, 3), (4096, 20)])
+def test_small_groups_that_are_not_connected_are_one(size, count):
+    """As many as a program has results, in fewer calls than groups; large ones stay alone."""
+    names = range(20)
+    text = " ".join(f"a{k} = Mul(x{k}, y{k}) b{k} = Sub(a{k}, x{k}) z{k} = Abs(b{k})" for k in names)
+    operands = ", ".join(f"float[N,{size}] x{k}, float[N,{size}] y{k}" for k in names)
+    results = ", ".join(f"float[N,{size}] z{k}" for k in names)
+    rng = np.random.default_rng(0)
+    feeds = {f"{name}{k}": rng.standard_normal((5, size), np.float32) for k in names for name in "xy"}
+    same(model_of(text, f"({operands}) => ({results})"), feeds, count=count)
+
+
 def test_long_chains_are_cut():
     text = " ".join(f"v{k + 1} = Mul(v{k}, c)" for k in range(500))
     model = model_of(text, "(float[4096] v0, float[1] c) => (float[4096] v500)")

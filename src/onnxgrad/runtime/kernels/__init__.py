@@ -26,8 +26,8 @@ Modules: `processors` (kinds of processors), `libraries` (the shared library of 
 (parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
 of operators without a name, to `programs`), `open_norms` (normalizations that these groups finish), `recurrence`
 (Scans, to programs), `running_sums` (of their steps), `products` (of matrices, likewise),
-`convolutions` (of 3×3 taps), `summed_rows` (sums along edges and of segments), `again` (cheap results that are computed
-twice, for memory).
+`convolutions` (of 3×3 taps), `near_attention` (Transposes that `attention` takes in), `summed_rows` (sums along edges
+and of segments), `again` (cheap results that are computed twice, for memory).
 """
 
 from onnxgrad.runtime.kernels.again import compute_again

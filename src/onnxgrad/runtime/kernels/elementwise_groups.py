@@ -2,7 +2,8 @@
 
 Every elementwise operator has a *level*: the number of other operators (products, reductions, reshapes) on the longest
 path to it. Only elementwise operators of the same level are between two elementwise operators of one level. So the
-connected ones of one level and one shape can be computed together, in any graph.
+connected ones of one level and one shape can be computed together, in any graph, and small ones that are not connected,
+to spare calls.
 
 A later group reads a result of an earlier one, or recomputes it, whichever moves less memory. For a SiLU, the backward
 pass recomputes the sigmoid, which costs less than to write, keep and read it.
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import reads
-from onnxgrad.ir.match import is_constant, is_op, is_standard, single_constant
+from onnxgrad.ir.match import is_constant, is_op
 from onnxgrad.runtime.kernels.elementwise_programs import Reduction, TileProgram, compile_program
 from onnxgrad.runtime.kernels.elementwise_steps import (
     Dims,
@@ -32,12 +34,16 @@ from onnxgrad.runtime.kernels.elementwise_steps import (
     operands_of,
     real_of,
 )
-from onnxgrad.runtime.kernels.lone_operators import is_slow_alone
+from onnxgrad.runtime.kernels.lone_operators import is_slow_alone, is_the_runtimes
 from onnxgrad.runtime.kernels.reductions import VIEWS, reductions
 
 #: Most operators of a group, the same for small tensors, and most that are computed again for one; most operands of its
 #: full shape.
 _LONGEST, _LONGEST_SMALL, _AGAIN, _WIDEST = 40, 1600, 24, 12
+
+#: Up to as many numbers (a symbol counts as 64), calls take about as long as what they do: one does what several would,
+#: connected or not, with as many operands and results.
+_FEW, _OPERANDS, _RESULTS = 1 << 16, 16, 8
 
 #: Operators that take about as long as it takes to read a tensor.
 _LONG = frozenset({"Cos", "Erf", "Exp", "Gelu", "Log", "Mish", "Pow", "Sigmoid", "Sin", "Softplus", "Tanh"})
@@ -58,6 +64,7 @@ class _Group:
     level: int
     shape: Dims
     nodes: list[ir.Node] = field(default_factory=list)
+    parts: list[_Group] = field(default_factory=list)  #: groups that are joined in it
 
     @property
     def is_small(self) -> bool:
@@ -85,51 +92,7 @@ def _fits(node: ir.Node) -> bool:
         return False
     if all(v is None or is_constant(v) for v in node.inputs):
         return False
-    return is_written(node) and not _is_the_runtimes(node)
-
-
-def _is_the_runtimes(node: ir.Node) -> bool:
-    """True if ONNX Runtime fuses this operator into a neighbouring product or convolution, at no cost."""
-    if len(dims(node.outputs[0]) or ()) < 2 or (letter(node.outputs[0]) == "D" and node.op_type != "Add"):
-        return False  # float64 has a Gemm, but no other fused kernel
-    for value in node.inputs:
-        before = None if value is None else value.producer()
-        if (
-            before is None
-            or not is_standard(before)
-            or value is None
-            or len(value.uses()) > 1
-            or value.is_graph_output()
-        ):
-            continue
-        if before.op_type in ("Conv", "Gemm") and node.op_type in ("Relu", "LeakyRelu", "Sigmoid", "Tanh"):
-            return True
-        if node.op_type in ("Add", "Sum") and _has_constant_filter(before):
-            return True  # it stays in the layout of that convolution, and so does a Relu after it
-        if before.op_type in ("Add", "Sum") and node.op_type == "Relu" and _is_the_runtimes(before):
-            return True
-        others = [v for v in node.inputs if v is not value]
-        if before.op_type == "MatMul" and node.op_type in ("Mul", "Div") and single_constant(others[0]) is not None:
-            return True
-        shapes = [dims(v) for v in before.inputs if v is not None]
-        if before.op_type == "MatMul" and node.op_type == "Add" and all(s is not None and len(s) == 2 for s in shapes):
-            return others[0] is not None and len(dims(others[0]) or (1, 1)) == 1
-    users = node.outputs[0].consumers()
-    return (
-        node.op_type in ("Mul", "Div")
-        and len(users) == 1
-        and users[0].op_type == "MatMul"
-        and any(single_constant(v) is not None for v in node.inputs)
-    )
-
-
-def _has_constant_filter(node: ir.Node) -> bool:
-    """True for a Conv, perhaps with a BatchNormalization, that ONNX Runtime may give a layout of its own."""
-    given = node.inputs[0].producer() if node.op_type == "BatchNormalization" and node.inputs[0] is not None else node
-    if given is None or not is_op(given, "Conv") or given.inputs[1] is None:
-        return False
-    weights = given.inputs[1]
-    return is_constant(weights)
+    return is_written(node) and not is_the_runtimes(node)
 
 
 class _Grouping:
@@ -206,7 +169,35 @@ class _Grouping:
                 found.append(group)
             operands[top] |= more
             group.nodes.append(node)
-        return sorted(found, key=_Group.order)
+        kinds = Counter((level, shape) for level, shape, _ in set(keys.values()))
+        return sorted(self._joined(found, kinds), key=_Group.order)
+
+    def _joined(self, groups: Iterable[_Group], kinds: Mapping[tuple[int, Dims | None], int]) -> list[_Group]:
+        """`groups`, of which those of one level and of few numbers are one, as far as programs allow.
+
+        `kinds` counts the types of numbers of a level and shape: what lies between two groups there has another one.
+        """
+        last: dict[tuple[int, Dims], _Group] = {}
+        found = []
+        for group in groups:
+            key = group.level, group.shape
+            before = last.get(key)
+            if kinds[key] > 1 or math.prod(d if isinstance(d, int) else 64 for d in group.shape) > _FEW:
+                found.append(group)
+            elif before is not None and self._go_together(nodes := [*before.nodes, *group.nodes]):
+                before.parts = [*(before.parts or [replace(before)]), group]
+                before.nodes = sorted(nodes, key=self.place.__getitem__)
+            else:
+                last[key] = group
+                found.append(group)
+        return found
+
+    def _go_together(self, nodes: Collection[ir.Node]) -> bool:
+        """True if a program has as many operators, operands and results."""
+        inside = {n.outputs[0] for n in nodes}
+        operands = {v for n in nodes for v in operands_of(n) if v is not None and v not in inside}
+        results = sum(self._leaves(v) + len(self.sums.get(v, ())) for v in inside)
+        return len(nodes) <= _LONGEST and len(operands) <= _OPERANDS and results <= _RESULTS
 
     def plans(self) -> list[GroupCall]:
         """The calls, in topological order.
@@ -243,6 +234,9 @@ class _Grouping:
                 plan = self._plan(group, targets, sums, inside, again)
             except Unfit:
                 plan, half = None, len(group.nodes) // 2
+                if group.parts:
+                    todo += group.parts
+                    continue
                 if half:
                     todo += [replace(group, nodes=part) for part in (group.nodes[:half], group.nodes[half:])]
                     continue

@@ -73,8 +73,25 @@ class Steps:
     _place: dict[tuple[str, tuple[Any, ...], int], int] = field(default_factory=dict)
 
     def __call__(self, code: str, *places: int) -> int:
-        """A step that reads others; its place."""
+        """A step that reads others, or an earlier one that is the same number; its place."""
+        if code in ("MUL", "DIV") and self._number(places[1]) == 1:
+            return places[0]
+        if code == "MUL" and self._number(places[0]) == 1:
+            return places[1]
+        if code == "NEG" and self.made[places[0]][0] == "MUL":  # rounding is symmetric
+            factors = self.made[places[0]][1]
+            for factor, other in (factors, factors[::-1]):
+                if (number := self._number(factor)) is not None:
+                    return self("MUL", other, self.float(-number))
         return self.once(code, places)
+
+    def _number(self, place: int) -> float | None:
+        """The number of a constant of the floating-point type; None for another step."""
+        code, about = self.made[place]
+        if code != "CONSTANT":
+            return None
+        whole = np.int64 if self.real is np.float64 else np.int32
+        return float(whole(about[0]).view(self.real))
 
     def once(self, code: str, about: tuple[Any, ...], width: int = 1) -> int:
         """The index of a step with rows of `width` numbers; an equal step is reused."""
@@ -263,8 +280,9 @@ def _prelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 
 @_operator("HardSigmoid")
 def _hard_sigmoid(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    scaled = b("MUL", x[0], b.float(node.attributes.get_float("alpha", 0.2)))
-    return b("MAX", b("MIN", b("ADD", scaled, b.float(node.attributes.get_float("beta", 0.5))), b.float(1)), b.float(0))
+    y, centre = b("MUL", x[0], b.float(node.attributes.get_float("alpha", 0.2))), node.attributes.get_float("beta", 0.5)
+    y = b("ADD", y, b.float(centre)) if centre else y  # the maximum makes 0 of -0 as well
+    return b("MAX", b("MIN", y, b.float(1)), b.float(0))
 
 
 @_operator("Elu", "Selu")

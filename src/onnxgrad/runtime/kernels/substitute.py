@@ -22,10 +22,12 @@ from onnxgrad.ir.execution_order import sort
 from onnxgrad.ir.graph import add_initializer, prune, reads, replace_everywhere, subgraphs
 from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import pattern
+from onnxgrad.ir.notes import notes
 from onnxgrad.ir.passes import Declined, Pass
 from onnxgrad.runtime.kernels.attention import MARK, fuse_attention
 from onnxgrad.runtime.kernels.convolutions import fuse_convolutions
 from onnxgrad.runtime.kernels.elementwise import PHASE, may_fuse
+from onnxgrad.runtime.kernels.near_attention import bring_transposes_near
 from onnxgrad.runtime.kernels.recurrence import may_recur
 from onnxgrad.runtime.setting import Setting
 
@@ -205,7 +207,11 @@ def _call_attention(model: ir.Model, setting: Setting) -> int:
             KernelCall(MARK, site.inputs, site.attributes) if site.all_float32 and site.sizes(1) is not None else None
         )
 
-    return _for_each_graph(fuse_attention)(model, setting) if _call(model, {MARK: mark}) else 0
+    if not _call(model, {MARK: mark}):
+        return 0
+    for graph in _with_bodies(model.graph):
+        bring_transposes_near(setting.builder(graph, "near_attention"))
+    return _for_each_graph(fuse_attention)(model, setting)
 
 
 def _for_each_graph(fuse: Callable[[ir.Graph, str], int]) -> Callable[[ir.Model, Setting], int]:
@@ -275,7 +281,7 @@ class _Swapping:
         self.places = {node: i for i, node in enumerate(graph)}
         made = (v for node in graph for v in node.outputs)
         own = [*graph.inputs, *graph.initializers.values(), *made]
-        former = {name: v for v in reversed(own) for name in known_as(v)}  # notes may know values by those
+        former = {name: v for v in reversed(own) if notes(v) for name in known_as(v)}  # which parts may have
         self.values = {**outer, **former, **{v.name: v for v in own if v.name}}
         self.constants: dict[Any, ir.Value] = {}
 
