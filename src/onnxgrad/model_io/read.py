@@ -66,11 +66,12 @@ def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
     )
 
 
-def read_proto(proto: onnx.ModelProto, what: str = "the model", aside: bool = False) -> ir.Model:
+def read_proto(proto: onnx.ModelProto, aside: bool = False) -> ir.Model:
     """An ``ir.Model`` for `proto`, which shares its weights; they are never written to.
 
     With `aside`, large weights are copied to disk instead (see `set_aside`), and nothing is shared.
     """
+    what = "the model"
     has_sparse = _check(proto, what)
     proto, held = copy_aside(proto) if aside else (proto, {})
     model = _read(proto, what, has_sparse)
@@ -79,7 +80,7 @@ def read_proto(proto: onnx.ModelProto, what: str = "the model", aside: bool = Fa
 
 
 def _check(proto: onnx.ModelProto, what: str) -> bool:
-    """The checks that are possible before `proto` is converted. Returns whether it has sparse initializers."""
+    """The checks that are possible before `proto` is converted. Returns True if it has sparse initializers."""
     if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version < 3):
         raise BadInput(f"{what} is not a whole ONNX model\n  hint: was it cut off, or written by something else?")
     for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):

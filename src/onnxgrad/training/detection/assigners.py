@@ -22,6 +22,8 @@ OTA_CANDIDATES, OTA_RADIUS, OTA_OUTSIDE = 10, 2.5, 1e5
 FCOS_RADIUS = 1.5
 #: A cost of pairs that are not allowed.
 _NEVER = 1e9
+#: The overlap of an anchor with a label that it matches.
+_MATCH = 0.5
 
 
 @dataclass(frozen=True)
@@ -200,15 +202,14 @@ def sample_centres(b: Builder, head: Head, labels: Labels) -> Assigned:
     return _paired(b, mask, labels, b.ReduceMax(mask, [1], keepdims=0))
 
 
-def match_anchors(b: Builder, head: Head, labels: Labels, high: float, low: float, ties: bool) -> Assigned:
-    """Anchors with an overlap of at least `high` with a label, and the best of each label; between are ignored.
+def match_anchors(b: Builder, head: Head, labels: Labels, low: float, ties: bool) -> Assigned:
+    """Match anchors with labels: those with an overlap of at least 0.5, and the best one of each label.
 
     Args:
         b: the builder.
         head: with anchors.
         labels: of the batch.
-        high: overlap of a match.
-        low: overlap of a prediction that is ignored.
+        low: an anchor with an overlap from `low` to below 0.5 is ignored.
         ties: all anchors that overlap a label as much as its best one are matched (RetinaNet), each with its own best
             label; otherwise the best one is matched with this label (SSD).
     """
@@ -219,7 +220,7 @@ def match_anchors(b: Builder, head: Head, labels: Labels, high: float, low: floa
     most = b.ReduceMax(overlaps, [1], keepdims=1)
     places = b.Reshape(b.places_along(overlaps, 1), [1, -1, 1])
     own = number(b, b.Equal(places, b.ArgMax(overlaps, axis=1, keepdims=1)))
-    mask = own * number(b, most >= high)
+    mask = own * number(b, most >= _MATCH)
     best = b.ReduceMax(overlaps, [2], keepdims=1)
     forced: Var
     if ties:
@@ -234,6 +235,6 @@ def match_anchors(b: Builder, head: Head, labels: Labels, high: float, low: floa
         forced = b.ReduceMax(chosen, [1], keepdims=1)
         mask = mask * (1.0 - forced) + chosen
     positive = b.ReduceMax(mask, [1], keepdims=0)
-    unsure = number(b, both(b, most >= low, most < high))
-    ignored = b.Squeeze(unsure, [1]) * (1.0 - positive) if low < high else None
+    unsure = number(b, both(b, most >= low, most < _MATCH))
+    ignored = b.Squeeze(unsure, [1]) * (1.0 - positive) if low < _MATCH else None
     return _paired(b, mask, labels, positive, ignored)

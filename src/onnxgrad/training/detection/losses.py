@@ -227,7 +227,7 @@ def _offsets(b: Builder, head: Head, boxes: Var) -> Var:
 
 
 def _of_ssd(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
-    paired = match_anchors(b, head, labels, 0.5, 0.5, ties=False)
+    paired = match_anchors(b, head, labels, 0.5, ties=False)
     rows = Positives(b, paired.positive)
     count = b.Max(total(b, paired.positive), 1.0)
     misses = total(b, smooth(b, rows(found.encoded) - rows(_offsets(b, head, paired.boxes))))
@@ -245,7 +245,7 @@ def _with_background(b: Builder, paired: Assigned) -> Var:
 
 
 def _of_retinanet(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
-    paired = match_anchors(b, head, labels, 0.5, 0.4, ties=True)
+    paired = match_anchors(b, head, labels, 0.4, ties=True)
     assert paired.ignored is not None
     counts = b.Max(b.ReduceSum(paired.positive, [1], keepdims=0), 1.0)
     wanted = _offsets(b, head, paired.boxes)

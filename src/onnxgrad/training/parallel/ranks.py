@@ -83,11 +83,11 @@ class Ranks:
             raise
 
     @contextmanager
-    def agreeing(self, document: Callable[[], Mapping[str, Any]] = dict) -> Iterator[None]:
-        """`agree` on a document at the end of a block, in which any rank may fail: all of them do then."""
+    def agreeing(self) -> Iterator[None]:
+        """Meet the other ranks at the end of a block, in which any rank may fail: all of them do then."""
         with self.settling():
             yield
-            self.agree(document)
+            self.agree(dict)
 
     def _judge(self, message: Mapping[str, Any]) -> None:
         found = gathered(self.collective, message)

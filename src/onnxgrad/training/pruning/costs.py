@@ -18,6 +18,9 @@ import onnxruntime
 from onnxgrad.training.pruning.channels import Axis, Channels, rank_of
 from onnxgrad.training.pruning.known_sizes import SIZES, numbers_of
 
+#: Seconds of a measurement.
+_SECONDS = 0.4
+
 
 class Cost:
     """A sum of terms; each shrinks with the axes that it is a product of.
@@ -84,7 +87,7 @@ def weight_bytes(model: ir.Model, channels: Channels) -> Cost:
     return Cost(channels, terms)
 
 
-def milliseconds(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], seconds: float = 0.4) -> float:
+def milliseconds(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> float:
     """The median time of a run in plain ONNX Runtime on one thread.
 
     It is the time of the thread: other processes of the machine do not count.
@@ -96,7 +99,7 @@ def milliseconds(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], second
     feeds = {i.name: feeds[i.name] for i in session.get_inputs()}
     times: list[float] = []
     start = time.perf_counter()
-    while len(times) < 10 or (time.perf_counter() - start < seconds and len(times) < 500):
+    while len(times) < 10 or (time.perf_counter() - start < _SECONDS and len(times) < 500):
         begin = time.thread_time()
         session.run(None, feeds)
         times.append(time.thread_time() - begin)
