@@ -170,9 +170,9 @@ class _Grouping:
             operands[top] |= more
             group.nodes.append(node)
         kinds = Counter((level, shape) for level, shape, _ in set(keys.values()))
-        return sorted(self._joined(found, kinds), key=_Group.order)
+        return sorted(self._join(found, kinds), key=_Group.order)
 
-    def _joined(self, groups: Iterable[_Group], kinds: Mapping[tuple[int, Dims | None], int]) -> list[_Group]:
+    def _join(self, groups: Iterable[_Group], kinds: Mapping[tuple[int, Dims | None], int]) -> list[_Group]:
         """`groups`, of which those of one level and of few numbers are one, as far as programs allow.
 
         `kinds` counts the types of numbers of a level and shape: what lies between two groups there has another one.

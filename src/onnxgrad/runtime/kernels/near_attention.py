@@ -106,7 +106,7 @@ def _step(value: ir.Value) -> ir.Node | None:
 
 
 def _operand(node: ir.Node) -> ir.Value:
-    """What a step changes."""
+    """The operand that a step changes."""
     (value, *_) = node.inputs
     assert value is not None
     return value
@@ -135,18 +135,18 @@ def _parts(whole: ir.Value, cut: ir.Value) -> list[int] | None:
     shapes = dims(whole), dims(cut)
     if shapes[0] is None or shapes[1] is None:
         return None
-    joined, left = list(shapes[0]), list(shapes[1])
+    joined, left = ([d if isinstance(d, int) else None for d in shape] for shape in shapes if shape is not None)
     ends: tuple[list[int], list[int]] = [], []
     for end, counts in zip((0, -1), ends):
-        while joined and isinstance(joined[end], int):
-            size, count = joined.pop(end), 0
-            product: int = 1
-            while left and isinstance(left[end], int) and (not count or product < size):
-                product *= left.pop(end)
-                count += 1
+        while joined and (size := joined[end]) is not None:
+            del joined[end]
+            count, product = 0, 1
+            while left and (part := left[end]) is not None and (not count or product < size):
+                del left[end]
+                count, product = count + 1, product * part
             if not count or product != size:
                 return None
             counts.append(count)
-    if len(joined) > 1 or (joined and sum(not isinstance(d, int) for d in left) != 1) or (left and not joined):
+    if len(joined) > 1 or left.count(None) != len(joined) or (left and not joined):
         return None
     return [*ends[0], *([len(left)] if joined else []), *ends[1][::-1]]
