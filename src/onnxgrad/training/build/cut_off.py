@@ -79,7 +79,8 @@ def joined(
     for node in nodes:
         for result in node.outputs:
             result.const_value = None  # known of initializers that training changes, as of the number of steps
-        for noted in (node, *node.outputs):
+        both: list[ir.Node | ir.Value] = [node, *node.outputs]
+        for noted in both:
             if notes(noted):
                 noted.meta.clear()
         for name, a in node.attributes.items():
