@@ -53,7 +53,7 @@ class Stacking:
         stacks: what differs between directions, for all of them.
         plain: what does not, but had to be written again; other values are there as they are.
         sizes: names of dimensions that are the same in all directions.
-        scans: whether nodes without a stacked form may run in a Scan over the directions.
+        scans: True if nodes without a stacked form may run in a Scan over the directions.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ def print_web_report(out: Console, model: ir.Model, path: Path) -> bool:
     """Print the operators of `model`, read from `path`, that do not run on WebGPU or WASM.
 
     Returns:
-        Whether a session on WebGPU runs it.
+        True if a session on WebGPU runs it.
     """
     report = web_report(model)
     if report.rows:

@@ -49,7 +49,7 @@ def check_paths(
         reads: files and folders by flag; `MODEL` is the model.
         writes: files by flag; `OUTPUT` and `GOING` are models.
         folders: those that are made if they are not there, and the files that go there.
-        force: whether `OUTPUT` may take the place of `MODEL`; None: the command has no such flag.
+        force: True if `OUTPUT` may take the place of `MODEL`; None: the command has no such flag.
 
     Raises:
         BadInput: two of them are the same, or a place cannot be written to.

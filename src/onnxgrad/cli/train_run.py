@@ -78,8 +78,8 @@ class Job:
         model: bare, or with training information.
         recipe: the settings of the run.
         before: the file that `model` came from.
-        after: where the trained model goes.
-        outputs: where else results go.
+        after: the file of the trained model.
+        outputs: the files beside it.
         notes: lines to print before the first step.
         restart: an unfinished run may be discarded.
         quiet: without progress.

@@ -32,7 +32,7 @@ class RowBlocks:
         steps: how many blocks.
         rows: of a block.
         count, each, missing: int64 vectors of one element: `steps`, `rows`, and how many rows are filled up.
-        filled: whether any may be.
+        filled: True if the last block may be filled up.
     """
 
     whole: Dim

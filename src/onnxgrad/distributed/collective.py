@@ -24,7 +24,7 @@ class Lost(TrainingError):
 
     Attributes:
         ranks: which ones, as far as is known.
-        speaker: whether this rank is the one that tells the user; the others stop in silence.
+        speaker: True if this rank tells the user; the others stop in silence.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = (), speaker: bool = True) -> None:

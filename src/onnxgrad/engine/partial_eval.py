@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.graph import cut, dependents, reads
 
-#: Whether a value is known.
+#: A test of values: True for those that are known.
 Known = Callable[[ir.Value], bool]
 
 

@@ -29,7 +29,7 @@ def reverse(
     """Emit the cotangents of `wrt` given those of some values (`seeds`).
 
     Args:
-        builder: where the new nodes go; they are appended, so the graph stays sorted.
+        builder: of the new nodes; they are appended, so the graph stays sorted.
         nodes: the nodes to differentiate, in topological order.
         seeds: cotangent of each value to start from, with its shape and dtype.
         wrt: values to stop at (inputs, initializers or intermediate values). Where one depends on

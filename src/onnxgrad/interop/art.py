@@ -29,7 +29,7 @@ class Classifier(ClassifierNeuralNetwork):
         of: the scores, float ``[N, classes]``; default: the first output.
         probabilities: the scores are probabilities, as behind a Softmax; else they are logits.
         clip_values: the least and the largest value of an input, as ``(0, 1)``.
-        channels_first: where the channels of images are.
+        channels_first: True if the channels are the first axis of an image.
         options: how ONNX Runtime runs it.
         art: further arguments of ART's `ClassifierNeuralNetwork`: ``preprocessing``, ``preprocessing_defences``, …
 

@@ -38,7 +38,7 @@ def family(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. The sizes of its inputs and outputs are fixed.
-        folder: where the files go; it is created if it is missing.
+        folder: for the files; it is created if it is missing.
         name: of the function: ``f`` is written to ``f.onnx``.
         dims: sizes of dimensions that the model leaves open, by name.
 

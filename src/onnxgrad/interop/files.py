@@ -38,7 +38,7 @@ def family(model: AnyModel, folder: str | os.PathLike, name: str = "f") -> list[
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
-        folder: where the files go; it is created if it is missing.
+        folder: for the files; it is created if it is missing.
         name: of the function: ``f`` is written to ``f.onnx``.
 
     Returns:

@@ -68,7 +68,7 @@ class Opened:
         kind: `onnx.ModelProto` or `onnx_ir.Model`, what `close` gives.
         functions: the local functions that stay functions; None if there are none.
         inference: has inferred the model, and will infer new nodes.
-        from_path: whether it was read from a file (external data is then gathered on the way out).
+        from_path: True if it was read from a file (external data is then gathered on the way out).
         opset_in: the opset that the caller's model had.
         training: names of values that the model's training information refers to.
         constants: names of initializers that lowering has added to those of the caller's model.

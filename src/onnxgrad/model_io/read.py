@@ -35,7 +35,7 @@ def load_model(path: str | os.PathLike, aside: bool = False) -> ir.Model:
 
     Args:
         path: of the file, or ``hf://org/repo/model.onnx`` on the Hugging Face Hub.
-        aside: whether large weights of its own wait on disk as well, in a copy (see `set_aside`).
+        aside: True if large weights of its own wait on disk as well, in a copy (see `set_aside`).
 
     Raises:
         BadInput: there is no such file, or it is not a whole ONNX model.

@@ -119,7 +119,7 @@ class Rule:
     wrt: tuple[int, ...] | None = None
     #: why no derivative passes, where none does
     reason: str = ""
-    #: whether the operator is linear in the operands `wrt` together, piece by piece
+    #: True if the operator is linear in the operands `wrt` together, piece by piece
     piecewise_linear: bool = False
     #: True if forward mode follows from the class or was given; else it is derived from the VJP
     has_jvp: bool = True

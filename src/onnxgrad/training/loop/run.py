@@ -81,14 +81,14 @@ class Run:
         metrics: names of what is measured of validation data; None: what is usual.
         evaluate_every: steps between measurements of validation data; None: after every epoch.
         checkpoint_seconds: between checkpoints within an epoch.
-        folder: where the checkpoint is kept, if there is one and this process writes it.
-        keeps: whether there is one, and this process writes it or a part of it.
-        state_folder: where it does that.
+        folder: the folder of the checkpoint, if there is one and this process writes it.
+        keeps: True if there is a checkpoint, and this process writes it or a part of it.
+        state_folder: the folder into which this process writes it.
         checkpoint: its file.
-        kept: whether there is a checkpoint of this run.
+        kept: True if a checkpoint of this run was written.
         ranks: the processes of the run, if there are several; each has a part of every batch.
         rate_factors: the learning rate is multiplied by each of them; each callback with a factor has its own key.
-        position: where the run stands.
+        position: steps, epochs and rows so far, and the history.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class Objective:
         terms: what is summed.
         output: finds the value of the model that a name stands for (None: the only float output).
         rows: the axis of a prediction along which the rows of the data lie (see `row_axis`).
-        whole: whether losses must be functions of the predictions as a whole.
+        whole: True if losses must be functions of the predictions as a whole.
     """
 
     def __init__(

@@ -62,9 +62,9 @@ class Classes(Comparison):
     Attributes:
         axis: of the classes: [N, C, …] or [N, …, C] against [N, …].
         ignored: the label that does not count.
-        probabilities: whether the scores are, so that their logarithms count.
-        words: whether labels are tokens in a row.
-        pixels: whether labels are masks.
+        probabilities: True if the scores are probabilities, whose logarithms count.
+        words: True if labels are tokens in a row.
+        pixels: True if labels are masks.
         called: what the labels are called in messages.
     """
 

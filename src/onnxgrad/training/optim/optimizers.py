@@ -45,7 +45,7 @@ class OptimizerRule:
         settings: its settings with their defaults.
         states: the shape of each state, which begins as zeros, by what the name of the tensor is followed by.
         operator: the operator that says the same for these settings, if there is one.
-        source: where the formula comes from.
+        source: of the formula, a paper or a library.
     """
 
     update: Callable[..., list[Var]]
