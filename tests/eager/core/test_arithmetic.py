@@ -9,6 +9,7 @@ import pytest
 
 import onnxgrad.eager as og
 import onnxgrad.eager.numpy as np
+from onnxgrad.eager.core import arithmetic
 from onnxgrad.eager.core.arithmetic import Arithmetic, is_arithmetic
 from onnxgrad.eager.core.executable import Executable
 from onnxgrad.eager.core.plans import plans
@@ -37,7 +38,9 @@ def graph(body: str) -> ir.Model:
         "h = Neg (a) k = Neg (b) l = Add (h, k) m = Neg (r) y = Add (m, l) z = Mul (h, y)",
     ],
 )
-def test_same_bits_as_onnx_runtime(body):
+@pytest.mark.parametrize("piece", [1 << 16, 1000])
+def test_same_bits_as_onnx_runtime(body, piece, monkeypatch):
+    monkeypatch.setattr(arithmetic, "PIECE", piece)
     model = graph(body)
     assert is_arithmetic(model.graph)
     runs = Arithmetic(model.graph)
@@ -69,7 +72,7 @@ def test_gradients_of_the_right_size_take_it():
             x = np.tanh(x) * 1.1 + x * np.exp(-x * x)
         return np.sum(x * x)
 
-    for size, taken in ((4, False), (128, True), (600, False)):
+    for size, taken in ((4, False), (128, True), (600, True), (1030, False)):
         x = rng.standard_normal((size, size))
         g = og.grad(f)(x)
         plan = next(reversed(plans._held.values()))

@@ -1,12 +1,13 @@
 """Graphs of elementwise arithmetic, run by numpy in a few buffers that stay in the processor's cache.
 
 A session of ONNX Runtime allocates memory for each result. If a graph has only + − · / on arrays that fit into the
-cache, that allocation dominates the time: numpy writes into the memory of an operand after its last use. The results
-have the same bits, as IEEE 754 defines these operations.
+cache, that allocation dominates the time: numpy writes into the memory of an operand after its last use. Arrays of one
+shape are computed in pieces. The results have the same bits, as IEEE 754 defines these operations.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ from onnxgrad.ir.match import constant
 
 #: The largest array of such a graph in bytes. Calls of numpy cost more than small ones, and large ones do not fit into
 #: the cache: both are for ONNX Runtime, the latter for its threads.
-LEAST, MOST = 1 << 16, 1 << 21
+LEAST, MOST = 1 << 16, 1 << 23
+#: The most elements that are computed at a time.
+PIECE = 1 << 16
 _KERNELS = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Neg": np.negative}
 _VIEWS = frozenset({"Expand", "Identity", "Reshape", "Unsqueeze"})
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -74,23 +77,46 @@ class Arithmetic:
                 slots += 1
             self._steps.append((kernel, at, place[y], ()))
         self._ends = [(place[v], _origin(v, views).producer() is None) for v in graph.outputs]
+        kinds = {_kind(v) for kernel, operands, y in nodes for v in (*operands, y)} | set(map(_kind, graph.outputs))
+        shapes = {shape for shape, _ in kinds if math.prod(shape) != 1}
+        is_flat = len(shapes) == 1 and all(_kind(v)[0] in shapes for v in graph.outputs)
+        #: the shape of all values but numbers, if they are computed in pieces
+        self._shape = shapes.pop() if is_flat and math.prod(next(iter(shapes))) > PIECE else None
 
     def __call__(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs, given the inputs in order."""
-        cells: list[Any] = [
-            *values,
-            *self._constants,
-            *(empty(*kind) if kind[0] else None for kind in self._registers),
-        ]
+        if self._shape is not None:
+            return self._in_pieces([*values, *self._constants], self._shape)
+        registers = [empty(*kind) if kind[0] else None for kind in self._registers]
+        cells = self._run([*values, *self._constants, *registers])
+        return [cells[i].copy() if foreign or not cells[i].flags.writeable else cells[i] for i, foreign in self._ends]
+
+    def _in_pieces(self, operands: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
+        """The outputs, computed for some elements after the others."""
+        size = math.prod(shape)
+        flat = [v.reshape(-1) if v.size == size else v.reshape(()) if v.size == 1 else v for v in operands]
+        registers = [np.empty(PIECE, kind[1]) if kind[0] else None for kind in self._registers]
+        results = [empty(shape, _kind(v)[1]) for v in self._graph.outputs]
+        for start in range(0, size, PIECE):
+            part = slice(start, start + PIECE)
+            inputs = [v[part] if v.size == size else v for v in flat]
+            cells = self._run([*inputs, *(None if r is None else r[: size - start] for r in registers)])
+            for y, (i, _) in zip(results, self._ends):
+                y.reshape(-1)[part] = cells[i]
+        return results
+
+    def _run(self, cells: list[Any]) -> list[Any]:
         for kernel, at, to, shape in self._steps:
             if kernel is None:
                 x = cells[at[0]]
-                cells[to] = np.broadcast_to(x.reshape(shape) if x.size == _size(shape) else x, shape)
+                if self._shape is None:
+                    x = np.broadcast_to(x.reshape(shape) if x.size == math.prod(shape) else x, shape)
+                cells[to] = x
             elif cells[to] is None:
                 cells[to] = np.asarray(kernel(*[cells[i] for i in at]))
             else:
                 kernel(*[cells[i] for i in at], out=cells[to])
-        return [cells[i].copy() if foreign or not cells[i].flags.writeable else cells[i] for i, foreign in self._ends]
+        return cells
 
 
 def _steps(graph: ir.Graph) -> list[tuple[Any, list[ir.Value], ir.Value]]:
@@ -108,10 +134,6 @@ def _steps(graph: ir.Graph) -> list[tuple[Any, list[ir.Value], ir.Value]]:
         if node not in inside:
             made.append((kernel, operands[:1] if kernel is None else operands, node.outputs[0]))
     return made[::-1]
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
 
 
 def _origin(v: ir.Value, views: dict[ir.Value, Any]) -> ir.Value:
@@ -137,5 +159,5 @@ def is_arithmetic(graph: ir.Graph) -> bool:
         for v in (*node.inputs[: 1 if node.op_type in _VIEWS else 2], *node.outputs):
             if v is None or v.dtype not in _FLOATS or v.shape is None or not v.shape.is_static():
                 return False
-            largest = max(largest, _size(_kind(v)[0]) * _kind(v)[1].itemsize)
+            largest = max(largest, math.prod(_kind(v)[0]) * _kind(v)[1].itemsize)
     return LEAST <= largest <= MOST and all(v.producer() is not None for v in graph.outputs)

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.eager.core.released import release as release_values
+
 #: Smaller arrays (in bytes) are left to numpy.
 LARGE = 1 << 18
 #: The capacity of the pool in bytes.
@@ -78,6 +80,7 @@ def computed(kernel: Any, *operands: np.ndarray) -> Any:
         return kernel(*operands)
     if not _keeps(kernel, largest.dtype, *[x.dtype for x in operands]):
         return kernel(*operands)
+    release_values()
     return kernel(*operands, out=empty(largest.shape, largest.dtype))
 
 

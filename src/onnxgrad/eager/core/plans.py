@@ -291,7 +291,7 @@ class DerivativePlan:
         source: Source = p.source(place)
         if type(source) is not Node:
             return Array(source)  # type: ignore[arg-type]
-        value = source.value if part is None else source.value[part]
+        value = p.value(place, part)
         if part is None:
             return Array(value, source)
         return Array(value, Node(pick(part), (source,), value))

@@ -27,7 +27,7 @@ _HINT = "\n  hint: derivatives pass + − · / @, abs, conj, exp, real, imag, su
 LINEAR = frozenset((
     "Concat", "CumSum", "Expand", "Gather", "GatherElements", "Identity", "Neg", "Pad", "ReduceMean", "ReduceSum",
     "Reshape", "Squeeze", "Stop", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "gathered_flat", "put_flat",
-    "sliced",
+    "rolled", "sliced",
 ))  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.eager.core.primitives import LEAF, PARAMETER, STOP, Primitive
+from onnxgrad.eager.core.released import value_of
 
 _count = itertools.count().__next__
 
@@ -169,11 +170,8 @@ class Program:
 
     def value(self, place: int, part: int | None = None) -> np.ndarray:
         """The array at a place."""
-        if place >= 0:
-            held = self.nodes[place].value
-        else:
-            source = self.sources[~place]
-            held = source.value if type(source) is Node else source
+        source = self.source(place)
+        held: Any = value_of(source) if type(source) is Node else source
         return held if part is None else held[part]
 
 

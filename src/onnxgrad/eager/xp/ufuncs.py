@@ -12,6 +12,7 @@ import numpy as np
 from onnxgrad.eager.core.array import Array, as_array, call_plain, refuse_tracked
 from onnxgrad.eager.core.buffers import LARGE, computed
 from onnxgrad.eager.core.primitives import Macro, Primitive, standard
+from onnxgrad.eager.core.released import offer_operands
 from onnxgrad.eager.core.tape import Node, exporting
 from onnxgrad.eager.xp import complexes
 from onnxgrad.eager.xp.dtypes import promoted
@@ -59,13 +60,17 @@ def unary(name: str, op: Recorded, kernel: Any, floats: Recorded | None = None) 
             return _new_array(np.asarray(kernel(x._data)))
         if x._data.dtype.kind == "c":
             return complexes.elementwise(name, kernel, x)
-        y = kernel(x._data) if x._data.size < _SMALL else computed(kernel, x._data)
+        is_large = x._data.size >= _SMALL
+        y = computed(kernel, x._data) if is_large else kernel(x._data)
         if type(y) is not _ndarray:
             y = np.asarray(y)
         used = of_ints if x._data.dtype.kind in "biu" else of_floats
         if x._data.dtype.kind == "b" and name == "bitwise_invert":
             used = _NOT
-        return _new_array(y, Node(used, (node,), y))
+        made = Node(used, (node,), y)
+        if is_large and not exporting.get():
+            offer_operands(made)
+        return _new_array(y, made)
 
     return _set_name(function, name, kernel)
 
@@ -87,11 +92,15 @@ def binary(name: str, op: Recorded, kernel: Any, booleans: Recorded | None = Non
             return _new_array(np.asarray(kernel(a, b)))
         if a.dtype.kind == "c":
             return complexes.elementwise(name, kernel, x1, x2)
-        y = kernel(a, b) if a.size < _SMALL and b.size < _SMALL else computed(kernel, a, b)
+        is_large = a.size >= _SMALL or b.size >= _SMALL
+        y = computed(kernel, a, b) if is_large else kernel(a, b)
         if type(y) is not _ndarray:
             y = np.asarray(y)
         used = special.get(a.dtype.kind, whole)
-        return _new_array(y, Node(used, (a if m is None else m, b if n is None else n), y))
+        made = Node(used, (a if m is None else m, b if n is None else n), y)
+        if is_large and not exporting.get():
+            offer_operands(made)
+        return _new_array(y, made)
 
     return _set_name(function, name, kernel)
 
