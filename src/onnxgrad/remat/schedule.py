@@ -91,8 +91,8 @@ class Schedules:
         self.nodes = list(graph)
         self.edges = edges_of(self.nodes)
         roots = Roots(self.nodes, size, graph.outputs)
-        takes = {v: taken for n in self.nodes for v in n.outputs if (taken := roots.takes(v))}
-        self._takes: dict[object, int] = {**takes}
+        takes: dict[object, int] = {v: taken for n in self.nodes for v in n.outputs if (taken := roots.takes(v))}
+        self._takes = takes
         self._steps = {
             n: ScheduledNode(
                 [root for v in reads(n) if (root := roots.of(v)) in takes],

@@ -107,7 +107,7 @@ def infer_negative(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     negative = [d for d in (sum_of([], [d]) for d in elements or ()) if d is not None]
     if x is None or not negative or len(negative) < len(elements or ()):
         return False
-    ctx.set_shape_and_dtype(node.outputs[0], x.shape, x.dtype)  # type: ignore[arg-type]
+    ctx.set_shape_and_dtype(node.outputs[0], x.shape, x.dtype)
     ctx.set_symbolic_value(node.outputs[0], negative)
     return True
 
