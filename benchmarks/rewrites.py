@@ -46,6 +46,7 @@ WORKLOADS = (
     "resnet18",
     "pool_mixer",
     "cnn3d",
+    "global_filter",
 )
 STEPS = 4  #: in a turn
 ALL = "all of them"

@@ -195,6 +195,32 @@ class GraphAttention(nn.Module):
         return self.head(x)
 
 
+class GlobalFilter(nn.Module):
+    """Pictures filtered by products of their spectra with weights, and layers of each place."""
+
+    def __init__(self, side: int, width: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.side, self.patches = side, nn.Conv2d(3, width, 4, 4)
+        spectrum = (side, side // 2 + 1, width)
+        self.real, self.imaginary = (
+            nn.ParameterList(nn.Parameter(torch.randn(spectrum) * 0.1) for _ in range(layers)) for _ in range(2)
+        )
+        self.mix = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.patches(x).permute(0, 2, 3, 1)
+        for a, b, mix in zip(self.real, self.imaginary, self.mix):
+            z = torch.view_as_real(torch.fft.rfft2(y, dim=(1, 2), norm="ortho"))
+            re, im = z[..., 0], z[..., 1]
+            filtered = torch.view_as_complex(torch.stack([re * a - im * b, re * b + im * a], -1))
+            y = y + mix(torch.fft.irfft2(filtered, s=(self.side, self.side), dim=(1, 2), norm="ortho"))
+        return self.head(y.mean((1, 2)))
+
+
 def llama() -> nn.Module:
     return Llama(vocab=1024, width=192, heads=6, groups=2, layers=4, length=128)
 
@@ -246,3 +272,7 @@ def generator() -> nn.Module:
 
 def graph_attention() -> nn.Module:
     return GraphAttention(nodes=1000, edges=8000, features=64, width=64, heads=4, classes=7)
+
+
+def global_filter() -> nn.Module:
+    return GlobalFilter(side=16, width=64, layers=3, classes=10)

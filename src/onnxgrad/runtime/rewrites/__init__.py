@@ -18,6 +18,7 @@ from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
+from onnxgrad.runtime.rewrites.short_transforms import SHORT_TRANSFORMS
 from onnxgrad.runtime.rewrites.slow_functions import SLOW_FUNCTIONS
 from onnxgrad.runtime.rewrites.stacked_slices import STACKED_SLICES
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
@@ -37,6 +38,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     STRIDED_BLOCKS,
     AVERAGE_POOLS,
     MAXPOOL_TIES,
+    SHORT_TRANSFORMS,
     JOINED_SLICES,
     STACKED_SLICES,
     KNOWN_ROWS,
