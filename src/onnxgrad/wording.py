@@ -39,6 +39,16 @@ def is_number(text: str) -> bool:
     return True
 
 
+def count_text(count: int, noun: str) -> str:
+    """`count` with `noun`, which is in the plural unless `count` is 1.
+
+    >>> count_text(1, "entry"), count_text(2, "entry"), count_text(2000, "row")
+    ('1 entry', '2 entries', '2,000 rows')
+    """
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else many}"
+
+
 def name_list(names: Sequence[str], most: int = 8) -> str:
     """The first of `names` in quotes, and a mark if there are more.
 

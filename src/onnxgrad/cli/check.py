@@ -28,7 +28,7 @@ from onnxgrad.training.measure.readiness import ADVICE, FACT, readiness
 from onnxgrad.training.measure.readiness import REFUSED as REFUSES
 from onnxgrad.training.spec.validation import Problem, validate
 from onnxgrad.transforms.gradient_node import DOMAIN
-from onnxgrad.wording import operator_text
+from onnxgrad.wording import count_text, operator_text
 
 NOT_DIFFERENTIABLE = 1
 
@@ -112,10 +112,9 @@ def _training(out: Console, model: ir.Model, problems: list[Problem]) -> None:
         for p in problems:
             table.add_row(cell(p.where), cell(p.rule, "bold red"), cell(p.message))
         out.print(table)
-        out.print(Text(f"not valid for training: {len(problems)} problems"))
+        out.print(Text(f"not valid for training: {count_text(len(problems), 'problem')}"))
     elif infos:
-        entries = "entry" if len(infos) == 1 else "entries"
-        out.print(Text(f"training information: {len(infos)} {entries}, valid"))
+        out.print(Text(f"training information: {count_text(len(infos), 'entry')}, valid"))
 
 
 def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of: list[str] | None) -> bool:

@@ -15,6 +15,7 @@ from onnxgrad.model_io import files_of, load_model, save_model, training_info
 from onnxgrad.runtime.trial import check_runs
 from onnxgrad.training import lower_gradients
 from onnxgrad.transforms.gradient_node import DOMAIN
+from onnxgrad.wording import count_text
 
 
 def lower(
@@ -32,9 +33,9 @@ def lower(
     lowered = lower_gradients(source)
     files = save_model(lowered, output)
     check_runs(output)
-    count = _count(source)
     print_lines(
-        f"{count} operator{'s' * (count != 1)} of {DOMAIN} written out; {sum(len(g) for g in lowered.graphs())} nodes"
+        f"{count_text(_count(source), 'operator')} of {DOMAIN} written out; "
+        f"{count_text(sum(len(g) for g in lowered.graphs()), 'node')}"
         f"{_entries(lowered)}; written to {', '.join(map(str, files))}"
     )
 
@@ -49,5 +50,4 @@ def _entries(model: ir.Model) -> str:
     infos = training_info(model)
     if not infos:
         return ""
-    entries = "1 training entry" if len(infos) == 1 else f"{len(infos)} training entries"
-    return f" and {sum(len(i.algorithm.node) for i in infos)} in {entries}"
+    return f" and {sum(len(i.algorithm.node) for i in infos)} in {count_text(len(infos), 'training entry')}"

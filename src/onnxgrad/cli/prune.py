@@ -23,6 +23,7 @@ from onnxgrad.training.loop.prune import ROWS, pruned
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.pruning.narrow import Pruned
 from onnxgrad.training.pruning.recipe import PruneRecipe
+from onnxgrad.wording import count_text
 
 _FURTHER = ("inputs", "image_mean", "image_std", "tokenizer", "max_length", "loss", "labels", "prediction")
 
@@ -77,12 +78,14 @@ def _lines(found: Pruned, output: Path) -> list[tuple[str, str]]:
     narrowed = [layer for layer in found.layers if layer["after"] < layer["before"]]
     lines = []
     if narrowed:
-        lines.append(("narrowed", f"{len(narrowed)} of {len(found.layers)} layers"))
+        lines.append(("narrowed", f"{len(narrowed)} of {count_text(len(found.layers), 'layer')}"))
         lines += [("", f"{w['name']}: {w['before']} → {w['after']} {w['kind']}") for w in narrowed[:40]]
     if found.zeros:
         lines.append(("zeros", f"{100 * found.zeros:.3g} % of the weights of layers"))
     if found.left_alone:
-        lines.append(("left alone", f"{len(found.left_alone)} weights, such as {_listed(found.left_alone)}"))
+        lines.append(
+            ("left alone", f"{count_text(len(found.left_alone), 'weight')}, such as {_listed(found.left_alone)}")
+        )
     lines.append(("operations", f"{found.before['flops']:.4g} → {found.after['flops']:.4g} for a row"))
     lines.append(("weights", f"{megabytes(found.before['bytes'])} → {megabytes(found.after['bytes'])}"))
     if "milliseconds" in found.after:

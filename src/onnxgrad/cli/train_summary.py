@@ -15,6 +15,7 @@ from onnxgrad.training.language.inputs import Empty
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.loop.trained import Trained
 from onnxgrad.training.parallel.joining import processors
+from onnxgrad.wording import count_text
 
 #: Classes whose rows are counted in a line.
 MOST = 12
@@ -35,14 +36,14 @@ def summary(run: Run, schedule: str) -> list[str]:
     shared = f"; {_amount(own)} of {_amount(whole)} of the optimizer's state"
     ranks = trainer.strategy.ranks.size
     several = f"{ranks} ranks, each " if ranks > 1 else ""
-    steps = "" if run.steps_per_epoch is None else f" of {run.steps_per_epoch:,} steps"
+    steps = "" if run.steps_per_epoch is None else f" of {count_text(run.steps_per_epoch, 'step')}"
     lines = {
         "data": f"{'a stream' if isinstance(rows, Stream) else f'{len(rows):,} rows'}{held}; {fed}",
         "classes": _classes(trainer, rows),
         "keeps": str(trainer.preprocessing),
         "rates": f"{rates}, schedule {schedule}" if rates else "",
-        "run": f"{run.epochs} epochs{steps}, {run.batch_size} rows each",
-        "on": f"{several}{provider}, {threads} threads, {trainer.options.target}{shared if ranks > 1 else ''}",
+        "run": f"{count_text(run.epochs, 'epoch')}{steps}, {count_text(run.batch_size, 'row')} each",
+        "on": f"{several}{provider}, {count_text(threads, 'thread')}, {options.target}{shared if ranks > 1 else ''}",
     }
     return [f"{name:<7} {text}" for name, text in lines.items() if text]
 

@@ -22,6 +22,7 @@ from onnxgrad.ir.match import is_standard
 from onnxgrad.ir.names import described
 from onnxgrad.lower.optimizers import DOMAIN, KINDS, coefficients, updated
 from onnxgrad.training.spec.training_info import model_proto
+from onnxgrad.wording import count_text
 
 #: The lowest opsets in which the bodies are valid. Momentum compares strings (its mode).
 LOWEST = {"Adagrad": 15, "Adam": 15, "Momentum": 19}
@@ -73,7 +74,7 @@ def optimizer_function(op_type: str, count: int = 1, opset: int = 21) -> onnx.Fu
         overload=str(count),
         attributes=[name for name in given if numbers.get(name) is None],
         attribute_protos=[helper.make_attribute(name, n) for name, n in numbers.items() if n is not None],
-        doc_string=f"{op_type} of {DOMAIN}, version 1, on {count} tensor{'s' * (count > 1)}",
+        doc_string=f"{op_type} of {DOMAIN}, version 1, on {count_text(count, 'tensor')}",
     )  # fmt: skip
 
 
