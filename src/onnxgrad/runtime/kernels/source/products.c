@@ -67,7 +67,7 @@ static void piece(void *data, int64_t index, float *space) {
   if (j->then) j->then(j->data, &(Part){out, row, rows, column, columns, pitch});
 }
 
-/* How a product with a left operand that is turned is divided: columns, then rows, then sums, whose parts are added. */
+/* How a product whose left operand is turned is divided: columns, rows, sums; evenly, so that two threads end together. */
 static void divide(Job *j) {
   const double work = (double)j->m * (double)j->n * (double)j->k / PIECE;
   const int64_t wanted = work > SHARES ? SHARES : (int64_t)work + 1;
@@ -75,10 +75,10 @@ static void divide(Job *j) {
   j->across = most(quotient(j->n, WIDTH), least(quotient(wanted, j->down), j->n / 256));
   j->down = most(j->down, least(quotient(wanted, j->across), j->m / (8 * ROWS)));
   j->deep = j->bias || j->relu || j->then ? 1 : most(1, least(quotient(wanted, j->down * j->across), j->k / DEPTH));
+  if (wanted > 1 && j->down * j->across * j->deep % 2) ++*(j->n / 256 > j->across ? &j->across : &j->down);
   j->band = quotient(quotient(j->m, j->down), ROWS) * ROWS;
   j->width = quotient(quotient(j->n, j->across), COLUMNS) * COLUMNS;
-  j->depth = most(1, quotient(j->k, j->deep));
-  j->strip = most(1, quotient(j->depth, quotient(j->depth, DEPTH)));
+  j->depth = most(1, quotient(j->k, j->deep)), j->strip = most(1, quotient(j->depth, quotient(j->depth, DEPTH)));
   j->down = quotient(j->m, j->band), j->across = quotient(j->n, j->width), j->deep = most(1, quotient(j->k, j->depth));
   j->packed = is_direct(j) ? 0 : (j->width + COLUMNS) * j->strip;
 }
