@@ -32,7 +32,7 @@ from onnxgrad.settings import changed_settings, read_recipes, settings_of, takes
 from onnxgrad.training.adapters.config import Adapter
 from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.build.choose_weights import WeightChoice
-from onnxgrad.training.build.cut_off import cut_off, joined
+from onnxgrad.training.build.cut_off import cut_off, put_back
 from onnxgrad.training.build.heads import beside_head
 from onnxgrad.training.build.pairs import EMBEDDINGS, paired
 from onnxgrad.training.build.recipe import ALGORITHM, further_settings, option_spelling
@@ -349,7 +349,7 @@ class _Attachment:
         added = [v for name, v in graph.initializers.items() if name not in self.held]
         info = cut_off(graph, nodes, inputs, added, ends, self.bindings)
         plain = not any(subgraphs(node) or any(v.is_graph_output() for v in node.outputs) for node in nodes)
-        return info, partial(joined, self.model, info, nodes, inputs, added) if plain else None
+        return info, partial(put_back, self.model, info, nodes, inputs, added) if plain else None
 
     def _lasting_initializers(self) -> list[ir.Value]:
         """Initializers that stay, read or not."""

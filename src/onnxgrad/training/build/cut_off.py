@@ -55,16 +55,16 @@ def cut_off(
     return info
 
 
-def joined(
+def put_back(
     model: ir.Model,
     info: onnx.TrainingInfoProto,
     nodes: Sequence[ir.Node],
     inputs: Sequence[ir.Value],
     initializers: Sequence[ir.Value],
 ) -> ir.Model:
-    """`model` with what was cut off again, as `concatenate` makes it of messages: without notes in memory.
+    """Append the algorithm that was cut off `model` to it, as `concatenate` does with messages. Returns `model`.
 
-    Initial values are those of `info`, which has no data for large zeros.
+    Notes in memory are dropped; initial values are those of `info`, which has no data for large zeros.
     """
     graph = model.graph
     for value in [v for v in graph.inputs if v.is_initializer()]:
