@@ -116,13 +116,12 @@ def sort_out(candidates: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> So
     first = _before_the_first_weight(candidates, nodes)
     circles = _circles(candidates)
     graph = nodes[0].graph if nodes else None
-    pathed = named and any(node.name and node.name.startswith("/") for node in nodes)  # PyTorch's older exporter
     folded = folded_buffers(graph) if isinstance(graph, ir.Graph) else set()
     frozen = frozen_norms(candidates, lambda name: named and ("." not in name or bool(_MADE_UP.match(name))))
     weights: dict[str, ir.Value] = {}
     constants: dict[str, str] = {}
     for name, value in candidates.items():
-        why = _FROZEN if value in frozen else _constant(name, value, named, pathed, first, circles)
+        why = _FROZEN if value in frozen else _constant(name, value, named, first, circles)
         if not why and value in folded:
             why = "computed from no parameter"
         if why:
@@ -144,14 +143,11 @@ _GRID = "a grid or anchors"
 _FROZEN = "a normalization that is frozen"
 
 
-def _constant(
-    name: str, value: ir.Value, named: bool, pathed: bool, first: set[ir.Value], circles: set[ir.Value]
-) -> str:
+def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], circles: set[ir.Value]) -> str:
     """The reason that `value` is a constant; empty for a weight.
 
     Args:
         named: True if names of other candidates are those of parameters of modules.
-        pathed: True if nodes are named by paths as well: every name that an exporter did not make up is a parameter's.
     """
     assert value.const_value is not None
     array = value.const_value.numpy()
@@ -183,8 +179,10 @@ def _constant(
         layer = any(n.op_type in LAYERS - {"MatMul"} and at > 0 and "Expand" not in way for n, at, way in uses)
         layer |= bias and array.ndim > 0
         gate = any(_GATES & set(through) or node.op_type in _GATES for node, _, through in uses)
-        module = (
-            ("." in name or pathed) and not _MADE_UP.match(name) and any(n.op_type in _ELEMENTWISE for n, _, _ in uses)
+        # PyTorch's older exporter names nodes by their paths in the module, and no number that it makes itself
+        module = not _MADE_UP.match(name) and any(
+            n.op_type in _ELEMENTWISE and ("." in name or (named and (n.name or "").startswith("/")))
+            for n, _, _ in uses
         )
         return "" if layer or gate or module or name in _NUMBERS or _FOLDED.match(name) else _ONE
     values = array.astype(np.float64) if array.size <= 1 << 20 else np.array([0.1])
