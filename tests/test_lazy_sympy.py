@@ -21,11 +21,12 @@ import onnx
 import onnxgrad
 model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
     g (float[N, T, 12] x) => (float[N, T, 12] y) <float[12, 12] w = {WEIGHTS}, int64[4] heads = {0, 0, 3, -1},
-        int64[3] merged = {0, 0, 12}, int64[1] last = {12}> {
+        int64[3] merged = {0, 0, 12}, int64[1] last = {12}, int64[2] times = {2, 1}> {
         h = MatMul (x, w) a = Reshape (h, heads) b = Mul (a, a) rows = Reshape (b, merged)
         n = Shape <start = 0, end = 1> (x) t = Shape <start = 1, end = 2> (x) m = Mul (n, t)
         flat = Concat <axis = 0> (m, last) f = Reshape (rows, flat) z = Tanh (f) s = Shape (x) u = Reshape (z, s)
-        twice = Concat <axis = 0> (f, f) y = Add (u, h) }'''.replace("WEIGHTS", ", ".join(["0.1"] * 144)))
+        twice = Concat <axis = 0> (f, f) tiled = Tile (f, times)
+        y = Add (u, h) }'''.replace("WEIGHTS", ", ".join(["0.1"] * 144)))
 trainer = onnxgrad.Trainer(model, loss="cross_entropy")
 trainer.machine.step({"x": np.ones((2, 3, 12), np.float32), "labels": np.zeros((2, 3), np.int64)})
 assert "sympy" not in sys.modules, "sympy was imported"

@@ -96,7 +96,8 @@ SIZES = """<ir_version: 10, opset_import: ["": 21]>
         int64[4] heads = {0, 0, 3, -1}, int64[2] rows = {-1, 12}, int64[2] sevenths = {-1, 7}, int64[1] all = {-1},
         int64[1] k = {6}, int64[6] pads = {0, 0, 1, 0, 0, 2}, int64[6] first = {1, 0, 0, 0, 0, 0},
         float[3] by = {1, 1, 2.5}, float[3] twice = {2, 1, 1}, float zero = {0},
-        int64[3] begin = {0, 0, 0}, int64[2] front = {0, 0}, int64 nil = {0}, int64 one = {1}> {
+        int64[3] begin = {0, 0, 0}, int64[2] front = {0, 0}, int64[3] times = {1, 2, 4},
+        int64 nil = {0}, int64 one = {1}> {
         a = MatMul (x, w) b = Reshape (x, heads) c = Reshape (x, rows) d = Reshape (x, sevenths) e = Reshape (ids, all)
         f = Flatten (x) h = Flatten <axis = -1> (x) i = Size (x) j = Pad (x, pads) l = Pad (x, first)
         m = Resize <mode = "nearest"> (x, by, by) n = Resize <mode = "nearest"> (x, by, twice) o = Add (x, v)
@@ -107,6 +108,7 @@ SIZES = """<ir_version: 10, opset_import: ["": 21]>
         ll = Range (nil, i, one) mm = Sub (t, k) nn = Neg (mm) oo = Add (mm, t) pp = Slice (x, front, mm)
         qq = Sub (oo, bb) rr = Expand (zero, qq) ss = Neg (bb) tt = Add (qq, ss) uu = Concat <axis = 1> (x, x, pp)
         vv = Concat <axis = 0> (t, all) ww = Reshape <allowzero = 1> (x, vv)
+        xx = Tile (x, hh) yy = Tile (ids, u) zz = Tile (pp, times) ab = Tile (j, times)
         y = ReduceSum <keepdims = 0> (x) }"""
 
 

@@ -283,6 +283,14 @@ def _resize(dims: Dims, operands: Operands, attributes: Attributes, elements: El
     return sized
 
 
+def _tile(dims: Dims, operands: Operands, attributes: Attributes, elements: Elements) -> Dims | None:
+    counts = elements(operands[1]) if len(operands) == 2 and operands[1] is not None else None
+    if counts is None or len(counts) != len(dims):
+        return None
+    tiled = [d if count == 1 else product([d, count]) for d, count in zip(dims, counts)]
+    return None if any(d is None for d in tiled) else tiled  # type: ignore[return-value]
+
+
 #: Ends of a Slice that mean the end of the axis.
 _ENDS = (2**63 - 1, 2**31 - 1)
 _ALIKE = (
@@ -309,9 +317,13 @@ SIZES: dict[str, Sizes] = {
     "Resize": _resize,
     "Slice": _slice,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
+
+#: Operators that are inferred so whatever the type of their operands.
+OF_ANY_TYPE = ("Flatten", "Pad", "Reshape", "Resize", "Slice", "Tile")
 
 
 def fits(node: ir.Node) -> bool:

@@ -55,7 +55,7 @@ CORRECTIONS = [
     Correction(
         "sizes are formulas of sympy wherever they are broadcast or multiplied",
         {name: sizes.first_by(infer) for name, infer in sizes.OPERATORS.items()}
-        | {name: sizes.first_by(common.infer_first(name)) for name in ("Flatten", "Pad", "Reshape", "Resize", "Slice")},
+        | {name: sizes.first_by(common.infer_first(name)) for name in common.OF_ANY_TYPE},
     ),
     Correction(
         "two different symbols that meet in a broadcast are taken for equal ([N] + [M] → [N]), which is mostly meant, "
