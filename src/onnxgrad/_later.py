@@ -11,11 +11,12 @@ from typing import Any
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def without_collection(all_stay: bool = False) -> Iterator[None]:
     """Pause the collector of cyclic garbage for the whole process, until the end of an import or a derivation.
 
     Both make many objects that stay, and little garbage: without the pause, a derivation of a long graph takes up to
-    1.8 times as long. Objects without cycles are freed as ever.
+    1.8 times as long. Objects without cycles are freed as ever. The objects of an import `all_stay`: the collector
+    takes them for old ones at once, where it would search all of them first, a tenth of the time of the import.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -23,6 +24,9 @@ def without_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if all_stay and not gc.get_freeze_count():  # what a program has frozen stays frozen
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -33,7 +37,7 @@ def import_later(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[
     def import_name(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        with without_collection():
+        with without_collection(all_stay=True):
             value = getattr(importlib.import_module(modules[name]), name)
         setattr(sys.modules[package], name, value)
         return value

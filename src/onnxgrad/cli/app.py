@@ -132,7 +132,7 @@ def command(name: str) -> Any:
     """The command that is called by `name`, with its parameters."""
     module = name.replace("-", "_")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    with without_collection():
+    with without_collection(all_stay=True):
         function = getattr(importlib.import_module(f"onnxgrad.cli.{_MODULES.get(module, module)}"), module)
     app.command(name, cls=_Grouped)(function)
     return typer.main.get_command(app)
