@@ -109,7 +109,7 @@ def _pow_base(op: Op, g: Var, x: Var, k: Any) -> Any:
     known = k.const
     if known is not None and known.size == 1:
         number = float(known.reshape(()))
-        return None if number == 0 else g if number == 1 else g * (guard_factor(op, g, x ** (number - 1)) * number)
+        return None if number == 0 else g if number == 1 else (g * number) * guard_factor(op, g, x ** (number - 1))
     k = op.cast_like(k, x)
     if known is None or (known == 0).any():
         x = op.Where(op.And(op.Equal(x, 0.0), op.Equal(k, 0.0)), 1.0, x)

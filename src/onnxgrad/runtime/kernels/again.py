@@ -1,10 +1,11 @@
 """Cheap results that the backward pass computes again, where a step's memory matters more than they cost.
 
-A step keeps what its backward pass reads. The result of an activation or a normalization costs little beside the
-products around it, and its operands are often kept anyway: the cotangent of a normalization reads x, from which y
-follows. So the node runs a second time, right before the first late reader, and its first results are freed early. Only
-single nodes are repeated, never products (longer ways: `onnxgrad.remat`). The copy waits for another operand of that
-reader through `After`, a kernel whose result is its first operand, in the same memory. The bits are the same.
+A step keeps what its backward pass reads. The result of an activation, a normalization or short attention costs little
+beside the products around it, and its operands are often kept anyway: the cotangent of a normalization reads x, from
+which y follows. So the node runs a second time, right before the first late reader, and its first results are freed
+early. Only single nodes are repeated, never products (longer ways: `onnxgrad.remat`). The copy waits for another
+operand of that reader through `After`, a kernel whose result is its first operand, in the same memory. The bits are the
+same.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, dims
 #: As many products run between the last reader of the forward pass and the first one of the backward pass.
 _APART = 6
 _CHEAP = frozenset({"LayerNormalization", "Relu"})
+#: Attention is computed again if keys are so many times fewer than columns of all heads, half of the keys being hidden.
+_SHORT = 3
 _PRODUCTS = frozenset({"Product", "Attention", "AttentionGrad"})
 
 
@@ -82,6 +85,8 @@ class _Repeating:
         largest = node.outputs[0] if is_op(node, _CHEAP) else max(node.outputs, key=_size)
         shape = dims(largest)
         results = [v for v in node.outputs if dims(v) == shape]  # others are small, and stay
+        for result in results:
+            self._split_views(result)
         readers = sorted((r for v in results for r in self._readers(v)), key=lambda r: r.place)
         early = max((r.place for r in readers if r.leaf in self.forward), default=self.place[node])
         late = [r for r in readers if r.place > self.turn and r.leaf not in self.forward]
@@ -96,7 +101,8 @@ class _Repeating:
         late = [r for r in late if r.node.inputs[r.operand] in saved]
         if shape is None or not saved or any(v.is_graph_output() for v in saved):
             return False
-        whole = [v for v in node.inputs if v is not None and dims(v) == shape]
+        factors = node.inputs[:3] if _is_attention(node) else ()  # of any shape
+        whole = [v for v in node.inputs if v is not None and (dims(v) == shape or v in factors)]
         awaited = self._awaited(late[0].leaf, saved)
         if not whole or awaited is None or sum(not self._is_there(v, late[0].place) for v in whole) >= len(saved):
             return False
@@ -127,6 +133,23 @@ class _Repeating:
         self.graph.insert_before(before, node)
         self.place[node] = place
         self.copies.add(node)
+
+    def _split_views(self, value: ir.Value) -> None:
+        """Give late readers of views of `value` that are also read early a view of their own."""
+        for node, at in list(value.uses()):
+            if at != 0 or not _is_reshaped(node):
+                continue
+            view = node.outputs[0]
+            self._split_views(view)
+            readers = sorted(self._readers(view), key=lambda r: r.place)
+            late = [r for r in readers if r.place > self.turn and r.leaf not in self.forward]
+            early = [r for r in readers if r not in late]
+            if not late or not early or self._products_between(early[-1].place, late[0].place) < _APART:
+                continue
+            again = ir.Node(node.domain, node.op_type, node.inputs, node.attributes.values(), num_outputs=1)
+            self._insert(again, [view], late[0].leaf, late[0].place)
+            for reader in late:
+                reader.node.replace_input_with(reader.operand, again.outputs[0])
 
     def _readers(self, value: ir.Value) -> Iterator[_Reader]:
         """The readers of `value`; a view of it is read when the first of its own readers is."""
@@ -197,7 +220,28 @@ def _size(value: ir.Value) -> int:
 
 
 def _is_cheap(node: ir.Node) -> bool:
-    return is_op(node, _CHEAP) or (node.domain, node.op_type) == (DOMAIN, "Elementwise")
+    return (
+        is_op(node, _CHEAP)
+        or (node.domain, node.op_type) == (DOMAIN, "Elementwise")
+        or (_is_attention(node) and _is_short(node))
+    )
+
+
+def _is_attention(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) == (DOMAIN, "Attention")
+
+
+def _is_short(node: ir.Node) -> bool:
+    """True if this attention takes about a hundredth of a step: few keys, and wide products beside it."""
+    order = node.attributes["order"].as_ints()
+    q, k, mask = (((1, *(dims(v) or ())) if v is not None else ())[-4:] for v in (*node.inputs[:2], node.inputs[4]))
+    if len(q) != 4 or len(k) != 4:
+        return False
+    heads, columns, keys = q[order[1]], q[order[3]], k[order[6]]
+    if not isinstance(heads, int) or not isinstance(columns, int) or not isinstance(keys, int):
+        return False
+    hides_half = len(mask) > 1 and mask[-2] != 1  # of every query others: kernels leave out what is hidden
+    return keys * (_SHORT if hides_half else 2 * _SHORT) <= heads * columns
 
 
 def _is_product(node: ir.Node) -> bool:
