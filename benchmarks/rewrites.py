@@ -47,6 +47,7 @@ WORKLOADS = (
     "pool_mixer",
     "cnn3d",
     "global_filter",
+    "traffic_graph",
 )
 STEPS = 4  #: in a turn
 ALL = "all of them"

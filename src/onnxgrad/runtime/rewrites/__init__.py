@@ -11,6 +11,7 @@ from onnxgrad.runtime.rewrites.average_pools import AVERAGE_POOLS
 from onnxgrad.runtime.rewrites.batched_updates import BATCHED_UPDATES, compute_soon
 from onnxgrad.runtime.rewrites.blocked_layout import BLOCKED_LAYOUT
 from onnxgrad.runtime.rewrites.depthwise_weight import DEPTHWISE_WEIGHT
+from onnxgrad.runtime.rewrites.einsum_products import EINSUM_PRODUCTS
 from onnxgrad.runtime.rewrites.few_pixels import FEW_PIXELS
 from onnxgrad.runtime.rewrites.flat_depth import FLAT_DEPTH
 from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
@@ -39,6 +40,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     AVERAGE_POOLS,
     MAXPOOL_TIES,
     SHORT_TRANSFORMS,
+    EINSUM_PRODUCTS,
     JOINED_SLICES,
     STACKED_SLICES,
     KNOWN_ROWS,
