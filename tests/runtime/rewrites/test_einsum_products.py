@@ -1,0 +1,92 @@
+"""Einsums by products of matrices: the numbers of numpy's, in odd sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from onnxgrad.ir.einsum_labels import einsum_labels
+from onnxgrad.runtime import Options, Session
+from tests.runtime.passes import optimized
+
+#: Letters and their sizes; those that are large are open in the model.
+SIZES = {"N": 3, "M": 2, "a": 7, "b": 2, "c": 5, "d": 19, "e": 3, "f": 1}
+#: Equations that are written as products.
+PRODUCTS = """
+    ab,bc->ac ab,cb->ca Nab,bc->Nac eab,cb Nab,Nac->bc Nba,Nca->Nbc NaMd,NbMd->NMab NMab,NbMd->NaMd NMab,NaMd->NbMd
+    Nacd,bacd->Nbcd Nbcd,Nacd->abcd Nbcd,bacd->Nacd Na,Nb->Nab a,b->ba Na,Na->N Nacd,Nacd->cdN Ncad,Nacd->N ab,ab->
+    N...a,ab->N...b Na,abc->cNb Na,Na->aN NMa,MaN->NM Nf,Nfa->Na N,->N NMab,cab->MNc NMab,cMNe->ecab
+    eab,Ncda,ecb->Nbd Na,bac,Nc->Nb Nb,Na,Nc->bac NM,Ma,ab,bc->cN eab,Nbda,ebc->Ncd"""
+#: Equations that stay, with sizes of the model where they are others.
+LEFT = {
+    "diagonal": ("aa,ab->ab", {}),
+    "sum over one operand": ("ab,bc->b", {}),
+    "one operand": ("Nab->baN", {}),
+    "sizes that may differ": ("?a,?b->?ab", {}),
+    "an axis of size 1": ("ab,bc->ac", {0: "7,1"}),
+}
+
+
+def _model(equation, ranks, declared=()):
+    """Einsum of absolute values, so that no operand is a constant or an input of the graph."""
+    terms, _ = einsum_labels(equation.replace("?", "N"), ranks)
+    letters = [[c if c.isupper() else str(SIZES[c]) for c in t] for t in terms]
+    dims = [dict(declared).get(i) or ",".join(t) for i, t in enumerate(letters)]
+    if "?" in equation:
+        dims = [d.replace("N", f"N{i}") for i, d in enumerate(dims)]
+    inputs = ", ".join(f"float[{d}] x{i}" if d else f"float x{i}" for i, d in enumerate(dims))
+    first = " ".join(f"y{i} = Abs (x{i})" for i in range(len(dims)))
+    operands = ", ".join(f"y{i}" for i in range(len(dims)))
+    text = f"""<ir_version: 10, opset_import: ["": 20]> g ({inputs}) => (float[] z) {{
+        {first} e = Einsum <equation = "{equation.replace("?", "N")}"> ({operands}) z = Neg (e) }}"""
+    return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))), terms
+
+
+def _numbers(terms, sizes=SIZES):
+    rng = np.random.default_rng(0)
+    return {f"x{i}": rng.standard_normal([sizes[c] for c in t]).astype(np.float32) for i, t in enumerate(terms)}
+
+
+def _ranks(equation):
+    return [len(t.replace("...", "c")) for t in equation.partition("->")[0].split(",")]
+
+
+@pytest.mark.parametrize("equation", PRODUCTS.split())
+def test_numbers_of_numpy(equation):
+    model, terms = _model(equation, _ranks(equation))
+    assert "Einsum" not in [n.op_type for n in optimized(model).graph]
+    x = _numbers(terms)
+    expected = np.einsum(equation, *(abs(v).astype(np.float64) for v in x.values()))
+    for without in ((), ("einsum_products",)):
+        got = -Session(model, Options(threads=1, without=without)).run(x)["z"]
+        np.testing.assert_allclose(got, expected, rtol=2e-6, strict=False)
+        assert got.shape == expected.shape
+
+
+@pytest.mark.parametrize("equation", ["Na,Nb->ab", "Nac,Nbc->cab", "Na,Na->a", "Na,Nb,c->abc"])
+def test_sums_over_nothing_are_zero(equation):
+    model, terms = _model(equation, _ranks(equation))
+    x = _numbers(terms, {**SIZES, "N": 0})
+    got = Session(model, Options(threads=1)).run(x)["z"]
+    assert got.size
+    assert not got.any()
+
+
+@pytest.mark.parametrize("case", LEFT.values(), ids=LEFT)
+def test_what_stays(case):
+    equation, declared = case
+    model, _ = _model(equation, _ranks(equation), declared)
+    assert "Einsum" in [n.op_type for n in optimized(model).graph]
+
+
+def test_gradients_share_transposes_and_products():
+    """Of Nacd,bacd->Nbcd and the gradients of both operands, each operand is transposed once."""
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[N,7,5,19] x, float[2,7,5,19] w, float[N,2,5,19] g)
+        => (float[] y, float[] dx, float[] dw) { a = Abs (x) b = Abs (w) c = Abs (g)
+        y = Einsum <equation = "Nacd,bacd->Nbcd"> (a, b) dx = Einsum <equation = "Nbcd,bacd->Nacd"> (c, b)
+        dw = Einsum <equation = "Nbcd,Nacd->bacd"> (c, a) }"""
+    graph = optimized(ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))).graph
+    absolute = [n.outputs[0] for n in graph if n.op_type == "Abs"]
+    assert [len(v.uses()) for v in absolute] == [1, 1, 1]
