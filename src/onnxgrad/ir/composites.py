@@ -12,6 +12,7 @@ output over the inputs, and `Part.holds` checks that the graph still has the sam
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.exact import exact
-from onnxgrad.ir.match import constant_tensor, is_op
+from onnxgrad.ir.match import constant_tensor, is_op, is_standard
 from onnxgrad.ir.notes import notes, properties
 
 _KEY = "onnxgrad.part"
@@ -198,10 +199,11 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> Digest | None
             continue
         if count > _LARGEST:
             return None
-        if is_op(node, "Constant") and "value" in node.attributes:
+        op_type = node.op_type if is_standard(node) else ""
+        if op_type == "Constant" and "value" in node.attributes:
             known[top] = _of_tensor(node.attributes["value"].value)
             fixed.add(top)
-        elif is_op(node, ("Shape", "Size")):  # of any value with the same dimensions
+        elif op_type in ("Shape", "Size"):  # of any value with the same dimensions
             known[top] = "shape"
         elif missing := [v for v in node.inputs if v not in known]:
             todo.extend(missing)  # type: ignore[arg-type]
@@ -215,14 +217,15 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> Digest | None
             if line is None:
                 return None
             number = lines.setdefault(line, len(lines))
-            known |= {v: (number, i) for i, v in enumerate(node.outputs) if v not in known}
+            for i, v in enumerate(node.outputs):
+                known.setdefault(v, (number, i))
     return tuple(lines), known[value]
 
 
 def _of_node(node: ir.Node, known: Mapping[ir.Value | None, Any]) -> Any:
     operands = tuple([known[v] for v in node.inputs[: 1 if is_op(node, "Pad") else None]])  # `finish` rewrites a Pad's
     attributes = []
-    for name, a in sorted(node.attributes.data.items()):
+    for name, a in sorted(node.attributes.data.items()) if node.attributes.data else ():
         if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or a.is_ref():
             return None
         held = _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else plain_value(a.value)
@@ -238,5 +241,6 @@ def plain_value(value: Any) -> Any:
 
 
 def _of_tensor(tensor: ir.TensorProtocol) -> Any:
-    small = tensor.size <= _COMPARED and tensor.dtype != ir.DataType.STRING
-    return tensor.dtype, tuple(map(int, tensor.shape)), tensor.tobytes() if small else b""  # type: ignore[arg-type]
+    dims = tuple(map(int, tensor.shape))  # type: ignore[arg-type]
+    small = math.prod(dims) <= _COMPARED and tensor.dtype != ir.DataType.STRING
+    return tensor.dtype, dims, tensor.tobytes() if small else b""
