@@ -125,7 +125,8 @@ def _by_letter(values: Sequence[ir.Value], letters: str) -> tuple[ir.Value | Non
     """`values` at the first places of their letters."""
     placed: list[ir.Value | None] = [None] * len(letters)
     for value in values:
-        free = (k for k, each in enumerate(letters) if each == letter(value) and placed[k] is None)
+        wanted = letter(value)
+        free = (k for k, each in enumerate(letters) if each == wanted and placed[k] is None)
         place = next(free, None)
         if place is None:
             raise Unfit

@@ -325,8 +325,7 @@ _REAL_ONLY = frozenset({"Elu", "Selu", "LeakyRelu", "PRelu", "HardSigmoid", "Sof
 def operands_of(node: ir.Node) -> list[ir.Value | None]:
     """The operands of `node`, before an Expand where the shape of the result is the same without it."""
     given = [None if v is None else _before_expand(v) for v in node.inputs]
-    shape = dims(node.outputs[0])
-    if shape is None or all(v is own for v, own in zip(given, node.inputs)):
+    if all(v is own for v, own in zip(given, node.inputs)) or (shape := dims(node.outputs[0])) is None:
         return list(node.inputs)
     shapes = [dims(v) or () for v in given if v is not None]
     there = {k for each in shapes for k, (d, whole) in enumerate(zip(each[::-1], shape[::-1])) if d == whole}

@@ -56,16 +56,17 @@ def is_the_runtimes(node: ir.Node) -> bool:
             return True  # it stays in the layout of that convolution, and so does a Relu after it
         if before.op_type in ("Add", "Sum") and node.op_type == "Relu" and is_the_runtimes(before):
             return True
+        if before.op_type != "MatMul":
+            continue
         others = [v for v in node.inputs if v is not value]
-        if before.op_type == "MatMul" and node.op_type in ("Mul", "Div") and single_constant(others[0]) is not None:
+        if node.op_type in ("Mul", "Div") and single_constant(others[0]) is not None:
             return True
         shapes = [dims(v) for v in before.inputs if v is not None]
-        if before.op_type == "MatMul" and node.op_type == "Add" and all(s is not None and len(s) == 2 for s in shapes):
+        if node.op_type == "Add" and all(s is not None and len(s) == 2 for s in shapes):
             return others[0] is not None and len(dims(others[0]) or (1, 1)) == 1
-    users = node.outputs[0].consumers()
     return (
         node.op_type in ("Mul", "Div")
-        and len(users) == 1
+        and len(users := node.outputs[0].consumers()) == 1
         and users[0].op_type == "MatMul"
         and any(single_constant(v) is not None for v in node.inputs)
     )

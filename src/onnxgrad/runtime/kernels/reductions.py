@@ -49,6 +49,8 @@ def reductions(source: ir.Value) -> Iterator[Reduction]:
 
 def _reduction(source: ir.Value, seen: ir.Value, node: ir.Node, place: int) -> Reduction | None:
     """`node` as a sum of `source`, whose view `seen` it reads."""
+    if node.op_type not in _CODES and node.op_type != "MatMul":
+        return None
     shape, view = dims(source), dims(seen)
     if shape is None or view is None or letter(source) not in ("F", "D") or 0 in shape or len(shape) > AXES:
         return None
