@@ -189,7 +189,7 @@ OPTIMIZATION: Sequence[Pass[SessionSetting]] = (
         "again",
         "memory",
         "a second computation where the backward pass reads it",
-        "activations and normalizations beside products of large weights",
+        "activations, normalizations and attention to few keys beside products of large weights",
         lambda *_: True,
         lambda model, setting: compute_again(model.graph, setting.renewed.values()),
         SessionSetting.keeps_results,
