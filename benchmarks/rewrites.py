@@ -48,6 +48,7 @@ WORKLOADS = (
     "cnn3d",
     "global_filter",
     "traffic_graph",
+    "axial_attention",
 )
 STEPS = 4  #: in a turn
 ALL = "all of them"

@@ -245,6 +245,29 @@ class TrafficGraph(nn.Module):
         return self.head(y.mean(1)).transpose(1, 2)
 
 
+class AxialAttention(nn.Module):
+    """Attention along the rows of pictures, then along their columns."""
+
+    def __init__(self, width: int, heads: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.heads, self.patches = heads, nn.Conv2d(3, width, 3, 3)
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.BatchNorm2d(width), nn.Conv2d(width, 3 * width, 1), nn.Conv2d(width, width, 1)])
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.patches(x)
+        for i, (norm, qkv, out) in enumerate(self.layers):
+            order = (0, 2, 3, 1) if i % 2 else (0, 3, 2, 1)
+            z = qkv(norm(y)).permute(order)
+            parts = z.reshape(*z.shape[:3], 3, self.heads, -1).permute(3, 0, 1, 4, 2, 5)
+            mixed = functional.scaled_dot_product_attention(*parts.unbind(0)).transpose(2, 3).flatten(3)
+            y = y + functional.relu(out(mixed.permute(*(order.index(a) for a in range(4)))))
+        return self.head(y.mean((2, 3)))
+
+
 def llama() -> nn.Module:
     return Llama(vocab=1024, width=192, heads=6, groups=2, layers=4, length=128)
 
@@ -304,3 +327,7 @@ def global_filter() -> nn.Module:
 
 def traffic_graph() -> nn.Module:
     return TrafficGraph(nodes=60, channels=3, width=32, degree=3, classes=4)
+
+
+def axial_attention() -> nn.Module:
+    return AxialAttention(width=64, heads=4, layers=4, classes=10)

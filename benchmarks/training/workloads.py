@@ -98,12 +98,14 @@ FURTHER = (
 #: Forward and backward alone.
 DIFFERENTIATED = (Workload("resnet50", models.resnet50, (1, 3, 64, 64), 1000, "none", 0.0),)
 
-#: Kinds of `benchmarks.rewrites` alone: many channels of few pixels, means of neighbours, spectra, sums of products.
+#: Kinds of `benchmarks.rewrites` alone: many channels of few pixels, means of neighbours, spectra, sums
+#: of products, and rows and columns.
 REWRITTEN = (
     Workload("resnet18", models.resnet18, (4, 3, 160, 160), 10, "momentum", 1e-2),
     Workload("pool_mixer", models.pool_mixer, (4, 3, 96, 96), 10, "adamw", 1e-3),
     Workload("global_filter", further_models.global_filter, (8, 3, 64, 64), 10, "adamw", 1e-3, dynamo=True),
     Workload("traffic_graph", further_models.traffic_graph, (16, 3, 12, 60), 4, "adam", 1e-3, labels=(16, 60)),
+    Workload("axial_attention", further_models.axial_attention, (8, 3, 48, 48), 10, "adamw", 1e-3),
 )
 
 

@@ -22,6 +22,7 @@ from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
 from onnxgrad.runtime.rewrites.short_transforms import SHORT_TRANSFORMS
 from onnxgrad.runtime.rewrites.slow_functions import SLOW_FUNCTIONS
 from onnxgrad.runtime.rewrites.stacked_slices import STACKED_SLICES
+from onnxgrad.runtime.rewrites.stepped_transposes import STEPPED_TRANSPOSES
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
 from onnxgrad.runtime.rewrites.turned_products import TURNED_PRODUCTS
 from onnxgrad.runtime.rewrites.unexpanded import UNEXPANDED
@@ -47,6 +48,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     SCATTERED_ROWS,
     WHOLE_ROWS,
     TURNED_PRODUCTS,
+    STEPPED_TRANSPOSES,
     UNEXPANDED,
     SLOW_FUNCTIONS,
     BATCHED_UPDATES,
