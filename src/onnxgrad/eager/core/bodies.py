@@ -15,6 +15,7 @@ import numpy as np
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.plans import write_into
+from onnxgrad.eager.core.released import value_of
 from onnxgrad.eager.core.tape import (
     Node,
     Program,
@@ -61,7 +62,7 @@ class TracedBody:
     @property
     def captured(self) -> list[Array]:
         """The arrays from outside that the function reads."""
-        return [Array(s.value, s) if isinstance(s, Node) else Array(s) for s in self.sources[self.count :]]
+        return [Array(value_of(s), s) if isinstance(s, Node) else Array(s) for s in self.sources[self.count :]]
 
     @property
     def key(self) -> tuple[Any, ...]:
