@@ -18,7 +18,7 @@ from tests.runtime.passes import fused
 
 pytestmark = needs_kernels
 
-OPERATORS = Options(threads=1)
+OPERATORS = Options(threads=1, target="portable")
 #: Zeros, denormals, the ends of the range, halves, where exp overflows and underflows, infinities, NaN.
 SPECIAL = np.float32(
     [0, -0.0, 1e-45, -1e-45, 1e-39, 1.1754944e-38, -1.1754944e-38, 1e-30, -1e-9, 1e-4, -0.25, 0.5, -0.5, 0.62, 0.63,

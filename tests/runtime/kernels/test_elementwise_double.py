@@ -164,4 +164,9 @@ def test_one_operator_of_which_onnx_runtime_has_no_vectors(text, count):
 
 
 def test_the_product_with_a_sigmoid():
-    same(model_of("s = Sigmoid(x) z = Mul(x, s)", "(double[N] x) => (double[N] z)"), {"x": SPECIAL[:-3]}, 1e-14, 1e-300)
+    """It is compared with numpy: ONNX Runtime's Sigmoid of float64 has no digit left below -36."""
+    model, x = model_of("s = Sigmoid(x) z = Mul(x, s)", "(double[N] x) => (double[N] z)"), SPECIAL[:-3]
+    assert len(groups(model)) == 1
+    with np.errstate(over="ignore"):
+        expected = x / (1 + np.exp(-x))
+    np.testing.assert_allclose(Session(model).run({"x": x})["z"], expected, rtol=1e-14, atol=1e-300)

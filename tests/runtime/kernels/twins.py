@@ -48,7 +48,7 @@ def compare(
     """Both targets give the same numbers, NaN and infinities in the same places, and the native one runs `kernels`."""
     model, names = graph_of(write, arrays)
     assert calls(model) == list(kernels)
-    expected = Session(model, Options(threads=1)).run(arrays)
+    expected = Session(model, Options(threads=1, target="portable")).run(arrays)
     for count in threads:
         found = Session(model, Options(threads=count, target="native")).run(arrays)
         for name in names:
