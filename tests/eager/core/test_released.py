@@ -83,8 +83,11 @@ def test_what_is_referred_to_is_kept():
     assert onp.array_equal(kept[0]._data, X * 2.0)
 
 
-def test_a_released_value_is_computed_again():
-    (first, *_) = released_nodes(lambda x: np.sum(np.tanh(np.tanh(-(x * 2.0) + 1.0))))
+@pytest.mark.parametrize(
+    "operation", [lambda x: x * 2.0, lambda x: x - 0.5, lambda x: 0.5 - x, lambda x: x + 0.5, lambda x: -x]
+)
+def test_a_released_value_is_computed_again(operation):
+    (first, *_) = released_nodes(lambda x: np.sum(np.tanh(np.tanh(-operation(x) + 1.0))))
     assert onp.isnan(first.value).all()
     assert first.value.shape == X.shape
-    assert onp.array_equal(value_of(first), X * 2.0)
+    assert onp.array_equal(value_of(first), operation(X))
