@@ -158,12 +158,12 @@ def test_only_what_training_changes_is_copied():
     assert [n.op_type for n in compile_step(attached).model.graph].count("BatchNormalization") == 1
 
 
-def dropout_net(ratio=None, rest=()):
+def dropout_net(ratio=None, rest=(), **held):
     nodes = [
         node("MatMul", ["x", "w"], ["h"]),
         node("Dropout", ["h", *(["r"] if ratio is not None else []), *rest], ["y"], name="drop"),
     ]
-    weights = {"w": np.ones((1, 400), np.float32)}
+    weights = {"w": np.ones((1, 400), np.float32), **held}
     if ratio is not None:
         weights["r"] = np.array(ratio, np.float32)
     return model_of(nodes, weights, {"x": ["N", 1]}, {"y": ["N", 400]})
@@ -217,3 +217,46 @@ def test_dropout_inside_a_branch_is_refused():
     model = model_of(nodes, {"w": np.float32([2])}, {"x": ["N", 1]}, {"y": ["N", 1]})
     with pytest.raises(BadInput, match="'inner' is inside a branch or loop body of If node 'if'"):
         attach(model, loss="mse")
+
+
+def in_training_mode(model):
+    """The same model, as an exporter writes it in training mode."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for n in made.graph.node:
+        if n.op_type == "BatchNormalization":
+            n.attribute.append(helper.make_attribute("training_mode", 1))
+            n.output.extend(["batch_mean", "batch_var"])
+    return made
+
+
+@pytest.mark.parametrize("settings", [{}, {"freeze_bn": True}, {"train_mode": False}])
+def test_file_in_training_mode_trains_as_one_in_inference_mode(settings):
+    plain, given = (attach(m, loss="mse", **settings) for m in (norm_net(), in_training_mode(norm_net())))
+    assert [n.op_type for n in given.graph.node] == [n.op_type for n in plain.graph.node]
+    assert list(given.graph.node[1].output) == ["n"]
+    assert not any(a.name == "training_mode" for a in given.graph.node[1].attribute)
+    data = batches(3)
+    (state, _), (expected, _) = (train(compile_step(m), data) for m in (given, plain))
+    assert state.keys() == expected.keys()
+    for name, array in state.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    assert "mean" in state or settings
+
+
+def test_statistics_that_the_file_reads_stay_its_own():
+    """A graph that hands out what a batch leaves of its statistics moves them itself."""
+    model = in_training_mode(norm_net())
+    model.graph.output.append(helper.make_tensor_value_info("batch_mean", onnx.TensorProto.FLOAT, [5]))
+    assert list(attach(model, loss="mse", output="y").graph.node[1].output)[:2] == ["n", "batch_mean"]
+
+
+def test_dropout_of_a_file_in_training_mode_drops_in_training_only():
+    given = attach(dropout_net(0.25, ["on"], on=np.array(True)), loss="mse", optimizer="sgd")
+    plain = attach(dropout_net(0.25), loss="mse", optimizer="sgd")
+    assert "on" not in {t.name for t in given.graph.initializer}
+    x = np.float32([[1], [2]])
+    np.testing.assert_array_equal(run(given, {"x": x})["y"], np.repeat(x, 400, axis=1))
+    fed = [{"x": x, "labels": np.zeros((2, 400), np.float32)}]
+    (state, _), (expected, _) = (train(compile_step(m), fed) for m in (given, plain))
+    np.testing.assert_array_equal(state["w"], expected["w"])

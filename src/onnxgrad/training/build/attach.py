@@ -8,6 +8,7 @@ and its state, a counter of steps, the learning rate. Where the network behaves 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,7 +41,7 @@ from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import is_rounding, standardize, through_rounding
 from onnxgrad.training.graph.row_axis import row_axis
 from onnxgrad.training.graph.tied_weights import tie_weights
-from onnxgrad.training.graph.training_mode import Mode, statistics, switch
+from onnxgrad.training.graph.training_mode import Mode, exported_in_training, statistics, switch, to_inference
 from onnxgrad.training.loss.config import Loss, terms_of
 from onnxgrad.training.loss.objective import Objective
 from onnxgrad.training.loss.step_metrics import check_step_metrics
@@ -179,6 +180,8 @@ class _Attachment:
         self.model.opset_imports.setdefault(DOMAIN, 1)
         self.builder = Builder(self.graph, digests=False)  # its notes are spelled
         self.nodes = list(self.graph)
+        self.switched = [n for n in self.nodes if exported_in_training(n)]
+        to_inference(self.switched)
         self.held = set(self.graph.initializers)
         self.inputs = list(self.graph.inputs)
         self.bindings: dict[str, str] = {}
@@ -258,7 +261,8 @@ class _Attachment:
             update.norm.value.name = self.builder.names.exactly("gradient_norm")
             objective.measures["gradient_norm"] = update.norm
         info, join = self._cut(loss.name, [v.name for v in objective.measures.values()])
-        notes = {CONVENTION: optimizer.convention(), TAKEN_OF: "; ".join(objective.notes), TRAINS: self.choice.note}
+        trains = self.choice.note + self._describe_switched()
+        notes = {CONVENTION: optimizer.convention(), TAKEN_OF: "; ".join(objective.notes), TRAINS: trains}
         for key, value in notes.items():
             if value:
                 info.algorithm.metadata_props.add(key=key, value=value)
@@ -268,6 +272,13 @@ class _Attachment:
         by = weighted.pop() if len(weighted) == 1 else None
         compared = [v.name or "" for v in gathered.values()]
         return Source(model, [info], objective.recorded, objective.named, by, compared, join)
+
+    def _describe_switched(self) -> str:
+        if not self.switched:
+            return ""
+        found = Counter(n.op_type for n in self.switched)
+        counts = " and ".join(f"{count} {op_type}" for op_type, count in sorted(found.items()))
+        return f"; {counts} of the file in training mode: the saved model has them in inference mode"
 
     def _output(self, name: str | None) -> ir.Value:
         values = {v.name or "": v for v in self.graph.outputs}

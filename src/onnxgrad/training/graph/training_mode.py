@@ -8,12 +8,14 @@ it; and Dropout drops. The copies read the same initializers.
 Many exporters omit Dropout, so it can be inserted again behind nodes by name or type; and a BatchNormalization can be
 kept in inference mode (frozen). A BatchNormalization that an exporter has folded into the weights of the preceding
 layer cannot be restored: that layer trains with the folded weights.
+
+A file that was exported in training mode is put in inference mode first, so it trains, and is saved, as any other.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -107,6 +109,40 @@ def _off(node: ir.Node) -> bool:
         known = ir.convenience.get_const_tensor(given)
         return known is not None and not known.numpy().any()
     return False
+
+
+def exported_in_training(node: ir.Node) -> bool:
+    """True if `node` is a BatchNormalization or Dropout in training mode whose other outputs nothing reads.
+
+    Running statistics that are computed, or read, belong to a graph that moves them itself: False.
+    """
+    if not (_standard(node, "BatchNormalization") or _standard(node, "Dropout")) or _off(node):
+        return False
+    others = node.outputs[1:]
+    if any(v.uses() or v.is_graph_output() for v in others):
+        return False
+    if node.op_type == "BatchNormalization":
+        return all(v is not None and v.is_initializer() and not v.is_graph_input() for v in node.inputs[3:5])
+    return ir.convenience.get_const_tensor(node.inputs[2]) is not None
+
+
+def to_inference(nodes: Iterable[ir.Node]) -> None:
+    """Put every BatchNormalization and Dropout of `nodes` in inference mode, in place.
+
+    What reads new running statistics reads those that were.
+    """
+    for node in nodes:
+        if _standard(node, "BatchNormalization"):
+            node.attributes.pop("training_mode", None)
+            for value, running in zip(node.outputs[1:], node.inputs[3:5]):
+                if running is not None:
+                    value.replace_all_uses_with(running, replace_graph_outputs=True)
+            node.resize_outputs(1)
+        elif _standard(node, "Dropout") and len(node.inputs) > 2:
+            mode, graph = node.inputs[2], node.graph
+            node.resize_inputs(2)
+            if mode is not None and graph is not None and mode.is_initializer() and not mode.uses():
+                graph.initializers.pop(mode.name or "", None)
 
 
 def statistics(nodes: Sequence[ir.Node]) -> set[ir.Value]:

@@ -22,7 +22,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from onnxgrad.distributed import Alone, Collective, blocks, gathered
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values, prune, reads
-from onnxgrad.ir.match import is_standard
+from onnxgrad.ir.match import is_op
 from onnxgrad.model_io import load_model
 from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.runtime import Options, Session
@@ -33,6 +33,7 @@ from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.detection.heads import find_head
 from onnxgrad.training.detection.predict import BoxDecoder
 from onnxgrad.training.graph.class_labels import class_names
+from onnxgrad.training.graph.training_mode import to_inference
 from onnxgrad.training.loop.predictions import Prediction, add_outputs, find_predictions
 from onnxgrad.training.measure.comparisons import Binary, Classes, Maps, Meter, are_shares
 from onnxgrad.training.measure.detections import BoxMeter, feed_of
@@ -330,7 +331,8 @@ def measuring_graph(source: Source, step: Step) -> tuple[ir.Model, set[str]]:
     merged, values = _entry_with(source, step)
     model = merged.model
     infer_types(model)
-    _inference_mode(model.graph)
+    to_inference(model.graph)
+    _without_dropout(model.graph)
     model.graph.outputs[:] = [values[step.loss]]
     CommonSubexpressionEliminationPass()(model)
     return model, set(merged.own)
@@ -347,21 +349,11 @@ def _entry_with(source: Source, step: Step) -> tuple[Merged, dict[str, ir.Value]
     raise BadInput(f"the loss {step.loss!r} is no value of the training entry, so it cannot be evaluated")
 
 
-def _inference_mode(graph: ir.Graph) -> None:
-    """Put every BatchNormalization and Dropout of `graph` into inference mode, in place."""
+def _without_dropout(graph: ir.Graph) -> None:
+    """Have the readers of a Dropout in inference mode read its input, in place."""
     for node in graph:
-        if not is_standard(node):
-            continue
-        if node.op_type == "BatchNormalization":
-            node.attributes.pop("training_mode", None)
-            for value, running in zip(node.outputs[1:], node.inputs[3:5]):
-                if running is not None:
-                    value.replace_all_uses_with(running, replace_graph_outputs=True)
-            node.resize_outputs(1)
-        elif node.op_type == "Dropout" and node.inputs[0] is not None and not any(v.uses() for v in node.outputs[1:]):
+        if is_op(node, "Dropout") and not any(v.uses() for v in node.outputs[1:]):
             node.outputs[0].replace_all_uses_with(node.inputs[0], replace_graph_outputs=True)
-        elif node.op_type == "Dropout":  # a node reads the mask
-            node.resize_inputs(min(2, len(node.inputs)))
 
 
 def _tail_nodes(graph: ir.Graph, loss: ir.Value, inference: set[str]) -> list[ir.Node]:
