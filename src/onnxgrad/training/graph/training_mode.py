@@ -123,7 +123,8 @@ def exported_in_training(node: ir.Node) -> bool:
         return False
     if node.op_type == "BatchNormalization":
         return all(v is not None and v.is_initializer() and not v.is_graph_input() for v in node.inputs[3:5])
-    return ir.convenience.get_const_tensor(node.inputs[2]) is not None
+    mode = node.inputs[2]
+    return mode is not None and ir.convenience.get_const_tensor(mode) is not None
 
 
 def to_inference(nodes: Iterable[ir.Node]) -> None:

@@ -352,8 +352,9 @@ def _entry_with(source: Source, step: Step) -> tuple[Merged, dict[str, ir.Value]
 def _without_dropout(graph: ir.Graph) -> None:
     """Have the readers of a Dropout in inference mode read its input, in place."""
     for node in graph:
-        if is_op(node, "Dropout") and not any(v.uses() for v in node.outputs[1:]):
-            node.outputs[0].replace_all_uses_with(node.inputs[0], replace_graph_outputs=True)
+        x = node.inputs[0] if is_op(node, "Dropout") else None
+        if x is not None and not any(v.uses() for v in node.outputs[1:]):
+            node.outputs[0].replace_all_uses_with(x, replace_graph_outputs=True)
 
 
 def _tail_nodes(graph: ir.Graph, loss: ir.Value, inference: set[str]) -> list[ir.Node]:
