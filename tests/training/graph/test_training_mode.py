@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper
 from onnxgrad.errors import BadInput
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.graph.dropout_masks import COUNT
+from onnxgrad.training.measure.predict import predict
 from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import model_of, run, session, train
 
@@ -260,3 +261,9 @@ def test_dropout_of_a_file_in_training_mode_drops_in_training_only():
     fed = [{"x": x, "labels": np.zeros((2, 400), np.float32)}]
     (state, _), (expected, _) = (train(compile_step(m), fed) for m in (given, plain))
     np.testing.assert_array_equal(state["w"], expected["w"])
+
+
+def test_predictions_of_a_file_in_training_mode_come_with_a_warning():
+    x = np.float32([[1, 2, 3, 4], [0, 1, 0, 1]])
+    with pytest.warns(UserWarning, match="'bn' runs in training mode, so what is predicted for a row depends on"):
+        predict(in_training_mode(norm_net()), {"x": x})

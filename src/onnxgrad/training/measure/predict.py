@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, OnnxGradError, UnknownName
 from onnxgrad.ir.graph import required_inputs
+from onnxgrad.ir.names import described
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
@@ -24,6 +26,7 @@ from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.detection.predict import Detector
 from onnxgrad.training.graph.row_axis import row_axis
+from onnxgrad.training.graph.training_mode import exported_in_training
 from onnxgrad.training.language.limits import scores_of
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.language.task import IGNORED, Language, prepared
@@ -83,6 +86,12 @@ def batches_of(
 
     Outputs with their rows along another axis than the first, as [time, rows, classes], are turned to have them first.
     """
+    if trains := next((n for n in model.graph if exported_in_training(n)), None):
+        warnings.warn(
+            f"{described(trains)} runs in training mode, so what is predicted for a row depends on its batch, or on "
+            "chance\n  hint: export the model in inference mode; a model that onnxgrad has trained is saved so",
+            stacklevel=2,
+        )
     session, size = Session(model, options), data.fixed or batch_size
     axes: dict[str, int] | None = None
     for batch in data.batches(size):
