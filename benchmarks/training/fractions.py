@@ -9,7 +9,9 @@ takes at least, whichever is the most (Williams, Waterman, Patterson, "Roofline"
   definition, of which the kernel for windows of 3 × 3 makes fewer (Winograd). The cotangents of attention count the
   scores twice, as they are not kept;
 - its elementwise steps, each of which is an instruction of a vector, at half that rate: a multiply-add counts as two
-  operations. An exponential, a logarithm, an error function, … counts as an Exp of ONNX Runtime;
+  operations. An exponential, a logarithm, an error function, … counts as an Exp of ONNX Runtime. Quotients and square
+  roots, of which a processor finishes few at a time, count as NumPy's in the cache; a sigmoid and a hyperbolic tangent
+  are an exponential and a quotient;
 - the bytes that it reads and writes, at the bandwidth of a copy of as many.
 
 That is divided by the time of a step without the profiler, which adds some microseconds to each node. These are also
@@ -72,21 +74,27 @@ class Machine:
     Attributes:
         rate: operations of products per second.
         function: seconds for a number of an Exp.
+        quotient: seconds for one of a division.
+        root: seconds for one of a square root.
         bandwidths: as of `bandwidths`.
     """
 
     rate: float
     function: float
+    quotient: float
+    root: float
     bandwidths: dict[int, float]
 
 
 def measured_machine() -> Machine:
-    """The best of several runs of products of 512 and of 1024 rows, of an Exp in the cache, and of copies."""
+    """The best of several runs of products of 512 and of 1024 rows, of functions in the cache, and of copies."""
     sides = (512, 1024)
     products = [_operator("MatMul", *[np.ones((side, side), np.float32)] * 2) for side in sides]
     rates = [2 * side**3 / min(_seconds(run) for _ in range(20)) for side, run in zip(sides, products)]
     function = _operator("Exp", np.ones(1 << 18, np.float32))
-    return Machine(max(rates), min(_seconds(function) for _ in range(20)) / (1 << 18), bandwidths())
+    x = np.ones(1 << 18, np.float32)
+    each = [function, lambda: np.divide(x, x, out=x), lambda: np.sqrt(x, out=x)]
+    return Machine(max(rates), *(min(_seconds(run) for _ in range(20)) / (1 << 18) for run in each), bandwidths())
 
 
 def _operator(op_type: str, *operands: np.ndarray) -> Callable[[], Any]:
@@ -131,10 +139,14 @@ def operations(kind: str, inputs: list[list[int]], outputs: list[list[int]], att
     """Multiplications and additions of the products in a node of these shapes; 0 where there are none."""
     if len(inputs) < 2 or not outputs or not outputs[0]:
         return 0.0
+    if KIND.get(kind) == "optimizer":
+        return 2 * _count(outputs[0]) * inputs[-2][0] if _are_factors(outputs[0], inputs[-2:]) else 0.0
     size, (a, b) = _count(outputs[0]), (_count(inputs[0]), _count(inputs[1]))
     if KIND.get(kind) == "products":
-        batch = _count(outputs[0][:-2]) if len(inputs[1]) > 2 else 1.0
-        return 2 * float(np.sqrt(a / batch * b / batch * size / batch)) * batch  # (mk · kn · mn)^½ = mnk
+        is_batch = min(len(inputs[1]), len(outputs[0])) > 2
+        three = inputs[0], inputs[1], outputs[0]
+        batches = [_count(s[:-2]) if is_batch else 1.0 for s in three]  # an operand may be that of all
+        return 2 * float(np.sqrt(a * b * size / np.prod(batches))) * batches[2]  # (mk · kn · mn)^½ = mnk
     if kind == "Conv3x3":  # its weights may be turned round
         return 2 * size * inputs[0][1] * 9
     if kind in ("Conv", "FusedConv"):
@@ -158,23 +170,29 @@ def operations(kind: str, inputs: list[list[int]], outputs: list[list[int]], att
     return 0.0
 
 
-#: Operations that count as an exponential.
-FUNCTIONS = frozenset(
-    """EXP LOG POW SIN COS TAN ASIN ACOS ATAN SINH COSH ASINH ACOSH ATANH ERF TANH SIGMOID SOFTPLUS""".split()  # noqa: SIM905
-)
-#: Those of operators by numbers of the result, or of the scores: functions, and others.
+#: Operations by how often they are a function such as an exponential, a quotient, a square root, and another one.
+STEPS = {
+    **dict.fromkeys(("EXP", "LOG", "POW", "SIN", "COS", "TAN", "ASIN", "ACOS", "ATAN"), (1, 0, 0, 0)),
+    **dict.fromkeys(("SINH", "COSH", "ASINH", "ACOSH", "ATANH", "ERF", "SOFTPLUS"), (1, 0, 0, 0)),
+    **dict.fromkeys(("SIGMOID", "TANH"), (1, 1, 0, 0)),
+    "DIV": (0, 1, 0, 0), "SQRT": (0, 0, 1, 0),
+}  # fmt: skip
+OTHER = (0, 0, 0, 1)
+#: The same of operators, by numbers of the result, or of the scores.
 ARITHMETIC = {
-    **{name.title(): (1, 0) for name in FUNCTIONS},
-    "Gelu": (1, 5), "BiasGelu": (1, 6), "QuickGelu": (1, 2), "Mish": (2, 1), "Elu": (1, 3), "Selu": (1, 4),
-    "Softmax": (1, 3), "LogSoftmax": (1, 3), "SoftmaxCrossEntropy": (1, 4),
-    "Adam": (0, 12), "NAdam": (0, 14), "Momentum": (0, 4), "Adagrad": (0, 6), "Sgd": (0, 2),
+    **{name.title(): counts for name, counts in STEPS.items()},
+    "Gelu": (1, 0, 0, 5), "BiasGelu": (1, 0, 0, 6), "QuickGelu": (1, 1, 0, 1), "Mish": (2, 1, 0, 1),
+    "Elu": (1, 0, 0, 3), "Selu": (1, 0, 0, 4), "Reciprocal": (0, 1, 0, 0), "Softsign": (0, 1, 0, 2),
+    "Softmax": (1, 0, 0, 3), "LogSoftmax": (1, 0, 0, 3), "SoftmaxCrossEntropy": (1, 0, 0, 4),
+    "Adam": (0, 1, 1, 10), "NAdam": (0, 1, 1, 12), "Adagrad": (0, 1, 1, 4), "Momentum": (0, 0, 0, 4),
+    "Sgd": (0, 0, 0, 2),
 }  # fmt: skip
 
 
 def arithmetic(
     op: str, inputs: list[list[int]], outputs: list[list[int]], attributes: Mapping[str, Any]
-) -> tuple[float, float]:
-    """How often a node computes functions such as an exponential, and other elementwise operations."""
+) -> tuple[float, ...]:
+    """How often a node computes functions such as an exponential, quotients, square roots, and other operations."""
     if op in ("Elementwise", "ElementwiseDouble"):
         steps = list(_steps_of(inputs, attributes))
     elif op == "Recurrence":
@@ -185,12 +203,13 @@ def arithmetic(
         pairs = operations("Attention", inputs[op == "AttentionGrad" :], outputs, attributes)
         columns = [[1] * (4 - len(s)) + s for s in inputs[op == "AttentionGrad" :][:3]]
         order = np.reshape(attributes["order"], (-1, 4))
-        return pairs / 2 / (np.array(columns[0])[order[0]][3] + np.array(columns[2])[order[2]][3]), 0.0
+        return pairs / 2 / (np.array(columns[0])[order[0]][3] + np.array(columns[2])[order[2]][3]), 0.0, 0.0, 0.0
     else:
-        functions, others = ARITHMETIC.get(op, (0, KIND.get(op) in ("elementwise", "normalization", "sums, pooling")))
+        is_one = KIND.get(op) in ("elementwise", "normalization", "sums, pooling")
+        counts = ARITHMETIC.get(op, OTHER if is_one else (0, 0, 0, 0))
         numbers = max(map(_count, (*outputs, *inputs)), default=0.0)
-        return functions * numbers, others * numbers
-    return tuple(sum(n for code, n in steps if (code in FUNCTIONS) == which) for which in (True, False))  # type: ignore[return-value]
+        return tuple(n * numbers for n in counts)
+    return tuple(sum(n * STEPS.get(code, OTHER)[k] for code, n in steps) for k in range(4))
 
 
 def _steps_of(inputs: list[list[int]], attributes: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -278,11 +297,27 @@ def least_time(op: str, inputs: Tensors, outputs: Tensors, attributes: Mapping[s
     """The seconds that a node takes at least."""
     if op in VIEWS:
         return 0.0
+    if KIND.get(op) == "optimizer":
+        inputs = _read_by_optimizer(inputs, outputs)
     shapes = [s for _, s in inputs], [s for _, s in outputs]
-    functions, others = arithmetic(op, *shapes, attributes)
     computing = operations(op, *shapes, attributes) / machine.rate
-    steps = functions * machine.function + others * 2 / machine.rate
+    each = machine.function, machine.quotient, machine.root, 2 / machine.rate
+    steps = sum(n * seconds for n, seconds in zip(arithmetic(op, *shapes, attributes), each))
     return max(computing, steps, _least_moving(op, inputs, outputs, machine.bandwidths))
+
+
+def _read_by_optimizer(inputs: Tensors, outputs: Tensors) -> Tensors:
+    """The operands up to the constants, picked rows and factors of the gradient: others are only waited for."""
+    constants = next(i for i, (_, s) in enumerate(inputs) if i > len(outputs) and len(s) == 1)
+    more = inputs[constants + 1 :]
+    picked = [t for t in more[:1] if t[0] == "int64"]
+    factors = more[:2] if _are_factors(outputs[0][1], [s for _, s in more[:2]]) else []
+    return [*inputs[: constants + 1], *picked, *factors]
+
+
+def _are_factors(x: list[int], pair: list[list[int]]) -> bool:
+    """True for A and B whose product AᵀB has the shape of `x`."""
+    return [len(s) for s in pair] == [2, 2] and pair[0][0] == pair[1][0] and [pair[0][1], pair[1][1]] == x
 
 
 def _least_moving(op: str, inputs: Tensors, outputs: Tensors, widths: dict[int, float]) -> float:

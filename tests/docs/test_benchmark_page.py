@@ -69,6 +69,8 @@ def test_a_ratio_is_that_of_turns():
 def test_operations_of_products_and_convolutions():
     assert operations("MatMul", [[5, 2, 3], [3, 4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
     assert operations("FusedMatMul", [[5, 2, 3], [5, 3, 4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
+    assert operations("MatMul", [[1, 2, 3], [5, 3, 4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
+    assert operations("MatMul", [[5, 2, 3], [1, 3, 4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
     assert operations("Product", [[5, 2, 3], [4, 3], [4]], [[5, 2, 4]], {"left": 0}) == pytest.approx(2 * 5 * 2 * 3 * 4)
     assert operations("Product", [[10, 3], [10, 4]], [[3, 4]], {"left": 1}) == pytest.approx(2 * 10 * 3 * 4)
     image, filtered, direct = [2, 3, 9, 9], [2, 8, 7, 7], 2 * (2 * 8 * 7 * 7) * 27
@@ -77,6 +79,9 @@ def test_operations_of_products_and_convolutions():
     assert operations("Conv3x3", [image, [3, 8, 3, 3]], [filtered], {"turned": 1}) == direct
     assert operations("ConvWeightGrad", [image, filtered], [[8, 3, 3, 3]], {}) == direct
     assert operations("Add", [[2], [2]], [[2]], {}) == 0
+    weights = [[3, 4]] * 2
+    assert operations("Momentum", [[3, 4], [0], [3, 4], [], [3], [10, 3], [10, 4]], weights, {}) == 2 * 10 * 3 * 4
+    assert operations("Momentum", [[3, 4], [3, 4], [3, 4], [], [3]], weights, {}) == 0
 
 
 def test_operations_of_attention_and_recurrences():
@@ -104,27 +109,32 @@ def test_steps_of_programs_count_by_the_numbers_that_they_give():
     """x·σ(b) and its sum, with one b for each row."""
     values = [("FIXED", 0), ("FIXED", 1), ("REGISTER", 0), ("RESULT", 0), ("RESULT", 1)]
     program = _program(values, [("SIGMOID", 2, 1), ("MUL", 3, 0, 2), ("SUM", 4, 3, 1, 0)])
-    assert arithmetic("Elementwise", [[6, 8], [6, 1]], [[6, 8], [6, 1]], program) == (6, 2 * 48)
-    assert arithmetic("Exp", [[6, 8]], [[6, 8]], {}) == (48, 0)
-    assert arithmetic("Mul", [[6, 8], [8]], [[6, 8]], {}) == (0, 48)
-    assert arithmetic("Transpose", [[6, 8]], [[8, 6]], {}) == (0, 0)
+    assert arithmetic("Elementwise", [[6, 8], [6, 1]], [[6, 8], [6, 1]], program) == (6, 6, 0, 2 * 48)
+    assert arithmetic("Exp", [[6, 8]], [[6, 8]], {}) == (48, 0, 0, 0)
+    assert arithmetic("Sqrt", [[6, 8]], [[6, 8]], {}) == (0, 0, 48, 0)
+    assert arithmetic("Mul", [[6, 8], [8]], [[6, 8]], {}) == (0, 0, 0, 48)
+    assert arithmetic("Transpose", [[6, 8]], [[8, 6]], {}) == (0, 0, 0, 0)
     order = {"order": [0, 2, 1, 3, 0, 1, 3, 2] + [0, 2, 1, 3] * 6}
     q, k, v, y = [2, 7, 5, 3], [2, 5, 3, 11], [2, 11, 5, 4], [2, 7, 5, 4]
-    assert arithmetic("Attention", [q, k, v, []], [y], order) == (2 * 5 * 7 * 11, 0)
-    assert arithmetic("AttentionGrad", [y, q, k, v, []], [q, k, v], order) == (2 * 5 * 7 * 11, 0)
+    assert arithmetic("Attention", [q, k, v, []], [y], order) == (2 * 5 * 7 * 11, 0, 0, 0)
+    assert arithmetic("AttentionGrad", [y, q, k, v, []], [q, k, v], order) == (2 * 5 * 7 * 11, 0, 0, 0)
 
 
 def test_the_least_time_is_that_of_what_takes_longest():
-    machine = Machine(rate=100.0, function=3.0, bandwidths={1 << 20: 1000.0})
+    machine = Machine(rate=100.0, function=3.0, quotient=2.0, root=5.0, bandwidths={1 << 20: 1000.0})
 
     def least(op, inputs, outputs):
         return least_time(op, *([("float", shape) for shape in some] for some in (inputs, outputs)), {}, machine)
 
     assert least("MatMul", [[2, 30], [30, 4]], [[2, 4]]) == pytest.approx(2 * 2 * 30 * 4 / 100)
     assert least("Exp", [[5]], [[5]]) == 15
+    assert least("Sigmoid", [[5]], [[5]]) == 25
+    assert least("Sqrt", [[5]], [[5]]) == 25
     assert least("Add", [[5], [5]], [[5]]) == pytest.approx(5 * 2 / 100)
     assert least("Transpose", [[50, 9]], [[9, 50]]) == pytest.approx(2 * 450 * 4 / 1000)
     assert least("Reshape", [[50, 9]], [[9, 50]]) == 0
+    update = [[50, 9], [50, 9], [50, 9], [], [3]]
+    assert least("Momentum", update, [[50, 9]] * 2) == least("Momentum", [*update, [90, 90]], [[50, 9]] * 2)
     rows = [[7, 3], [20, 3], [20]]  # added to a table of seven rows
     assert least("GatherGrad", rows, [[7, 3]]) == pytest.approx((20 * 3 + 20 + 7 * 3) * 4 / 1000)
 
