@@ -240,6 +240,10 @@ def network(kind):
             nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), Frozen(8), nn.ReLU(), nn.Conv2d(8, 4, 3), Frozen(4)),
             (pixels,),
         ),
+        "groups": lambda: (
+            nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)),
+            (pixels,),
+        ),
         "rotary": lambda: (Rotary(), (ids,)),
         "pairs": lambda: (Pairs(), (torch.randn(3, 6), torch.randn(3, 5))),
         "gated": lambda: (Gated(), (torch.randn(3, 5),)),
@@ -250,7 +254,7 @@ def network(kind):
 
 @pytest.mark.parametrize(
     ("kind", "dynamo"),
-    [*product(["normalized", "frozen", "rotary", "pairs", "gated"], [False, True]), ("splines", True)],
+    [*product(["normalized", "frozen", "groups", "rotary", "pairs", "gated"], [False, True]), ("splines", True)],
 )
 def test_what_pytorch_exports_trains_its_parameters(kind, dynamo):
     """The trained numbers are as many as the module's parameters, under any names; buffers stay."""

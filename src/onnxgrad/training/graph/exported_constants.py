@@ -10,6 +10,7 @@ exporters choose decide only if the use does not. The constants are listed in th
 | PyTorch's newer exporter noted a buffer, or computed it and from no parameter | a constant |
 | the name that PyTorch models give a buffer (``inv_freq``, ``cos_cached``, ``pixel_mean``, …) | a constant |
 | statistics of a normalization that is written out, with what scales them; its scale and shift in one | a constant |
+| made-up ones and zeros of an InstanceNormalization of groups, which PyTorch writes GroupNorm as | a constant |
 | only meets sine and cosine, as factor | a constant: frequencies |
 | varies along one axis, and is read by a layer (next row but one) or added to what one gives | a weight |
 | sines and cosines of positions, an even or geometric grid | a constant |
@@ -38,7 +39,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.exporter_names import folded_buffers, is_buffer, is_parameter
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.match import is_standard
-from onnxgrad.training.graph.frozen_norms import frozen_norms
+from onnxgrad.training.graph.frozen_norms import frozen_norms, norms_groups
 
 #: Operators that read weights.
 LAYERS = {
@@ -71,7 +72,7 @@ _BUFFERS = {
 _NUMBERS = {"logit_scale", "logit_bias", "temperature", "log_temperature"}
 #: Names that exporters make up: ``onnx::Mul_12``, ``val_7``, ``_to_copy``, ``auto.cast.4``, ``/Constant_output_0``, …
 _MADE_UP = re.compile(
-    r"^(onnx::.*|_?val_\d+|\d+|.*_output_\d+|.*[Cc]onstant.*|_to_copy.*|.*lifted_tensor.*|clone.*|auto\.\w+\.\d+)$"
+    r"^(onnx::.*|_?val_\d+(_\d+)?|\d+|.*_output_\d+|.*[Cc]onstant.*|_to_copy.*|.*lifted_tensor.*|clone.*|auto\.\w+\.\d+)$"
 )
 #: Names of values that an exporter has computed from a parameter: exp(logit_scale), for instance.
 _FOLDED = re.compile(r"^(exp|softplus|sigmoid|tanh)(_\d+)?$")
@@ -140,6 +141,7 @@ INFINITE = "infinities"
 _ONE = "a single number"
 _INPUT = "mean or deviation of the input"
 _GRID = "a grid or anchors"
+_MADE = "made by the exporter"
 _FROZEN = "a normalization that is frozen"
 
 
@@ -162,6 +164,8 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
         return "a buffer by its name"
     if _varying_axes(array) <= 1 and array.size > 1 and _only_angles(value):
         return "frequencies"
+    if named and _MADE_UP.match(name) and all(norms_groups(node, at) for node, at in value.uses()):
+        return _MADE
     uses = list(meetings(value))
     if any(_scales_integers(node, at) for node, at, _ in uses):
         return "the scale of stored integers"
@@ -195,7 +199,7 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
     if value in first:
         return _INPUT
     if named and _MADE_UP.match(name) and _varying_axes(array) > 1:
-        return "made by the exporter"
+        return _MADE
     return ""
 
 

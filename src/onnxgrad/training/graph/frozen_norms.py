@@ -1,13 +1,16 @@
-"""Batch normalizations that are frozen and written out: a product and a sum with numbers that never trained.
+"""The numbers of normalizations that never trained: frozen and written out, or ones and zeros of groups.
 
 Detectors (torchvision's FrozenBatchNorm2d) keep scale, shift and statistics as buffers. An exporter writes
 x·(w/√(v + ε)) + (b - m·w/√(v + ε)), with the four by their names, or with the factor and the term computed in advance.
+PyTorch's GroupNorm becomes an InstanceNormalization of groups, with ones and zeros, and then a product and a sum with
+its parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var", "moving_variance")
@@ -45,6 +48,16 @@ def _is_vector(value: ir.Value) -> bool:
     """True if the shape is [1, C, 1, …], with three axes or more."""
     dims = [] if value.shape is None else list(value.shape)
     return len(dims) > 2 and all(d == 1 for k, d in enumerate(dims) if k != 1)
+
+
+def norms_groups(node: ir.Node, at: int) -> bool:
+    """True if input `at` of `node` is the ones or the zeros of an InstanceNormalization of groups."""
+    if node.op_type != "InstanceNormalization" or at not in (1, 2):
+        return False
+    data, value = node.inputs[0], node.inputs[at]
+    groups = None if data is None else data.producer()
+    array = None if value is None or value.const_value is None else value.const_value.numpy()
+    return groups is not None and groups.op_type == "Reshape" and array is not None and bool(np.all(array == 2 - at))
 
 
 def _shift_behind(scale: ir.Value) -> ir.Value | None:
