@@ -58,9 +58,9 @@ identity = eye
 
 #: Functions of values, whose results carry no derivative.
 allclose, array_equal, isclose = (_discrete(n, getattr(_np, n)) for n in ("allclose", "array_equal", "isclose"))
-iscomplex, iscomplexobj = (_discrete(n, getattr(_np, n)) for n in ("iscomplex", "iscomplexobj"))
-isreal, isrealobj = (_discrete(n, getattr(_np, n)) for n in ("isreal", "isrealobj"))
-ndim, shape, size = (_discrete(n, getattr(_np, n)) for n in ("ndim", "shape", "size"))
+iscomplex, isreal = (_discrete(n, getattr(_np, n)) for n in ("iscomplex", "isreal"))
+iscomplexobj, isrealobj = (_discrete(n, getattr(_np, n), static=True) for n in ("iscomplexobj", "isrealobj"))
+ndim, shape, size = (_discrete(n, getattr(_np, n), static=True) for n in ("ndim", "shape", "size"))
 argwhere, flatnonzero = (_discrete(n, getattr(_np, n)) for n in ("argwhere", "flatnonzero"))
 digitize = _discrete("digitize", _np.digitize)
 

@@ -60,6 +60,29 @@ def test_values_and_derivatives(name):
             check_grads(lambda x: f(np, x), X)
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda np, x: np.cov(x),
+        lambda np, x: np.corrcoef(x),
+        lambda np, x: np.percentile(x, [30.0, 50.0], axis=0),
+        lambda np, x: np.percentile(x, 30.0, axis=0),
+        lambda np, x: np.quantile(x, onp.array(0.3)),
+        lambda np, x: np.vander(x[0]),
+        lambda np, x: np.clip(x, -0.1, onp.float64(0.5)),
+        lambda np, x: np.clip(x, -0.1, 0.5),
+        lambda np, x: np.clip((x * 3).astype("int16"), -0.5, 1.5),
+        lambda np, x: np.heaviside((x * 3).astype("int64"), 1),
+    ],
+)
+def test_dtypes_of_float32(f):
+    x = X.astype(onp.float32)
+    expected = f(onp, x)
+    for found in (f(np, np.asarray(x)), og.vjp(lambda x: f(np, x), x)[0]):
+        assert found.dtype == expected.dtype
+        onp.testing.assert_allclose(onp.asarray(found), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_sinc_at_zero():
     third = og.grad(og.grad(np.sinc))
     assert float(og.grad(np.sinc)(0.0)) == 0.0

@@ -317,9 +317,12 @@ def call_plain(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def tracked(x: Any, floats: bool = True) -> bool:
-    """True if `x`, or an element of a list, is on the tape; with `floats`, only if it carries a derivative."""
+    """True if `x`, or an element of a list, is on the tape; with `floats`, only if it carries a derivative.
+
+    In a program that is compiled or exported, integers and booleans count as well: they differ between its calls.
+    """
     if isinstance(x, Array):
-        return x._node is not None and (not floats or x._data.dtype.kind not in "biu")
+        return x._node is not None and (not floats or x._data.dtype.kind not in "biu" or exporting.get())
     return isinstance(x, (list, tuple)) and any(tracked(e, floats) for e in x)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.array import Array, as_array, values_of
 from onnxgrad.eager.core.custom_derivatives import elementwise as by_slopes
 from onnxgrad.eager.core.primitives import Macro, standard
 from onnxgrad.eager.core.recording import from_parts, of_pairs, pairs_of, parts_of, record, record_complex
@@ -123,7 +123,7 @@ def extremum(kernel: Callable[..., Any], z: Array, axes: tuple[int, ...], keepdi
     """The largest or smallest along `axes` in numpy's order, by real parts first (`kernel` is argmax or argmin)."""
     flat, shape = join_axes(z, axes)
     xp = z.__array_namespace__()
-    at = as_array(kernel(flat._data, axis=0, keepdims=True))
+    at = as_array(kernel(values_of("an extremum of complex numbers", flat), axis=0, keepdims=True))
     return xp.reshape(xp.take_along_axis(flat, at, axis=0), shape if keepdims else flat.shape[1:])
 
 

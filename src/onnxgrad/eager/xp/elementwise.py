@@ -84,7 +84,11 @@ def _shift(b: Builder, x: Var, count: Var, direction: str) -> Var:
     return b.Where(below, b.BitwiseNot(moved), moved)
 
 
-_SAME, _NOT = standard("Identity"), standard("Not")
+def _truth(b: Builder, x: Var) -> Var:
+    return x if x.dtype == ir.DataType.BOOL else b.Cast(x, to=int(ir.DataType.BOOL))
+
+
+_SAME = standard("Identity")
 
 # --- one operand -----------------------------------------------------------------------------------
 
@@ -112,7 +116,7 @@ log = unary("log", _op("Log"), np.log)
 log10 = unary("log10", lambda b, x: b.Log(x) * (1 / math.log(10)), np.log10)
 log1p = unary("log1p", lambda b, x: b.Log(x + 1.0), np.log1p)
 log2 = unary("log2", lambda b, x: b.Log(x) * (1 / math.log(2)), np.log2)
-logical_not = unary("logical_not", _NOT, np.logical_not)
+logical_not = unary("logical_not", lambda b, x: b.Not(_truth(b, x)), np.logical_not)
 negative = unary("negative", _op("Neg"), np.negative)
 positive = unary("positive", _SAME, np.positive)
 reciprocal = unary("reciprocal", _op("Reciprocal"), np.reciprocal)
@@ -129,7 +133,7 @@ trunc = unary("trunc", _SAME, np.trunc, floats=lambda b, x: b.Sign(x) * b.Floor(
 
 # --- two operands ----------------------------------------------------------------------------------
 
-add = binary("add", _op("Add"), np.add)
+add = binary("add", _op("Add"), np.add, booleans=_op("Or"))
 atan2 = binary("atan2", _atan2, np.arctan2)
 bitwise_and = binary("bitwise_and", _op("BitwiseAnd"), np.bitwise_and, booleans=_op("And"))
 bitwise_left_shift = binary("bitwise_left_shift", lambda b, x, y: _shift(b, x, y, "LEFT"), np.left_shift)
@@ -139,7 +143,7 @@ bitwise_xor = binary("bitwise_xor", _op("BitwiseXor"), np.bitwise_xor, booleans=
 copysign = binary(
     "copysign", lambda b, x, y: b.Where(b.Equal(_is_negative(b, x), _is_negative(b, y)), x, -x), np.copysign
 )
-divide = binary("divide", _op("Div"), np.divide, ints=lambda b, x, y: b.Cast(x, to=11) / b.Cast(y, to=11))
+divide = binary("divide", _op("Div"), np.divide)
 equal = binary("equal", _op("Equal"), np.equal)
 floor_divide = binary(
     "floor_divide", lambda b, x, y: b.Floor(x / y), _floor_divide, ints=lambda b, x, y: b.Div(b.Sub(x, b.Mod(x, y)), y)
@@ -152,12 +156,12 @@ hypot = binary("hypot", _hypot, np.hypot)
 less = binary("less", _op("Less"), np.less, booleans=lambda b, x, y: b.And(b.Not(x), y))
 less_equal = binary("less_equal", _op("LessOrEqual"), np.less_equal, booleans=lambda b, x, y: b.Or(b.Not(x), y))
 logaddexp = binary("logaddexp", lambda b, x, y: y + b.Softplus(x - y), np.logaddexp)
-logical_and = binary("logical_and", _op("And"), np.logical_and)
-logical_or = binary("logical_or", _op("Or"), np.logical_or)
-logical_xor = binary("logical_xor", _op("Xor"), np.logical_xor)
-maximum = binary("maximum", _op("Max"), np.maximum)
-minimum = binary("minimum", _op("Min"), np.minimum)
-multiply = binary("multiply", _op("Mul"), np.multiply)
+logical_and = binary("logical_and", lambda b, x, y: b.And(_truth(b, x), _truth(b, y)), np.logical_and)
+logical_or = binary("logical_or", lambda b, x, y: b.Or(_truth(b, x), _truth(b, y)), np.logical_or)
+logical_xor = binary("logical_xor", lambda b, x, y: b.Xor(_truth(b, x), _truth(b, y)), np.logical_xor)
+maximum = binary("maximum", _op("Max"), np.maximum, booleans=_op("Or"))
+minimum = binary("minimum", _op("Min"), np.minimum, booleans=_op("And"))
+multiply = binary("multiply", _op("Mul"), np.multiply, booleans=_op("And"))
 nextafter = nondifferentiable("nextafter", np.nextafter)
 not_equal = binary("not_equal", lambda b, x, y: b.Not(b.Equal(x, y)), np.not_equal)
 _power = binary("pow", _op("Pow"), np.power)
@@ -167,7 +171,7 @@ subtract = binary("subtract", _op("Sub"), np.subtract)
 
 def pow(x1: Any, x2: Any, /) -> Array:
     """x1 to the power x2. A Python number as exponent is static, which makes the derivative shorter."""
-    if not isinstance(x2, (int, float)) or isinstance(x2, bool) or not tracked(x1):  # so it has floats
+    if not isinstance(x2, (int, float)) or isinstance(x2, bool) or not tracked(x1) or x1.dtype.kind in "biu":
         return _power(x1, x2)
     if x1.dtype.kind == "c":
         return complexes.power(x1, int(x2)) if float(x2).is_integer() else _power(x1, x2)
@@ -178,9 +182,11 @@ def pow(x1: Any, x2: Any, /) -> Array:
 def clip(
     x: Any, /, a_min: Any = None, a_max: Any = None, out: None = None, *, min: Any = None, max: Any = None
 ) -> Array:
-    """`x` limited to [`min`, `max`], in the dtype of `x`."""
+    """`x` limited to [`min`, `max`]."""
     x = as_array(x)
     min, max = a_min if min is None else min, a_max if max is None else max
+    numbers = [m if isinstance(m, (int, float)) else as_array(m).dtype for m in (min, max) if m is not None]
+    x = cast(x, np.result_type(x.dtype, *numbers))
     low, high = (None if m is None else as_array(m) for m in (min, max))
     bounds = [m for m in (low, high) if m is not None]
     if not any(tracked(y, floats=False) for y in (x, *bounds)):

@@ -28,7 +28,7 @@ _BEFORE = -(2**62)
 def getitem(x: Array, key: Any) -> Array:
     """``x[key]``."""
     keys = key if isinstance(key, tuple) else (key,)
-    if x._node is None:
+    if x._node is None and not (exporting.get() and tracked(list(keys), floats=False)):
         return Array(np.asarray(x._data[plain(key)]))
     if isinstance(key, list) and any(isinstance(k, slice) or k is None or k is Ellipsis for k in key):
         raise IndexError("a list of slices is no index: use a tuple")

@@ -17,7 +17,7 @@ from onnxgrad.eager.core.array import Array, as_array, tracked, wrapped
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp import elementwise as e
-from onnxgrad.eager.xp.dtypes import cast, promoted
+from onnxgrad.eager.xp.dtypes import as_float, cast, promoted
 from onnxgrad.eager.xp.factorizations import (  # fmt: skip
     EighResult,
     EigResult,
@@ -53,10 +53,9 @@ __all__ = [
 
 def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Array:
     """The norm of vectors: (Σ|x|ᵖ)^(1/p), with max |x| or min |x| for `ord` ±inf and the number of nonzeros for 0."""
-    x = as_array(x)
+    x = as_float(x)
     if not tracked(x):
-        data = x._data if x.dtype.kind in "fc" else x._data.astype(np.float64)
-        return wrapped(np.linalg.vector_norm(data, axis=axis, keepdims=keepdims, ord=ord))
+        return wrapped(np.linalg.vector_norm(x._data, axis=axis, keepdims=keepdims, ord=ord))
     x = e.abs(x) if x.dtype.kind == "c" else x
     if ord == np.inf:
         return max(e.abs(x), axis=axis, keepdims=keepdims)
@@ -75,7 +74,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """The norm of matrices: "fro", of row and column sums (±inf, ±1), of singular values (±2, "nuc")."""
-    x = as_array(x)
+    x = as_float(x)
     if not tracked(x):
         return wrapped(np.linalg.matrix_norm(x._data, keepdims=keepdims, ord=ord))
     if ord == "fro":

@@ -46,7 +46,7 @@ def ldexp(x1: Any, x2: Any, /) -> Array:
 
 def heaviside(x1: Any, x2: Any, /) -> Array:
     """0 where `x1` is negative, 1 where it is positive, `x2` where it is 0."""
-    x, y = promoted(x1, x2)
+    x, y = map(as_float, promoted(x1, x2))
     step = e.where(e.greater(x, 0), np.ones((), x.dtype), np.zeros((), x.dtype))
     return e.where(e.isnan(x), x, e.where(e.equal(x, 0), y, step))
 

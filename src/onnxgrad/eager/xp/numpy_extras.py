@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, plain, tracked, wrapped
+from onnxgrad.eager.core.array import Array, as_array, plain, tracked, values_of, wrapped
 from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp.dtypes import as_float, promoted
 from onnxgrad.eager.xp.elementwise import where
@@ -116,7 +116,11 @@ _cbrt = unary("cbrt", _signed_root, np.cbrt)
 def real_if_close(x: Any, /, tol: float = 100.0) -> Array:
     """The real part of complex numbers if all imaginary parts are below `tol` machine epsilons; else the numbers."""
     x = as_array(x)
-    return e.real(x) if x.dtype.kind == "c" and np.real_if_close(x._data, tol).dtype.kind == "f" else x
+    return (
+        e.real(x)
+        if x.dtype.kind == "c" and np.real_if_close(values_of("real_if_close", x), tol).dtype.kind == "f"
+        else x
+    )
 
 
 # --- joins and splits ------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def histogram(
         if float(low._data) == float(high._data):
             low, high = e.subtract(low, 0.5), e.add(high, 0.5)
         edges = linspace(low, high, int(edges._data) + 1)
-    steps = np.asarray(edges._data)
+    steps = values_of("histogram", edges)
     places = np.searchsorted(steps, held, side="right") - 1
     places[held == steps[-1]] = steps.size - 2
     counts = Array(np.bincount(places[(places >= 0) & (places < steps.size - 1)], minlength=steps.size - 1))

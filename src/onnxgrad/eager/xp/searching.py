@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.array import Array, as_array, call_plain, tracked
 from onnxgrad.eager.core.primitives import macro, standard
 from onnxgrad.eager.core.recording import record
+from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp.dtypes import cast
-from onnxgrad.eager.xp.indexing import as_index
-from onnxgrad.eager.xp.manipulation import Axis, broadcast_to, reshape
+from onnxgrad.eager.xp.indexing import as_index, take
+from onnxgrad.eager.xp.manipulation import Axis, broadcast_to, expand_dims, reshape
 from onnxgrad.eager.xp.reductions import sum
 from onnxgrad.eager.xp.ufuncs import discrete, nondifferentiable
 from onnxgrad.ir import Builder, Var
@@ -92,6 +93,7 @@ def _arg_extremum(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims:
     value = kernel(x._data, axis=axis, keepdims=keepdims)
     if x._node is None:
         return Array(np.asarray(value))
+    x = cast(x, np.int32) if x.dtype == bool else x  # which ONNX cannot compare
     if axis is None:
         flat = _arg_extremum(op_type, kernel, reshape(x, (-1,)), 0, False)
         return reshape(flat, (1,) * x.ndim) if keepdims else flat
@@ -114,6 +116,12 @@ def count_nonzero(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array
 
 
 nonzero = discrete("nonzero", np.nonzero)
-searchsorted = discrete(
-    "searchsorted", lambda x1, x2, /, side="left", sorter=None: np.searchsorted(x1, x2, side, sorter)
-)
+
+
+def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) -> Array:
+    """The index of the first element of the sorted vector `x1` that is not below (for "right": above) each of `x2`."""
+    if not (exporting.get() and tracked([x1, x2, sorter], floats=False)):
+        return call_plain(np.searchsorted, (x1, x2, side, sorter), {})
+    a, v = as_array(x1), expand_dims(as_array(x2), axis=-1)
+    later = (e.less if side == "right" else e.less_equal)(v, a if sorter is None else take(a, sorter, axis=0))
+    return sum(cast(e.logical_not(later), np.int64), axis=-1)

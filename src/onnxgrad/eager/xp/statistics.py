@@ -17,7 +17,7 @@ from onnxgrad.eager.xp.dtypes import as_float, cast
 from onnxgrad.eager.xp.indexing import getitem, take
 from onnxgrad.eager.xp.manipulation import Axis, along_axis, axes_of, concat, expand_dims, join_axes, reshape, stack
 from onnxgrad.eager.xp.products import diagonal_of_matrices, matmul
-from onnxgrad.eager.xp.searching import argsort, sort
+from onnxgrad.eager.xp.searching import argsort, searchsorted, sort
 from onnxgrad.errors import BadInput
 
 __all__ = [
@@ -48,12 +48,14 @@ def sorted_for_quantiles(x: Any, q: Any, axis: Axis) -> tuple[Array, np.ndarray,
     Raises:
         BadInput: a share is not in [0, 1], or the elements are complex.
     """
-    x, q = as_array(x), np.asarray(as_array(q)._read("a quantile's q") if isinstance(q, Array) else q, float)
+    x, shares = as_array(x), np.asarray(as_array(q)._read("a quantile's q") if isinstance(q, Array) else q)
+    x = as_float(x) if isinstance(q, (int, float)) else cast(x, np.result_type(as_float(x).dtype, shares.dtype))
+    q = shares.astype(float)
     if not ((q >= 0) & (q <= 1)).all():
         raise BadInput("quantiles are of q between 0 and 1, percentiles between 0 and 100")
     if x.dtype.kind == "c":
         raise BadInput(f"quantiles are of real numbers, and this array is {x.dtype}")
-    flat, kept = join_axes(as_float(x), axes_of(axis, x.ndim))
+    flat, kept = join_axes(x, axes_of(axis, x.ndim))
     return sort(flat, axis=0), q, kept
 
 
@@ -204,7 +206,8 @@ def cov(
 
 def _variables(x: Any, rowvar: bool) -> Array:
     x = as_array(x)
-    return as_float(reshape(x, (1, -1)) if x.ndim < 2 else x if rowvar else x.T)
+    x = cast(x, np.result_type(x.dtype, np.float64))
+    return reshape(x, (1, -1)) if x.ndim < 2 else x if rowvar else x.T
 
 
 def corrcoef(x: Any, /, y: Any = None, rowvar: bool = True) -> Array:
@@ -249,7 +252,7 @@ def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period
     if xp.size == 1:
         y = fp * e.where(e.isnan(x), x, np.ones_like(x._data))
     else:
-        at = np.clip(np.searchsorted(xp._data, x._data, side="right"), 1, xp.size - 1)
+        at = e.clip(searchsorted(xp, x, side="right"), 1, xp.size - 1)
         x0, x1, y0, y1 = take(xp, at - 1), take(xp, at), take(fp, at - 1), take(fp, at)
         y = y0 + (x - x0) * ((y1 - y0) / (x1 - x0))
     first, last = getitem(xp, 0), getitem(xp, -1)
@@ -280,6 +283,7 @@ def polyval(p: Any, x: Any) -> Array:
 def vander(x: Any, /, N: int | None = None, increasing: bool = False) -> Array:  # noqa: N803  (numpy's name)
     """The matrix of powers of a vector, the highest first unless `increasing`."""
     x = as_array(x)
+    x = cast(x, np.promote_types(x.dtype, int))
     count = x.size if N is None else N
     powers = [e.positive(x * 0 + 1)]
     for _ in range(1, count):

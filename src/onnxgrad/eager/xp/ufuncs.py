@@ -15,7 +15,7 @@ from onnxgrad.eager.core.primitives import Macro, Primitive, standard
 from onnxgrad.eager.core.released import offer_operands
 from onnxgrad.eager.core.tape import Node, exporting
 from onnxgrad.eager.xp import complexes
-from onnxgrad.eager.xp.dtypes import promoted
+from onnxgrad.eager.xp.dtypes import cast, promoted
 
 Function = Callable[..., Any]
 #: How a function is recorded: as a primitive, or by a writer of an expression, ``writer(b, *operands)``.
@@ -64,7 +64,11 @@ def unary(name: str, op: Recorded, kernel: Any, floats: Recorded | None = None) 
         y = computed(kernel, x._data) if is_large else kernel(x._data)
         if type(y) is not _ndarray:
             y = np.asarray(y)
-        used = of_ints if x._data.dtype.kind in "biu" else of_floats
+        used = of_floats
+        if x._data.dtype.kind in "biu":
+            if y.dtype.kind not in ("b", x._data.dtype.kind):  # ONNX has this function for the dtype of `y`
+                return function(cast(x, y.dtype))
+            used = of_ints
         if x._data.dtype.kind == "b" and name == "bitwise_invert":
             used = _NOT
         made = Node(used, (node,), y)
@@ -96,6 +100,8 @@ def binary(name: str, op: Recorded, kernel: Any, booleans: Recorded | None = Non
         y = computed(kernel, a, b) if is_large else kernel(a, b)
         if type(y) is not _ndarray:
             y = np.asarray(y)
+        if y.dtype.kind == "f" != a.dtype.kind:
+            return function(cast(x1, y.dtype), cast(x2, y.dtype))
         used = special.get(a.dtype.kind, whole)
         made = Node(used, (a if m is None else m, b if n is None else n), y)
         if is_large and not exporting.get():
@@ -128,11 +134,11 @@ def module_fallback(module: Any, path: str) -> Callable[[str], Any]:
     return find
 
 
-def discrete(name: str, kernel: Any) -> Function:
-    """A function whose results carry no derivative, such as integers and booleans."""
+def discrete(name: str, kernel: Any, static: bool = False) -> Function:
+    """A function whose results carry no derivative: integers, booleans; `static`: by shapes and dtypes alone."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        if exporting.get():
+        if exporting.get() and not static:
             refuse_tracked(name, [*args, *kwargs.values()], "it has no form in ONNX", floats=False)
         return call_plain(kernel, args, kwargs)
 

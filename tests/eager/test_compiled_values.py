@@ -1,0 +1,68 @@
+"""Compiled functions at values that the trace did not see: nothing of the first call may stay in their graphs."""
+
+import numpy
+import pytest
+
+import onnxgrad.eager as og
+import onnxgrad.eager.numpy as np
+from onnxgrad.eager.scipy import special
+from onnxgrad.errors import BadInput
+
+RNG = numpy.random.default_rng(0)
+FLOATS = RNG.standard_normal((3, 4))
+COUNTS = numpy.array([[1, 2, 0, 1], [2, 1, 0, 0], [0, 0, 3, 2]])
+PLACES, HEIGHTS = numpy.linspace(-1.5, 2.0, 5), RNG.standard_normal(5)
+
+#: functions of an array of integers, and of one of floats
+OF_COUNTS = """
+np.eye(4)[a] | np.eye(4)[a[0], 1:] | np.arange(12.0).reshape(4, 3)[a[:, 0], 1] | np.arange(4.0)[a[0, 0]]
+np.linalg.norm(a) | np.linalg.norm(a, axis=0) | np.linalg.norm(a, 1) | np.linalg.norm(a, ord=3, axis=1)
+np.linalg.matrix_power(a[:, :3], 2) | np.fft.fft(a).real | np.fft.rfft2(a).imag | np.fft.irfft(a)
+np.r_[a[0], 1] | np.c_[a[0], a[1]] | np.interp(a, [0.0, 1.0, 2.0], [0.0, 1.0, 4.0]) | a**2.5 | a**2 | np.cov(a)
+np.searchsorted([0, 1, 2], a) | np.searchsorted([0, 1, 2], a, side="right") | np.sqrt(a) | np.exp(a) | np.tanh(a)
+np.angle(a) | np.arctan2(a, 1) | np.hypot(a, 1) | np.logaddexp(a, 1) | np.copysign(a, -1) | np.heaviside(a, 1)
+special.erf(a) | special.logsumexp(a) | np.clip(a, 0.5, 1.5) | a / 2 | a.astype("int16") / np.int16(2) | np.floor(a)
+(a > 0) + (a > 1) | (a > 0) * (a > 1) | np.maximum(a > 0, a > 1) | np.minimum(a > 0, a > 1) | np.argmax(a > 1, axis=1)
+np.sqrt(a > 0) | np.logical_not(a) | np.logical_and(a, a > 1) | np.logical_or(a, 0.5) | np.logical_xor(a, a > 1)
+"""
+OF_FLOATS = """
+np.interp(a, PLACES, HEIGHTS) | np.interp(a, np.cumsum(np.abs(a[0])), a[1], period=2.0) | np.logical_not(np.floor(a))
+np.searchsorted(np.sort(a[0]), a) | np.searchsorted(a[0], a[1], sorter=np.argsort(a[0])) | a * np.size(a) * np.ndim(a)
+a * np.shape(a)[1] * np.iscomplexobj(a) | np.gradient(a, 0.5, axis=0) | np.clip(a, -0.5, 0.5) | np.percentile(a, 30)
+"""
+REFUSED = "np.gcd(a, 3) | np.unique(a) | np.choose(a, [1, 2, 3, 4]) | np.arange(4.0)[a > 1] | special.binom(a, 1)"
+
+
+def expressions(text):
+    return [part.strip() for line in text.strip().splitlines() for part in line.split(" | ")]
+
+
+def function(text):
+    return eval(f"lambda a: {text}", {"np": np, "special": special, "PLACES": PLACES, "HEIGHTS": HEIGHTS})
+
+
+@pytest.mark.parametrize("text", [*expressions(OF_COUNTS), *expressions(OF_FLOATS)])
+def test_nothing_of_the_first_call_stays(text):
+    f, first = function(text), COUNTS if text in OF_COUNTS else FLOATS
+    compiled = og.jit(f)
+    compiled(first)
+    for other in (first[::-1] * first[::-1] % 4, (first + 1)[:, ::-1] % 4):
+        found, expected = compiled(other), f(np.asarray(other))
+        assert found.dtype == expected.dtype
+        numpy.testing.assert_allclose(numpy.asarray(found), numpy.asarray(expected), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", expressions(REFUSED))
+def test_what_depends_on_integers_in_python_is_refused(text):
+    with pytest.raises(BadInput, match="cannot be recorded as ONNX"):
+        og.jit(function(text))(COUNTS)
+
+
+def test_gradients_of_an_interpolation_are_those_of_the_values_of_each_call():
+    def f(x, heights):
+        return np.sum(np.interp(x, PLACES, heights) ** 2)
+
+    compiled = og.jit(og.grad(f, argnums=(0, 1)))
+    for x in (FLOATS, FLOATS[::-1] * 2, numpy.array([-9.0, 0.1, 9.0])):
+        for found, expected in zip(compiled(x, HEIGHTS), og.grad(f, argnums=(0, 1))(x, HEIGHTS), strict=True):
+            numpy.testing.assert_allclose(numpy.asarray(found), numpy.asarray(expected), rtol=1e-10)
