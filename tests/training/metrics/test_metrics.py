@@ -43,10 +43,10 @@ def test_of_classes_as_scikit_learn():
     best, seen = SCORES.argmax(1), [0, 1, 3]
     for name, wanted in {
         "accuracy": sk.accuracy_score(LABELS, best),
-        "balanced_accuracy": sk.recall_score(LABELS, best, labels=seen, average="macro"),
-        "precision": sk.precision_score(LABELS, best, labels=seen, average="macro"),
-        "recall": sk.recall_score(LABELS, best, labels=seen, average="macro"),
-        "f1": sk.f1_score(LABELS, best, labels=seen, average="macro"),
+        "balanced_accuracy": sk.balanced_accuracy_score(LABELS, best),
+        "precision": sk.precision_score(LABELS, best, average="macro"),
+        "recall": sk.recall_score(LABELS, best, average="macro", zero_division=0),
+        "f1": sk.f1_score(LABELS, best, average="macro"),
         "f1_micro": sk.f1_score(LABELS, best, average="micro"),
         "auc": np.mean([sk.roc_auc_score(c == LABELS, np.exp(SCORES)[:, c]) for c in seen]),
         "average_precision": np.mean([sk.average_precision_score(c == LABELS, np.exp(SCORES)[:, c]) for c in seen]),
@@ -73,7 +73,7 @@ def test_of_zeros_and_ones_as_scikit_learn():
 
 def test_intersections_as_scikit_learn():
     sk = pytest.importorskip("sklearn.metrics")
-    wanted = sk.jaccard_score(LABELS, SCORES.argmax(1), labels=[0, 1, 3], average="macro")
+    wanted = sk.jaccard_score(LABELS, SCORES.argmax(1), average="macro")
     assert metric("miou", "classes", SCORES, LABELS) == pytest.approx(wanted)
     assert metric("miou", "binary", ODDS, ONES) == pytest.approx(sk.jaccard_score(ONES, ODDS > 0))
 
@@ -115,10 +115,13 @@ def test_average_precision_by_hand():
     assert average_precision(np.array([1.0, 1.0]), np.array([1, 0])) == pytest.approx(0.5)
 
 
-def test_a_class_that_is_absent_is_no_class_with_zero():
-    scores, labels = np.log([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.2, 0.7]]), np.array([0, 1, 1])
-    assert metric("f1", "classes", scores, labels) == pytest.approx((1 + 2 / 3) / 2)
-    assert per_class(counts(scores, labels))["rows"].tolist() == [1, 2, 0]
+def test_a_class_without_labels_is_zero_where_it_is_predicted_and_else_does_not_count():
+    chances = [[0.7, 0.1, 0.1, 0.1], [0.1, 0.7, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1]]
+    scores, labels = np.log(chances), np.array([0, 1, 1])
+    assert metric("f1", "classes", scores, labels) == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert metric("recall", "classes", scores, labels) == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert metric("balanced_accuracy", "classes", scores, labels) == pytest.approx((1 + 1 / 2) / 2)
+    assert per_class(counts(scores, labels))["rows"].tolist() == [1, 2, 0, 0]
 
 
 def test_perplexity_of_a_guess_is_the_number_of_classes():

@@ -309,7 +309,7 @@ def evaluate_rows(
         each = per_class(table)
         result.classes = {
             str(known[c] if c < len(known) else c): {k: float(v[c]) for k, v in each.items()}
-            for c in np.flatnonzero(each["rows"])
+            for c in np.flatnonzero(table.sum(0) + table.sum(1))
         }
     result.worst, result.names = misses.result() if worst else None, rows.classes or names
     return result

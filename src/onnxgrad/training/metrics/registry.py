@@ -19,9 +19,11 @@ Each metric compares scores with labels, whose form depends on the task:
 | ``sets`` | classes in the set of a row, [rows, classes] of booleans | class numbers |
 | ``embeddings`` | embeddings [rows, size] | numbers of groups that belong together [rows] |
 
-A mean over classes (macro) is over the classes that occur in the labels: an absent class does not count as a score of
-zero. An undefined metric (the AUC of a single class) is NaN. Several labels of 0 and 1 in a row are pooled, except for
-the metrics whose names end in ``_macro``, which get scores and labels [rows, labels].
+A mean over classes (macro) is over the classes that occur in the labels or the predictions, as scikit-learn's: a class
+that is predicted and never right counts as zero, and one that occurs in neither does not count. Means of ``auc``,
+``average_precision`` and ``balanced_accuracy`` are over the classes of the labels. An undefined metric (the AUC of a
+single class) is NaN. Several labels of 0 and 1 in a row are pooled, except for the metrics whose names end in
+``_macro``, which get scores and labels [rows, labels].
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ def counts(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def per_class(table: np.ndarray) -> dict[str, np.ndarray]:
-    """precision, recall, f1 and rows of each class; precision is NaN for a class that is never predicted.
+    """precision, recall, f1 and rows of each class.
+
+    Precision is NaN for a class that is never predicted, recall for one that occurs in no label.
 
     Args:
         table: the confusion matrix, as `counts` gives it.
@@ -114,7 +118,7 @@ def average_precision(scores: np.ndarray, ones: np.ndarray) -> float:
 
 
 def _each_class(of: Function) -> Function:
-    """`of` for each class against all others, averaged over the classes that occur."""
+    """`of` for each class against all others, averaged over the classes that occur in the labels."""
 
     def mean(scores: np.ndarray, labels: np.ndarray) -> float:
         chances = np.exp(scores - _normalizer(scores)[:, None])
@@ -167,11 +171,12 @@ def _ratio(name: str, right: np.ndarray, predicted: np.ndarray, actual: np.ndarr
         return right / whole
 
 
-def _macro(name: str) -> Callable[[], Running]:
-    """The mean of a metric over the classes that occur."""
+def _macro(name: str, labels_only: bool = False) -> Callable[[], Running]:
+    """The mean of a metric over the classes that occur in the labels, or unless `labels_only` in the predictions."""
 
     def mean(right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> float:
-        return float(np.nan_to_num(_ratio(name, right, predicted, actual)[actual > 0]).mean())
+        occurs = actual if labels_only else actual + predicted
+        return float(np.nan_to_num(_ratio(name, right, predicted, actual)[occurs > 0]).mean())
 
     return lambda: Tally(mean)
 
@@ -208,8 +213,8 @@ METRICS: dict[str, Metric] = {
     "accuracy": Metric("rows whose largest score is that of their class ÷ rows",
         _rows(_right, "classes", "binary") | _from_summary(0, np.equal),
         in_step={"classes": in_step.ACCURACY, "binary": in_step.BINARY_ACCURACY}),
-    "balanced_accuracy": Metric("the mean of the recall over classes (macro)", {
-        "classes": _macro("recall"), "binary": _macro("recall")}),
+    "balanced_accuracy": Metric("the mean of the recall over the classes of the labels", {
+        "classes": _macro("recall", labels_only=True), "binary": _macro("recall", labels_only=True)}),
     "top5": Metric("rows whose class is among the five largest scores ÷ rows",
         _rows(_top(5), "classes") | _from_summary(1, lambda better, _: better < 5),
         in_step={"classes": in_step.TOP5}),
