@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import named_values, prune, required_inputs, subgraphs
-from onnxgrad.ir.match import constant, is_op
+from onnxgrad.ir.match import constant, is_op, not_none
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, load_model, signature
 from onnxgrad.model_io.results import Results, fill, jets_of, names_in, rename
@@ -383,8 +383,7 @@ def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
 def _given_constant(output: ir.Value) -> np.ndarray:
     """The elements of an output that is a constant."""
     node = output.producer()
-    array = constant(output) if node is None else constant(node.inputs[0])
-    assert array is not None
+    array = not_none(constant(output) if node is None else constant(node.inputs[0]))
     return array
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.function import Function
 from onnxgrad.ir.graph import named_values, prune
+from onnxgrad.ir.match import not_none
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, signature
 from onnxgrad.transforms.linearize import linearize
@@ -51,12 +52,11 @@ def linear_operator(
     if wrt in named_values(f.model.graph) and wrt not in known:
         raise BadInput(f"`wrt` {wrt!r} is no input or initializer of the model, so its shape is not known beforehand")
     value = float_values(wrt, known, "wrt")[wrt]
-    assert value.dtype is not None
     feeds = f.feeds(**inputs)
     x_shape = feeds[wrt].shape if wrt in feeds else tuple(d for d in value.shape or () if isinstance(d, int))
     primal, linear, tangent = f._cached(("linearize", wrt, of), lambda: _halves(f, wrt, of))
     zeros = np.zeros(
-        x_shape, value.dtype.numpy()
+        x_shape, not_none(value.dtype).numpy()
     )  # products with the Jacobian of a linear map: it only gives its shape
     point = {name: a.copy() for name, a in feeds.items()}  # the caller may go on to change them
     point |= {} if primal is None else primal.session.run(feeds)

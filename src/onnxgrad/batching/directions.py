@@ -22,7 +22,7 @@ from onnxgrad.batching.vmap import stack
 from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import ancestors, dependents
-from onnxgrad.ir.match import Dim
+from onnxgrad.ir.match import Dim, not_none
 from onnxgrad.ir.shapes import move_axis
 from onnxgrad.ir.subgraphs import cond, empty, give
 
@@ -57,8 +57,7 @@ def vmapped(
     Without directions, the results are empty; a single known direction needs no Scan. Unless `guarded`, nodes that need
     no Scan over the directions get no If for the case of no direction.
     """
-    assert seeds[0].shape is not None
-    count = seeds[0].shape[0]
+    count = not_none(seeds[0].shape)[0]
     if count == 0:
         return [_none(builder, r) for r in results]
     if count == 1:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable, Write
 from onnxgrad.batching.product_rules import conv, einsum, gemm, matmul, recurrent, resize, rows
 from onnxgrad.ir import Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.operators import ByOperator, Kind
 from onnxgrad.ir.shapes import move_axis
 from onnxgrad.rules.op import Op
@@ -96,8 +97,7 @@ def _unsqueeze(s: BatchedNode) -> Var:
 def _squeeze(s: BatchedNode) -> Var:
     axes = s.constant_ints(1)
     if not axes:
-        value = s.values[0]
-        assert value is not None
+        value = not_none(s.values[0])
         if value.shape is None or not all(isinstance(d, int) for d in value.shape):
             raise Unstackable
         axes = [i for i, d in enumerate(value.shape) if d == 1]

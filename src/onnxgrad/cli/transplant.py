@@ -10,6 +10,7 @@ import typer
 from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.path_clashes import OUTPUT, check_paths
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import not_none
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training.adapters.folder import files_in
 from onnxgrad.transplants.transplant import read_probes
@@ -60,8 +61,7 @@ def transplant(
         for flag, path in models.items()
         if path is not None
     }
-    place = to or output
-    assert place is not None
+    place = not_none(to or output)
     results = {OUTPUT if to is None else "--to": place}
     if encoder is not None and into is not None:
         results = {f"the result {path.name}": place / path.name for path in (into, encoder)}

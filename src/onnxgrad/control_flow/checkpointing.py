@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgrad.context import ScopedSetting
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import not_none
 
 Every = int | str | None
 
@@ -78,8 +79,7 @@ def save_policy(node: ir.Node) -> SavePolicy:
 
 def set_save_policy(node: ir.Node | None, what: SavePolicy) -> None:
     """Set the save policy of `node`, which takes precedence over `checkpointing`."""
-    assert node is not None
-    node.meta[_KEPT] = what
+    not_none(node).meta[_KEPT] = what
 
 
 def save_always(node: ir.Node, what: SavePolicy) -> None:

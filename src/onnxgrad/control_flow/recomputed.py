@@ -15,7 +15,7 @@ from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import dependents, prune
-from onnxgrad.ir.match import Dim, is_op
+from onnxgrad.ir.match import Dim, is_op, not_none
 from onnxgrad.ir.names import Names
 from onnxgrad.ir.shapes import same_dim
 
@@ -136,8 +136,7 @@ def _constants(graph: ir.Graph, other: ir.Graph) -> dict[ir.Value, ir.Value]:
 
 
 def _content(value: ir.Value) -> tuple[str, tuple[int, ...], bytes]:
-    tensor = value.const_value
-    assert tensor is not None
+    tensor = not_none(value.const_value)
     return tensor.dtype.name, tuple(tensor.shape.numpy()), tensor.tobytes()
 
 

@@ -15,7 +15,7 @@ from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan, sta
 from onnxgrad.ir import Builder, Var, containers, same_shape
 from onnxgrad.ir.aliases import follow, known_as
 from onnxgrad.ir.infer.loops import always_goes_on, elements
-from onnxgrad.ir.match import constant_tensor
+from onnxgrad.ir.match import constant_tensor, not_none
 from onnxgrad.ir.subgraphs import cond, formal, give, loop_lead
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.rule import Term, write
@@ -118,9 +118,8 @@ class Backwards:
 
         if certain:
             return emit(o)
-        assert steps is not None
         return _unless_none(
-            o, steps, lambda w: [write(t) for t in emit(w)], self.initial, [Var(o, v) for v in self.instead]
+            o, not_none(steps), lambda w: [write(t) for t in emit(w)], self.initial, [Var(o, v) for v in self.instead]
         )
 
     # --- as a Loop ---------------------------------------------------------------------------------
@@ -173,8 +172,7 @@ class Backwards:
 
 def _elements(b: Builder, column: StepInput, start: Var, count: Var) -> Var:
     """The sequence of `count` elements of `column` from `start` on; for an optional, its only element."""
-    assert column.outer is not None
-    every = Var(b, column.outer)
+    every = Var(b, not_none(column.outer))
     if isinstance(column.inner.type, ir.OptionalType):
         like = Var(b, column.inner)
         return containers.either(

@@ -12,6 +12,7 @@ from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, stack_out
 from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Var, containers, same_shape
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.subgraphs import formal, give
 from onnxgrad.rules.op import Op
 
@@ -69,8 +70,7 @@ def _collect_states(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
     lead = list(body.inputs[:2])
     states = [it.states[k] for k in kept]
     body.inputs[:] = [*lead, *states, so_far.value]
-    assert state.dtype is not None
-    empty = o.SequenceEmpty(dtype=int(state.dtype))
+    empty = o.SequenceEmpty(dtype=int(not_none(state.dtype)))
     first = [Var(o, it.initial[k]) for k in kept]
     results = loop(o, body, op.node.inputs[0], op.node.inputs[1], [*first, empty])
     return results[len(kept)].value, results[-1].value if nested else None

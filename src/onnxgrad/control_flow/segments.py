@@ -16,7 +16,7 @@ from onnxgrad.control_flow.checkpointing import SavePolicy, segment_length, set_
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer.loops import always_goes_on
-from onnxgrad.ir.match import constant_tensor
+from onnxgrad.ir.match import constant_tensor, not_none
 from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give, loop_lead
 from onnxgrad.lower.registry import replace
 
@@ -88,8 +88,7 @@ class _Segments:
         if length != "sqrt":
             self.length = b.const(np.array(length, np.int64))
         elif self.counted:
-            assert self.trips is not None
-            self.length = _root(b, b.Max(self.trips, 1))
+            self.length = _root(b, b.Max(not_none(self.trips), 1))
 
     def write(self) -> list[Var | None]:
         """The whole iteration."""

@@ -21,7 +21,7 @@ from onnxgrad.custom.graph_rules import Graph, model_of, written
 from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput, NotDifferentiable
 from onnxgrad.ir import Var
-from onnxgrad.ir.match import normal_domain
+from onnxgrad.ir.match import normal_domain, not_none
 from onnxgrad.model_io import load_model, open_model, save_model
 from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, TARGETS, Cut, RuleTargets
 from onnxgrad.model_io.save import to_proto
@@ -193,8 +193,7 @@ def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
             table[CUT_DOMAIN, custom.cut.name] = custom.rule
             cuts.append(custom.cut)
         else:
-            assert custom.operator is not None
-            table[custom.operator] = custom.rule
+            table[not_none(custom.operator)] = custom.rule
     targets = TARGETS.value
     targets = RuleTargets(targets.operators | set(table), (*targets.cuts, *cuts))
     with CUSTOM.changed({**CUSTOM.value, **table}), TARGETS.changed(targets):
@@ -238,14 +237,13 @@ class _Custom(General):
 
     def _transposed(self, op: Op, cotangents: Cotangents) -> list[Var | None]:
         """Jᵀg as the derivative of t ↦ ⟨J·t, g⟩."""
-        assert self.jvp_function is not None
         b = op.builder
         probes: list[Var | None] = [None] * len(op.inputs)
         with b.record() as emitted:
             for i, x in enumerate(op.inputs[: self.count]):
                 if x is not None and op.needs[i]:
                     probes[i] = b.copy(b.full_like(x, 1).value)
-            tangents = as_list(self.apply(self.jvp_function, op, tuple(probes[: self.count])))
+            tangents = as_list(self.apply(not_none(self.jvp_function), op, tuple(probes[: self.count])))
         seeds: dict[ir.Value, Var] = {}
         for t, g in zip(tangents, cotangents):
             if t is not None and g is not None:

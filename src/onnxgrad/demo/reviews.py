@@ -20,6 +20,7 @@ import onnxruntime
 from onnxgrad.demo.assets import Asset
 from onnxgrad.errors import BadInput
 from onnxgrad.figures import drawing
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.loop.evaluation import plain_session
 from onnxgrad.training.loop.html_report import Picture
 
@@ -56,8 +57,7 @@ Arrays = dict[str, Any]
 def sentences() -> tuple[list[str], np.ndarray]:
     """The sentences, and int64 labels: 1 where they praise."""
     with tarfile.open(REVIEWS.path()) as archive:
-        file = archive.extractfile("hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt")
-        assert file is not None
+        file = not_none(archive.extractfile("hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"))
         lines = file.read().decode("latin-1").splitlines()
     rows = [line.split("\t", 2) for line in lines]
     rated = [(text, float(rating)) for _, rating, text in rows if float(rating)]

@@ -21,6 +21,7 @@ from onnxgrad.engine.partial_eval import primal_values, residuals
 from onnxgrad.engine.reverse import add_cotangents, reverse
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer.inference import Inference
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.outline import part_of
 from onnxgrad.model_io.local_functions import Body, Functions
 from onnxgrad.rules.op import Op
@@ -94,12 +95,10 @@ def _call(op: Op, mode: Mode, moved: tuple[bool, ...], seeds: Cotangents) -> dic
     def var(source: Source) -> Var:
         kind, i = source
         if kind == "operand":
-            value = operands[i]
-            assert value is not None
+            value = not_none(operands[i])
             return op.builder.var(value)
         if kind == "seed":
-            seed = seeds[i]
-            assert seed is not None
+            seed = not_none(seeds[i])
             return seed
         if kind == "linear":
             return given_back[i]
@@ -119,8 +118,7 @@ def _call(op: Op, mode: Mode, moved: tuple[bool, ...], seeds: Cotangents) -> dic
 
 def _become(op: Op, derived: Derived) -> None:
     """Replace the call in the primal graph by one that also returns the residuals."""
-    node, primal = op.node, derived.primal
-    assert primal is not None
+    node, primal = op.node, not_none(derived.primal)
     operands = [node.inputs[i] for i in derived.body.places]
     node.resize_inputs(len(operands))
     for i, value in enumerate(operands):

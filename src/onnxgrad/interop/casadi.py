@@ -25,7 +25,7 @@ from onnxgrad.files import make_folder
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.infer.inference import infer_model
-from onnxgrad.ir.match import holds_floats
+from onnxgrad.ir.match import holds_floats, not_none
 from onnxgrad.model_io import save_model, signature
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.transforms.first_order import jvp, vjp
@@ -163,8 +163,7 @@ def _apart(b: Builder, graph: ir.Graph, primal: ir.Value, rows: int, columns: in
 
 
 def _sizes(value: ir.Value) -> list[int]:
-    shape = value.shape
-    assert shape is not None
+    shape = not_none(value.shape)
     for size in shape:
         if not isinstance(size, int):
             raise BadInput(f"{value.name!r} has a size that is not fixed ({size}); CasADi's matrices have fixed sizes")
@@ -173,8 +172,7 @@ def _sizes(value: ir.Value) -> list[int]:
 
 def _matrix(value: ir.Value) -> tuple[int, int | str | None]:
     """Rows and columns of `value` as CasADi reads it; None as columns for a vector."""
-    shape = value.shape
-    assert shape is not None
+    shape = not_none(value.shape)
     if len(shape) == 2 and isinstance(shape[0], int):
         columns = shape[1]
         return shape[0], columns if isinstance(columns, int) else str(columns)

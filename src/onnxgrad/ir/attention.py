@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrad.ir.match import is_op, is_single, producer, rank
+from onnxgrad.ir.match import is_op, is_single, not_none, producer, rank
 from onnxgrad.ir.shapes import same_dim
 
 #: The numbers of axes of operands that kernels support.
@@ -53,9 +53,7 @@ class Scores:
                         scale, divides, product = b, kind == "Div", first
             matmul = producer(product, "MatMul")
             if matmul is not None and scaled is not None and product is not None:
-                q, kt = matmul.inputs
-                assert q is not None
-                assert kt is not None
+                q, kt = map(not_none, matmul.inputs)
                 made = list(dict.fromkeys([product, scaled, *([] if add is None else add.outputs)]))
                 return cls(q, kt, scale, divides, mask, made)
         return None
@@ -66,19 +64,15 @@ class Scores:
         floats = [*every, *(x for x in (self.scale, self.mask) if x is not None)]
         if any(x.dtype != ir.DataType.FLOAT or x.shape is None for x in floats):
             return False
-        first = self.q.shape
-        assert first is not None
+        first = not_none(self.q.shape)
         if len(first) not in RANKS:
             return False
         for x in every:
-            assert x.shape is not None
-            if rank(x) != len(first) or not all(same_dim(a, b) for a, b in zip(x.shape[:-2], first[:-2])):
+            if rank(x) != len(first) or not all(same_dim(a, b) for a, b in zip(not_none(x.shape)[:-2], first[:-2])):
                 return False
         if self.mask is None:
             return True
-        mask, keys = self.mask.shape, self.kt.shape
-        assert mask is not None
-        assert keys is not None
+        mask, keys = not_none(self.mask.shape), not_none(self.kt.shape)
         whole = [*first[:-1], keys[-1]]
         return len(mask) <= len(whole) and all(
             m == 1 or same_dim(m, n) or (isinstance(n, int) and n > 1) for m, n in zip(mask[::-1], whole[::-1])

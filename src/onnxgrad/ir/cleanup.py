@@ -24,7 +24,7 @@ from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.fold import fold_constants
 from onnxgrad.ir.graph import prune, walk
 from onnxgrad.ir.infer.inference import Inference
-from onnxgrad.ir.match import constant, is_standard, rank
+from onnxgrad.ir.match import constant, is_standard, not_none, rank
 from onnxgrad.ir.names import Names
 
 
@@ -100,9 +100,7 @@ def _has_vector(product: ir.Node) -> bool:
 
 def _make_a_column(b: Builder, product: ir.Node) -> None:
     """Have a `product` of a matrix with a vector be one with a matrix of one column."""
-    a, x = product.inputs
-    assert a is not None
-    assert x is not None
+    a, x = map(not_none, product.inputs)
     axis = b.const(np.array([-1], np.int64))
     column = b.MatMul(b.var(a), b.Unsqueeze(b.var(x), axis))
     product.op_type = "Squeeze"

@@ -35,6 +35,13 @@ class _Operator(_InDomain, Protocol):
 
 
 N = TypeVar("N", bound=_Operator)
+T = TypeVar("T")
+
+
+def not_none(value: T | None) -> T:
+    """`value`, which is there by the specification of an operator, or by what a caller has checked."""
+    assert value is not None
+    return value
 
 
 def is_standard(named: _InDomain) -> bool:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.notes import notes, properties
 
 
@@ -257,8 +258,7 @@ class _Writer:
 
 def _add_tensor(proto: onnx.GraphProto, value: ir.Value) -> None:
     """Add the initializer `value` to `proto`."""
-    tensor = value.const_value
-    assert tensor is not None
+    tensor = not_none(value.const_value)
     if type(tensor) is ir.Tensor and not tensor.doc_string and not tensor.metadata_props:
         dims, data = tensor.shape.dims, tensor.tobytes()
         proto.initializer.add(name=value.name, data_type=int(tensor.dtype), dims=dims, raw_data=data)

@@ -18,6 +18,7 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.infer.registry import registry
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.names import Names
 from onnxgrad.lower.registry import Writer, inputs_of, lowering, lowering_for
 
@@ -43,8 +44,7 @@ def contrib(
 
 def _as_written(name: str, domain: str) -> Infer:
     """Infer an operator by its lowering, written into a temporary graph."""
-    lower = lowering_for(name, domain)
-    assert lower is not None
+    lower = not_none(lowering_for(name, domain))
 
     def infer(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         copies: list[ir.Value | None] = []

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.schemas import attribute
 from onnxgrad.ir.shapes import move_axis
 from onnxgrad.lower.contrib import contrib
@@ -308,8 +309,7 @@ def dynamic_quantize_lstm(b: Builder, node: ir.Node, x: _Recurrence) -> Sequence
     weights = [_gates(b, *w) for w in ((x.W, x.W_scale, x.W_zero_point), (x.R, x.R_scale, x.R_zero_point))]
     operands = [x.X, *weights, x.B, x.sequence_lens, x.initial_h, x.initial_c, x.P]
     inputs = [None if v is None else v.value for v in operands]
-    lstm = lowering_for("LSTM")
-    assert lstm is not None
+    lstm = not_none(lowering_for("LSTM"))
     return lstm(b, ir.Node("", "LSTM", inputs, list(node.attributes.values()), num_outputs=3))
 
 

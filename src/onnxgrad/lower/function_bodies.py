@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxgrad.ir import Builder
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.match import not_none
 
 
 def with_defaults(node: ir.Node, schema: onnx.defs.OpSchema) -> dict[str, ir.Attr]:
@@ -154,8 +155,7 @@ class BodyCopies(Copies):
         return copies
 
     def _fresh(self, name: str | None) -> str:
-        assert self.names is not None
-        return self.names.fresh(f"{self.prefix}_{name}")
+        return not_none(self.names).fresh(f"{self.prefix}_{name}")
 
 
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.stops import RECURRENT, name_stop
 from onnxgrad.ir.subgraphs import empty, give
 from onnxgrad.lower.registry import attribute, lowering
@@ -96,8 +97,7 @@ class _Layer:
 
     def operand(self, name: str) -> Var:
         """An operand that every node has."""
-        value = self.operands[name]
-        assert value is not None
+        value = not_none(self.operands[name])
         return value
 
     def part(self, name: str, direction: int) -> Var | None:
@@ -135,9 +135,7 @@ class _Layer:
     def run_direction(self, x: Var, d: int, backwards: bool) -> list[Var]:
         """One direction: the last states, then the output at every step, as [time, batch, hidden]."""
         b = self.b
-        w, r, bias = self.part("W", d), self.part("R", d), self.part("B", d)
-        assert w is not None
-        assert r is not None
+        w, r, bias = not_none(self.part("W", d)), not_none(self.part("R", d)), self.part("B", d)
         hidden = self._hidden(r)
         columns = b.MatMul(x, b.Transpose(w, perm=[1, 0]))
         wb = rb = None

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.lower.registry import attribute, lowering
 from onnxgrad.lower.sampling import (
     LINEAR,
@@ -109,9 +110,7 @@ def roi_align(b: Builder, node: ir.Node, image: Var, rois: Var, batch: Var) -> S
         if ratio > 0:
             y = y * (1.0 / ratio**2)
         else:
-            assert sides[0].count is not None
-            assert sides[1].count is not None
-            y = y / b.Max(b.Unsqueeze(sides[0].count * sides[1].count, [3]), 1.0)
+            y = y / b.Max(b.Unsqueeze(not_none(sides[0].count) * not_none(sides[1].count), [3]), 1.0)
     return [b.cast_like(b.Transpose(y, perm=[0, 3, 1, 2]), image)]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import constant
+from onnxgrad.ir.match import constant, not_none
 from onnxgrad.ir.subgraphs import empty, formal
 
 Results = Sequence[Var | None]
@@ -110,8 +110,7 @@ def _pad(site: UpgradedNode) -> Results:
 @fix("Hardmax", until=13)
 def _upgrade_softmax(site: UpgradedNode) -> Results:
     """It took all axes from `axis` on together: where that is the last one alone, it still does."""
-    op, x, axis = site.node.op_type, site.input(0), site.attr("axis", 1)
-    assert x is not None
+    op, x, axis = site.node.op_type, not_none(site.input(0)), site.attr("axis", 1)
     if axis == -1 or (x.shape is not None and axis == len(x.shape) - 1):
         return [site.emit(op, x, axis=-1)]
     flat = site.emit("Flatten", x, axis=axis)
@@ -173,8 +172,7 @@ def _resize(site: UpgradedNode) -> Results | None:
         if site.attr("coordinate_transformation_mode") == "tf_half_pixel_for_nn":
             return _half_pixel(site)
         return None
-    scales = site.input(1)
-    assert scales is not None
+    scales = not_none(site.input(1))
     if site.attr("mode", "nearest") != "nearest":
         return _asymmetric(site, scales)
     known = constant(scales)

@@ -19,6 +19,7 @@ from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import captured, prune, reads, subgraphs
 from onnxgrad.ir.infer.inference import Inference
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.names import Names
 from onnxgrad.remat.choose import Again, statistics
 from onnxgrad.remat.schedule import is_view, settle
@@ -187,8 +188,7 @@ class Rewriter:
         self.nodes += gates
         # a Reshape to a shape that is known may be taken for one to a constant, so it must not be known
         gate.shape = None if value.shape is None else ir.Shape([None] * len(value.shape))
-        node = gate.producer()
-        assert node is not None
+        node = not_none(gate.producer())
         self.behind[node] = [p for v in (value, *waits) if (p := v.producer()) is not None]
         return gate
 

@@ -12,6 +12,7 @@ from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.graph import named_values
 from onnxgrad.ir.infer.formulas import factors
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.match import sizes as sizes_of
 
 #: Shapes are computed from small constants only; larger ones are weights, which need not be copied.
@@ -88,5 +89,4 @@ def _bytes(value: ir.Value | None) -> int:
         return 0
     if not isinstance(value.type, ir.TensorType):
         return 0
-    assert value.dtype is not None
-    return math.prod(shape) * value.dtype.bitwidth // 8
+    return math.prod(shape) * not_none(value.dtype).bitwidth // 8

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents, scopes
-from onnxgrad.ir.match import is_op, pattern
+from onnxgrad.ir.match import is_op, not_none, pattern
 from onnxgrad.ir.notes import SETTLED, notes
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.rules.op import Op
@@ -108,7 +108,6 @@ def settle_products(graph: ir.Graph, factors: Iterable[SettledFactor], builder: 
 
 def _settle_uses(graph: ir.Graph, factor: ir.Value, b: Builder, unfit: Var | None = None) -> None:
     for use in [u for u in factor.uses() if is_op(u.node, "Mul") and u.node.graph is graph]:
-        other = use.node.inputs[1 - use.idx]
-        assert other is not None
+        other = not_none(use.node.inputs[1 - use.idx])
         place = _guard(b, b.var(other), b.var(factor), unfit or b.IsNaN(b.var(factor) - b.var(factor)))
         use.node.replace_input_with(use.idx, place.value)

@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 from onnxgrad.ir import Var, expand_to
+from onnxgrad.ir.match import not_none
 from onnxgrad.rules.index import scatter
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
@@ -70,10 +71,9 @@ class _Targets:
     def to_weights(self, log_prob: Var, loss: Var) -> Var:
         """∂L/∂w: Σ over the rows of a class of -g·log p, and for a mean of (-log p - L)·g/Σw."""
         op = self.op
-        assert self.weights is not None
         row = -op.Squeeze(op.GatherElements(log_prob, self.at, axis=1), [1])
         row = self.counted((row - loss if self.mean else row) * self.share)
-        return scatter(op, op.reshape(row, [-1]), op.reshape(self.labels, [-1]), self.weights, 0)
+        return scatter(op, op.reshape(row, [-1]), op.reshape(self.labels, [-1]), not_none(self.weights), 0)
 
 
 @rule("NegativeLogLikelihoodLoss", wrt=(0, 2))

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var, sum_to
 from onnxgrad.ir.constants import MOST_WRITTEN
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.conv.convolution import over_channels
 from onnxgrad.rules.conv.geometry import dim, size, spatial, view
@@ -313,8 +314,7 @@ def _nearby(op: Op, x: Var, before: int, after: int) -> Var:
     for i in range(before + after + 1):
         here = op.Slice(padded, [i], rows + i, [1])
         total = here if total is None else total + here
-    assert total is not None
-    return op.reshape(total, op.shape_of(x))
+    return op.reshape(not_none(total), op.shape_of(x))
 
 
 @rule("LpNormalization", wrt=(0,), kind=Kind.ALONG_AXIS)

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from onnxgrad.ir import Var, sum_to
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise, rule
@@ -96,8 +97,7 @@ def sign(op: Op, g: Var, x: Var) -> Result:
 
 def _unsaturated(op: Op, x: Var, scale: Var, zero_point: Var | None, q: Var) -> tuple[Var, Var]:
     """The scale at each x, and a mask of the x that are rounded without saturation."""
-    dtype = q.dtype
-    assert dtype is not None
+    dtype = not_none(q.dtype)
     limits = (ml_dtypes.finfo if dtype.is_floating_point() else ml_dtypes.iinfo)(dtype.numpy())
     s = op.cast_like(_broadcast_scale(op, scale, x), x)
     r = op.Round(x / s)

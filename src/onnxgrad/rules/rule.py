@@ -34,6 +34,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NoDerivative, RuleError
 from onnxgrad.ir import Builder, Var, containers, expand_to, sum_to
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
 
@@ -328,8 +329,7 @@ class Linear(FunctionRule):
                 calls.append(operands)
         if not calls and self.bias is not None and moved is not None:
             operands = list(op.inputs)
-            first = op.inputs[factors[0]]
-            assert first is not None
+            first = not_none(op.inputs[factors[0]])
             operands[factors[0]], operands[self.bias] = op.zeros_like(first), moved
             calls.append(operands)
         return calls

@@ -16,7 +16,7 @@ from onnxgrad.batching.directions import Batched, identity, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import Dim
+from onnxgrad.ir.match import Dim, not_none
 from onnxgrad.ir.shapes import move_axis
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, check_rank
@@ -220,8 +220,7 @@ def _units(x: Var, batch: int | None) -> Var:
     count: Any = math.prod(dims) if all(isinstance(n, int) for n in dims) else None
     if count is None:
         count = b.Size(x) if batch is None else b.ReduceProd(_row_dims(x, batch), keepdims=0)
-    assert x.dtype is not None
-    matrix = identity(b, count, x.dtype)
+    matrix = identity(b, count, not_none(x.dtype))
     if len(dims) == 1:
         units = matrix
     elif isinstance(count, int):

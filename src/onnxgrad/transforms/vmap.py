@@ -16,6 +16,7 @@ from onnxgrad.batching.operator_rules import SIZES, batching_rule
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents, named_values, reads, required_inputs, subgraphs
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.names import described
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.shapes import move_axis
@@ -205,8 +206,7 @@ def _is_stackable(node: ir.Node, moved: Collection[ir.Value]) -> bool:
 
 def _column(b: Builder, value: ir.Value, axis: int, size: int | str) -> Var:
     """A new graph input in place of `value`, with all rows; returned with the rows first."""
-    assert value.shape is not None
-    dims = list(value.shape)
+    dims = list(not_none(value.shape))
     name = value.name or ""
     graph, new = b.graph, ir.Value(name=name, type=value.type, shape=ir.Shape([*dims[:axis], size, *dims[axis:]]))
     if name in graph.initializers:

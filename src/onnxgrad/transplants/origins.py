@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import is_op, not_none
 from onnxgrad.training.quantization.norms import fold_norms
 from onnxgrad.transplants.match import Matcher, Origin
 from onnxgrad.transplants.names import score
@@ -95,6 +95,5 @@ def _fold(model: ir.Model) -> dict[str, tuple[np.ndarray, list[str]]]:
     for norm, layer, names in layers:
         if norm.graph is None and layer.inputs[1] is not None and layer.inputs[2] is not None:
             for value, end in zip(layer.inputs[1:3], ("weight", "bias")):
-                assert value is not None
-                found[f"{names[0]} folded {end}"] = (array_of(value), names)
+                found[f"{names[0]} folded {end}"] = (array_of(not_none(value)), names)
     return found

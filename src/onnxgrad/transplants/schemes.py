@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.match import constant_tensor, is_op, is_standard
+from onnxgrad.ir.match import constant_tensor, is_op, is_standard, not_none
 from onnxgrad.training.quantization.masters import STORED
 from onnxgrad.training.quantization.numbers import dequantize, limits, quantize, spread
 from onnxgrad.transplants.match import root_mean_square
@@ -31,8 +31,7 @@ def tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 def array_of(value: ir.Value) -> np.ndarray:
     """The elements of `tensor_of`."""
-    tensor = tensor_of(value)
-    assert tensor is not None
+    tensor = not_none(tensor_of(value))
     return tensor.numpy()
 
 
@@ -273,9 +272,7 @@ def scheme_of(node: ir.Node) -> Scheme | None:
         )
         held = [v is not None and tensor_of(v) is not None for v in inputs[1:4]]
         if all(held[:2]) and held[2] == (inputs[3] is not None) and bits in (2, 4, 8):
-            assert inputs[1] is not None
-            assert inputs[2] is not None
-            found = BlockScheme(inputs[1], inputs[2], inputs[3], rows, columns, size, bits)
+            found = BlockScheme(not_none(inputs[1]), not_none(inputs[2]), inputs[3], rows, columns, size, bits)
     return found
 
 
@@ -350,14 +347,12 @@ def _scale_behind(node: ir.Node) -> ir.Value | None:
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:
-    tensor = tensor_of(value)
-    assert tensor is not None
+    tensor = not_none(tensor_of(value))
     return tuple(int(d) for d in tensor.shape.numpy())
 
 
 def _dtype(value: ir.Value) -> ir.DataType:
-    tensor = tensor_of(value)
-    assert tensor is not None
+    tensor = not_none(tensor_of(value))
     return ir.DataType(tensor.dtype)
 
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.adapters.sites import LINEAR, weights
 from onnxgrad.training.graph.exported_constants import sort_out
 from onnxgrad.training.tensor_files import read_tensors, save_tensors
@@ -92,5 +93,4 @@ def _is_module_name(name: str) -> bool:
 
 
 def _array(value: ir.Value) -> np.ndarray:
-    assert value.const_value is not None
-    return value.const_value.numpy()
+    return not_none(value.const_value).numpy()

@@ -15,6 +15,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import flush, open_ordinary, scratch, writing
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer
+from onnxgrad.ir.match import not_none
 from onnxgrad.model_io import AnyModel, load_model, open_model, save_model
 from onnxgrad.model_io.read import read_proto
 from onnxgrad.model_io.save import to_proto
@@ -312,8 +313,7 @@ def _set(tensors: Tensors) -> None:
             tensor.name = value.name
             value.const_value = tensor
         else:
-            node = value.producer()
-            assert node is not None
+            node = not_none(value.producer())
             for key in list(node.attributes):
                 del node.attributes[key]
             node.attributes.add(ir.AttrTensor("value", tensor))

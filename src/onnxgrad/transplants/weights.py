@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.exporter_names import module_names
 from onnxgrad.ir.graph import scopes
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import is_op, not_none
 from onnxgrad.transplants.match import root_mean_square
 from onnxgrad.transplants.schemes import Scheme, Tensors, array_of, implicit_bias, scheme_of, tensor_of
 
@@ -41,8 +41,7 @@ class TargetWeight:
         """The shape of the floats."""
         if self.scheme is not None:
             return self.scheme.shape
-        tensor = tensor_of(self.value)
-        assert tensor is not None
+        tensor = not_none(tensor_of(self.value))
         return tuple(int(d) for d in tensor.shape.numpy())
 
     def floats(self) -> np.ndarray:
@@ -60,8 +59,7 @@ class TargetWeight:
         """The tensors that store `after` in the form of this weight."""
         if self.scheme is not None:
             return self.scheme.store(after, before)
-        tensor = tensor_of(self.value)
-        assert tensor is not None
+        tensor = not_none(tensor_of(self.value))
         dtype = ir.DataType(tensor.dtype)
         return {self.value: ir.Tensor(np.asarray(after, dtype.numpy(), order="C"), dtype=dtype)}
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.eager.core.buffers import empty
-from onnxgrad.ir.match import constant
+from onnxgrad.ir.match import constant, not_none
 
 #: The largest array of such a graph in bytes. Calls of numpy cost more than small ones, and large ones do not fit into
 #: the cache: both are for ONNX Runtime, the latter for its threads.
@@ -143,9 +143,7 @@ def _origin(v: ir.Value, views: dict[ir.Value, Any]) -> ir.Value:
 
 
 def _kind(v: ir.Value) -> _Kind:
-    assert v.shape is not None
-    assert v.dtype is not None
-    return tuple(int(n) for n in v.shape), v.dtype.numpy()  # type: ignore[arg-type]
+    return tuple(int(n) for n in not_none(v.shape)), not_none(v.dtype).numpy()  # type: ignore[arg-type]
 
 
 def is_arithmetic(graph: ir.Graph) -> bool:

@@ -20,6 +20,7 @@ from onnxgrad.eager.core.recording import cotangent_of_pairs, of_pairs, pairs_of
 from onnxgrad.eager.core.tape import Node, compiling, exporting, is_differentiated
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import not_none
 
 Function = Callable[..., Any]
 
@@ -54,8 +55,7 @@ class OpaqueCall(Primitive):
 
     def write(self, b: Builder, operands: Sequence[Var]) -> tuple[Var, ...]:
         """Emit the operations."""
-        assert self.body is not None
-        return tuple(self.body.write(b, operands))
+        return tuple(not_none(self.body).write(b, operands))
 
     def pull_back(self, node: Node, cotangents: Sequence[Array | None]) -> Sequence[Array | None]:
         """The cotangents of the operands of `node`."""

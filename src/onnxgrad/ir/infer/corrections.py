@@ -12,7 +12,7 @@ from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.ir.infer import ranks
 from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.limits import check_asked
-from onnxgrad.ir.match import Dim, constant, is_constant
+from onnxgrad.ir.match import Dim, constant, is_constant, not_none
 
 #: Operators whose output is the multidirectional broadcast of all their inputs.
 BROADCASTING = [
@@ -48,9 +48,7 @@ def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Di
     """The shapes that are broadcast for `node`; for an Expand, the elements of its second operand are a shape."""
     if node.op_type != "Expand":
         return [None if v is None else v.shape for v in node.inputs]  # type: ignore[misc]
-    data, target = node.inputs
-    assert data is not None
-    assert target is not None
+    data, target = map(not_none, node.inputs)
     asked = _ints(target) if is_constant(target) else ctx.get_symbolic_value(target)
     if asked is None and (rank := ranks.length(target)) is not None:
         asked = [ctx.new_symbolic_dim() for _ in range(rank)]
@@ -145,8 +143,7 @@ def slice_(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 def _in_range(node: ir.Node, i: int, size: Dim) -> bool:
     """True if the size of slice `i` is certain: x has a known size, or the slice has no end."""
-    end = node.inputs[2]
-    assert end is not None
+    end = not_none(node.inputs[2])
     if isinstance(size, int) or not is_constant(end):
         return True
     return not 0 <= _ints(end)[i] < 2**31 - 1
@@ -189,8 +186,7 @@ def resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _ints(value: ir.Value) -> list[int]:
-    array = constant(value)
-    assert array is not None
+    array = not_none(constant(value))
     return [int(v) for v in array.reshape(-1)]
 
 

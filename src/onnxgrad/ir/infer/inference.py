@@ -21,7 +21,7 @@ from onnxgrad.ir.infer.limits import check_shapes, distinct_shapes, is_possible,
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
 from onnxgrad.ir.infer.registry import registry
 from onnxgrad.ir.known_branches import known_branches
-from onnxgrad.ir.match import FLOATS, Dim
+from onnxgrad.ir.match import FLOATS, Dim, not_none
 from onnxgrad.ir.names import described
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.schemas import schema_of
@@ -250,9 +250,7 @@ class Inference:
         context.run(infer, node)
         if kind is not None and made == context.made and _is_array(node.outputs[0]):
             out = node.outputs[0]
-            assert out.type is not None
-            assert out.shape is not None
-            self._known[kind] = out.type, out.shape
+            self._known[kind] = not_none(out.type), not_none(out.shape)
 
 
 class WithoutTypes(Inference):

@@ -13,7 +13,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.constants import MOST_ELEMENTS
 from onnxgrad.ir.graph import values_in
 from onnxgrad.ir.infer.formulas import sum_of
-from onnxgrad.ir.match import Dim
+from onnxgrad.ir.match import Dim, not_none
 from onnxgrad.ir.names import described
 
 #: Axes of a tensor: as many as numpy has.
@@ -101,8 +101,7 @@ def bound_concat(infer: Any) -> Any:
             total = sum(lengths[1:], lengths[0])
         if node.attributes.get_int("axis", 0) not in (0, -1):
             return infer(ctx, node)  # whose error names the cause
-        assert first is not None
-        ctx.set_shape_and_dtype(node.outputs[0], ir.Shape([total]), first.dtype)
+        ctx.set_shape_and_dtype(node.outputs[0], ir.Shape([total]), not_none(first).dtype)
         return None
 
     return bounded

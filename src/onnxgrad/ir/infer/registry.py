@@ -12,6 +12,7 @@ import onnx_shape_inference as osi
 
 from onnxgrad.ir.infer import classical, common, corrections, limits, loops, ranks, sequences, sizes
 from onnxgrad.ir.infer.context import Infer
+from onnxgrad.ir.match import not_none
 
 
 class InferenceRegistry(osi.OpShapeInferenceRegistry):
@@ -30,8 +31,7 @@ class InferenceRegistry(osi.OpShapeInferenceRegistry):
         """Register ``wrap(infer)`` for the function of each version of a standard operator."""
         versions = {since: self.get("", name, since) for since in osi.registry.version_boundaries("", name)}
         for since, infer in versions.items():
-            assert infer is not None
-            self.register("", name, since)(wrap(infer))
+            self.register("", name, since)(wrap(not_none(infer)))
 
 
 class Correction(NamedTuple):

@@ -31,6 +31,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var, unless_empty
 from onnxgrad.ir.lowerings import lowering
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.stops import CONVOLUTION, name_stop
 from onnxgrad.rules.conv.geometry import Windows, crop, dim, mirrored, pad, size, spatial, tap, vector, view
 from onnxgrad.rules.op import Op
@@ -188,8 +189,7 @@ def _stop_if_empty(op: Op, kernel: Var) -> Var:
     rows = op.Max(op.shape_of(kernel, 1, 2), 1)
     same = op.reshape(kernel, vector(op, [dim(op, kernel, 0), rows, *spatial(op, kernel)]))
     same.value.shape = kernel.value.shape
-    node = same.value.producer()
-    assert node is not None
+    node = not_none(same.value.producer())
     node.name = name_stop(op.builder.names, CONVOLUTION, op.node)
     return same
 
@@ -199,10 +199,7 @@ def _by_rows(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var:
     (down, across), (s, s_across), (d, d_across) = windows.kernel, windows.strides, windows.dilations
     assert down is not None
     assert across is not None
-    rows, width, narrow = size(small, 2), size(big, 3), size(small, 3)
-    assert rows is not None
-    assert width is not None
-    assert narrow is not None
+    rows, width, narrow = not_none(size(small, 2)), not_none(size(big, 3)), not_none(size(small, 3))
     big = pad(op, big, [windows.head[0], 0, max(windows.tail[0], 0), 0])
     shifted = [op.Slice(big, [i * d], [i * d + (rows - 1) * s + 1], [2], [s]) for i in range(down)]
     lines = op.Transpose(op.Concat(*shifted, axis=3), perm=[1, 0, 2, 3])

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NoDerivative
 from onnxgrad.ir import Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.rules.op import Op
 
 #: How far a cubic weight reaches.
@@ -46,14 +47,12 @@ class Axis:
         self.columns = op.size_of(x, axis)
         region, scales = op.inputs[1:3]
         if crops(op):
-            assert region is not None
-            self.start, self.end = (self.at(region, p) for p in (place, place + count))
+            self.start, self.end = (self.at(not_none(region), p) for p in (place, place + count))
             single = op.Equal(self.resized, 1.0)
             self.share = op.Where(single, 0.5, self.step / op.Max(self.resized - 1.0, 1.0))
             self.place = (self.start * (1.0 - self.share) + self.end * self.share) * self.last
         else:
-            assert scales is not None
-            self.scale = self.at(scales, place)
+            self.scale = self.at(not_none(scales), place)
             self.place = self._scaled()
 
     def _number(self, dim: Var) -> Var:

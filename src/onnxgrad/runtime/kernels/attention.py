@@ -22,7 +22,7 @@ from onnxgrad.ir.attention import Scores, is_idle
 from onnxgrad.ir.execution_order import sort
 from onnxgrad.ir.graph import add_initializer, prune
 from onnxgrad.ir.literals import attributes_of
-from onnxgrad.ir.match import constant, is_number, is_op, pattern, permutation, producer
+from onnxgrad.ir.match import constant, is_number, is_op, not_none, pattern, permutation, producer
 from onnxgrad.ir.shapes import same_dim
 
 #: The named part that attention is found by, and the node that stands for it meanwhile.
@@ -47,8 +47,7 @@ class _View:
         """The view of a value's source through Transposes."""
         order = tuple(range(_rank(value)))
         while (node := producer(value, "Transpose")) is not None and (found := permutation(node)) is not None:
-            source = node.inputs[0]
-            assert source is not None
+            source = not_none(node.inputs[0])
             value, order = source, tuple(found[i] for i in order)
         return cls(value, order)
 
@@ -101,11 +100,8 @@ def fuse_attention(graph: ir.Graph, domain: str) -> int:
 
 def _write_operators(graph: ir.Graph, mark: ir.Node) -> None:
     """Replace `mark` by y·(g - Σ g·y), where NaN in y counts as 0 if it is `guarded`."""
-    g, y = mark.inputs
-    assert g is not None
-    assert y is not None
-    shape = y.shape
-    assert shape is not None
+    g, y = map(not_none, mark.inputs)
+    shape = not_none(y.shape)
     axis = mark.attributes["axis"].as_int()
 
     def const(array: np.ndarray, name: str) -> ir.Value:
@@ -145,9 +141,7 @@ def _fuse_site(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
         return False
     if any(len(_readers(x)) != 1 for x in scores.made):
         return False
-    dy, vt = to_p.inputs
-    assert dy is not None
-    assert vt is not None
+    dy, vt = map(not_none, to_p.inputs)
     if not scores.fits(vt, dy):
         return False
     q, k = _View.of(scores.q), _View.of(scores.kt).transposed_view

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import add_initializer, captured, prune, subgraphs
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import is_op, not_none
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN
@@ -167,8 +167,7 @@ def _take_out(b: Builder, scan: ir.Node, body: ir.Graph, sums: list[_Sum]) -> No
     taken = b.Where(b.LessOrEqual(b.Mul(blocks, rows), [most]), blocks, [1])  # as many scores as the weight has numbers
     left = b.Sub(blocks, taken)
     for s in sums:  # a sum of no blocks is empty
-        sizes = s.start.inputs[0]
-        assert sizes is not None
+        sizes = not_none(s.start.inputs[0])
         s.start.replace_input_with(0, b.Mul(b.var(sizes), b.Concat(b.Min(left, [1]), [1], axis=0)).value)
     b.before = scan
     ahead = [b.Slice(x, [0], left, [0]) for x in columns]
@@ -200,8 +199,7 @@ def _write_last(b: Builder, body: ir.Graph, count: int, last: list[Var], size: s
     rows = None if shape is None else shape[0]
     values = dict(zip(body.inputs[count:], (x.value for x in last)))
     for value in body.initializers.values():
-        assert value.const_value is not None
-        tensor = value.const_value
+        tensor = not_none(value.const_value)
         copy = ir.Value(name=b.names.fresh("const"), type=value.type, shape=value.shape, const_value=tensor)
         b.graph.register_initializer(copy)
         values[value] = copy

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import prune
-from onnxgrad.ir.match import is_op, is_single, permutation, rank
+from onnxgrad.ir.match import is_op, is_single, not_none, permutation, rank
 from onnxgrad.runtime.kernels.elementwise_steps import dims
 from onnxgrad.runtime.rewrites.rewrite import replace_value
 
@@ -108,8 +108,7 @@ def _step(value: ir.Value) -> ir.Node | None:
 def _operand(node: ir.Node) -> ir.Value:
     """The operand that a step changes."""
     (value, *_) = node.inputs
-    assert value is not None
-    return value
+    return not_none(value)
 
 
 def _has_one_reader(value: ir.Value) -> bool:

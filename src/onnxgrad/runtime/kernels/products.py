@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.graph import prune, scopes
 from onnxgrad.ir.literals import attributes_of
-from onnxgrad.ir.match import is_constant, is_op, producer
+from onnxgrad.ir.match import is_constant, is_op, not_none, producer
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.kernels.substitute import DOMAIN
@@ -39,8 +39,7 @@ def _call_products(model: ir.Model, setting: Setting) -> int:
                 turns = {"left": int(found.left), "right": int(found.right), "relu": int(found.relu)}
                 attributes = attributes_of(turns)
                 call = ir.Node(DOMAIN, found.kernel, found.inputs, attributes, num_outputs=1, name=node.name)
-                assert last is not None
-                graph.insert_after(last, call)
+                graph.insert_after(not_none(last), call)
                 ir.convenience.replace_all_uses_with(old, call.outputs[0], replace_graph_outputs=True)
                 (new,) = call.outputs
                 new.type, new.shape, new.name = old.type, old.shape, old.name

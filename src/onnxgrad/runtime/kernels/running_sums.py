@@ -13,7 +13,7 @@ import math
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import prune, scopes
-from onnxgrad.ir.match import constant, is_op, producer
+from onnxgrad.ir.match import constant, is_op, not_none, producer
 from onnxgrad.ir.names import Names
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.kernels.elementwise import PHASE
@@ -60,9 +60,7 @@ def _is_sum(initial: ir.Value | None, body: ir.Graph, i: int) -> bool:
 
 def _part(add: ir.Node, state: ir.Value) -> ir.Value:
     """The value that a step adds."""
-    first, second = add.inputs
-    assert first is not None
-    assert second is not None
+    first, second = map(not_none, add.inputs)
     return second if first is state else first
 
 
@@ -77,8 +75,7 @@ def _sizes(initial: ir.Value | None) -> ir.Value | None:
 
 def _write(graph: ir.Graph, scan: ir.Node, body: ir.Graph, i: int, names: Names) -> None:
     initial, state = scan.inputs[i], body.inputs[i]
-    add = body.outputs[i].producer()
-    assert add is not None
+    add = not_none(body.outputs[i].producer())
     start = _call("RunningSum", [_sizes(initial)], [initial, None], names)
     total, place = start.outputs
     graph.insert_before(scan, start)

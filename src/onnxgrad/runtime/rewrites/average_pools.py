@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import is_op, not_none
 from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, block_size, emit_blocked, run
 from onnxgrad.runtime.rewrites.rewrite import NodeRule, rewrite_results
 
@@ -36,9 +36,7 @@ def _match(node: ir.Node) -> ir.Node | None:
 
 
 def _write(b: Builder, node: ir.Node) -> Var:
-    x = node.inputs[0]
-    assert x is not None
-    assert x.shape is not None
+    x = not_none(node.inputs[0])
     b.graph.opset_imports[DOMAIN] = 1
     attributes = {
         "kernel_shape": node.attributes.get_ints("kernel_shape"),
@@ -47,7 +45,7 @@ def _write(b: Builder, node: ir.Node) -> Var:
         "count_include_pad": node.attributes.get_int("count_include_pad", 0),
     }
     y = emit_blocked(b, "AveragePool", emit_blocked(b, "ReorderInput", x), **attributes)
-    return emit_blocked(b, "ReorderOutput", y, channels=x.shape[1])
+    return emit_blocked(b, "ReorderOutput", y, channels=not_none(x.shape)[1])
 
 
 @functools.cache
@@ -60,8 +58,7 @@ def _works() -> bool:
     b = Builder(graph, noting=False)
     for include in (0, 1):
         plain = b.AveragePool(x, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 2, 1], count_include_pad=include)
-        node = plain.value.producer()
-        assert node is not None
+        node = not_none(plain.value.producer())
         graph.outputs.extend([plain.value, _write(b, node).value])
     image = np.random.default_rng(0).standard_normal((2, 12, 7, 6)).astype(np.float32)
     try:

@@ -25,7 +25,7 @@ import onnxruntime
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.literals import attributes_of
-from onnxgrad.ir.match import constant, is_constant, is_op, permutation, producer, sizes
+from onnxgrad.ir.match import constant, is_constant, is_op, not_none, permutation, producer, sizes
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 DOMAIN = "com.microsoft.nchwc"
@@ -110,8 +110,7 @@ def fits_blocks(out: int, inner: int, taps: Sequence[int], block: int) -> bool:
 def is_known_before(w: ir.Value) -> bool:
     """True if `w` is a constant, or one turned round, which ONNX Runtime folds: then it writes the blocks itself."""
     while (node := w.producer()) is not None and is_op(node, ("Transpose", "Slice", "Reshape")):
-        assert node.inputs[0] is not None
-        w = node.inputs[0]
+        w = not_none(node.inputs[0])
     return is_constant(w)
 
 
@@ -227,14 +226,12 @@ class Blocks:
         return x if len(shape) == 4 else self.b.reshape(x, [-1, shape[1], 1, shape[2]])
 
     def _depthwise(self, w: ir.Value) -> Var:
-        assert w.shape is not None
-        channels, _, *taps = w.shape.numpy()
+        channels, _, *taps = not_none(w.shape).numpy()
         return self.view(self._operand(self.view(w, 1, channels, *taps)), channels, 1, *taps)
 
     def _filters(self, w: ir.Value) -> Var:
         """[O, C, …] as [O/b, C, …, b of O], for fewer channels than a block"""
-        assert w.shape is not None
-        out, inner, *taps = w.shape.numpy()
+        out, inner, *taps = not_none(w.shape).numpy()
         rows = self._operand(self.view(w, 1, out, inner * int(np.prod(taps)), 1))
         return self.view(rows, out, inner, *taps)
 
@@ -244,8 +241,7 @@ class Blocks:
         Whole rows of b numbers are moved; where a Transpose moves single ones, it takes three times as long, and seven
         times where the weights are also turned round (those of the transposed convolution).
         """
-        assert w.shape is not None
-        out, inner, *taps = w.shape.numpy()
+        out, inner, *taps = not_none(w.shape).numpy()
         b, count = self.block, int(np.prod(taps))
         turned = original_filter(w)
         if turned is None:
@@ -264,9 +260,7 @@ class Blocks:
     def convolve(self, node: ir.Node) -> None:
         """Replace a Conv."""
         self.b.before = node
-        x, w = node.inputs[0], node.inputs[1]
-        assert x is not None
-        assert w is not None
+        x, w = not_none(node.inputs[0]), not_none(node.inputs[1])
         assert w.shape is not None
         channels = w.shape.numpy()[0]
         few = _group(node) == 1 and w.shape.numpy()[1] < self.block
@@ -283,8 +277,7 @@ class Blocks:
             attributes["pads"] = [0, head, 0, tail]
         y = self.unblock(emit_blocked(self.b, "Conv", image, kernel, *node.inputs[2:], **attributes), channels)
         if is_row:
-            assert out.shape is not None
-            y = self.b.reshape(y, [-1, channels, out.shape[2]])
+            y = self.b.reshape(y, [-1, channels, not_none(out.shape)[2]])
         replace_value(y, out)
 
     def unblock(self, y: Var, channels: int) -> Var:

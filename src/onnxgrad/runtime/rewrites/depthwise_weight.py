@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.match import constant, is_op, producer
 from onnxgrad.runtime.rewrites.blocked_layout import Blocks, block_size, emit_blocked
-from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite_sites
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class RowProducts:
         return (self.taps[0] - 1) * self.dilations[0], (self.taps[1] - 1) * self.dilations[1]
 
     @classmethod
-    def ending_in(cls, node: ir.Node, block: int) -> RowProducts | None:
+    def ending_in(cls, node: ir.Node) -> RowProducts | None:
         """Match the operators that end in `node`. Returns None without a match, or for too ragged windows."""
         path = ("Reshape", "MatMul", "Reshape", "MatMul", "Transpose", "Reshape", "Transpose", "Concat")
         chain = _up(node, *path)
@@ -54,7 +53,7 @@ class RowProducts:
         cuts = [_row_cut(cut) for cut in slices]
         big, above, below = _skip_padding(slices[0].inputs[0])
         sizes, small_sizes = _sizes(big), _sizes(small)
-        if big is None or small is None or sizes is None or small_sizes is None or sizes[0] % block:
+        if big is None or small is None or sizes is None or small_sizes is None:
             return None
         if any(_skip_padding(cut.inputs[0])[0] is not big for cut in slices):
             return None
@@ -137,7 +136,6 @@ class _Correlations(Blocks):
         The images are laid one below the other, with as many rows of zeros between them as a window reaches over;
         the cotangents likewise. Then one depthwise convolution has them all, and Σ over the batch is inside it.
         """
-        self.b.before = node
         (channels, height, width), (_, rows, columns) = found.sizes
         (stride, stride_across), (above, before), reach = found.strides, found.head, found.reach
         pitch = max(above + height, (rows - 1) * stride + reach[0] + 1 - above)
@@ -160,27 +158,17 @@ class _Correlations(Blocks):
         replace_value(self.view(self.unblock(y, channels), channels, 1, *found.taps), node.outputs[0])
 
 
-def _find_products(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:
-    return {node: products for node in graph if (products := RowProducts.ending_in(node, block)) is not None}
+def _find(graph: ir.Graph) -> dict[ir.Node, RowProducts]:
+    """The matches, by their last nodes; only where there are some, the processor is measured."""
+    found = {node: products for node in graph if (products := RowProducts.ending_in(node)) is not None}
+    block = block_size() if found else 0
+    return {node: products for node, products in found.items() if block and products.sizes[0][0] % block == 0}
 
 
-def _applies(graph: ir.Graph) -> bool:
-    """True if there is a match; only then is the processor measured."""
-    return bool(_find_products(graph, 8)) and block_size() > 0 and bool(_find_products(graph, block_size()))
-
-
-def _write(b: Builder) -> int:
-    writer = _Correlations(b, block_size())
-    places = _find_products(b.graph, block_size())
-    for node, products in places.items():
-        writer.correlate(node, products)
-    return len(places)
-
-
-DEPTHWISE_WEIGHT = rewrite(
+DEPTHWISE_WEIGHT = rewrite_sites(
     "depthwise_weight",
     "the cotangent of depthwise weights as one depthwise convolution in blocks",
     "windows that end with the padded operand, whole blocks",
-    _applies,
-    _write,
+    _find,
+    lambda b: _Correlations(b, block_size()).correlate,
 )

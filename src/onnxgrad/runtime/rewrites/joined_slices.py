@@ -8,6 +8,7 @@ each Pad is as large as all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import constant, is_op, only_reader, producer
-from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite_sites
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class _Piece:
     after: int
 
 
-def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
+def _concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
     """The sums in `graph` of adjacent slices: the last Add of each, and its terms in order."""
     sites = {}
     for node in graph:
@@ -40,17 +41,16 @@ def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
     return sites
 
 
-def concatenate(b: Builder) -> int:
-    """Replace every such sum by a Concat, in place. Returns the count; unread nodes stay."""
-    sites = concatenations(b.graph)
+def _concatenate(b: Builder) -> Callable[[ir.Node, list[_Piece]], None]:
     moved: dict[ir.Value, Var] = {}  # a piece may be such a sum itself: a slice of a slice
-    for node, pieces in sites.items():
+
+    def write(node: ir.Node, pieces: list[_Piece]) -> None:
         old = node.outputs[0]
-        b.before = node
         moved[old] = b.Concat(*(moved.get(p.value, p.value) for p in pieces), axis=pieces[0].axis)
         replace_value(moved[old], old)
         b.graph.remove(node, safe=True)
-    return len(sites)
+
+    return write
 
 
 def _continues(node: ir.Node) -> bool:
@@ -116,10 +116,10 @@ def _are_side_by_side(one: _Piece, other: _Piece) -> bool:
     return len(one.value.shape) == len(other.value.shape) and alike
 
 
-JOINED_SLICES = rewrite(
+JOINED_SLICES = rewrite_sites(
     "joined_slices",
     "slices side by side come back as a Concat",
     "sums of Pads that cover an axis",
-    lambda graph: bool(concatenations(graph)),
-    concatenate,
+    _concatenations,
+    _concatenate,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder
-from onnxgrad.ir.match import constant, is_op, sizes
+from onnxgrad.ir.match import constant, is_op, not_none, sizes
 from onnxgrad.runtime.rewrites.rewrite import rewrite
 
 #: Elementwise operators of two operands in a training step.
@@ -34,8 +34,7 @@ def _write(b: Builder) -> int:
     for node in b.graph:
         for i, rank in _short(node):
             b.before = node
-            scalar, ones = node.inputs[i], [1] * rank
-            assert scalar is not None
+            scalar, ones = not_none(node.inputs[i]), [1] * rank
             array = constant(scalar)
             same = b.reshape(scalar, ones) if array is None else b.const(array.reshape(ones))
             node.replace_input_with(i, same.value)

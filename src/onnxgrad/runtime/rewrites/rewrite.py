@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +16,8 @@ from onnxgrad.ir.names import Names
 from onnxgrad.ir.passes import Pass
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.runtime.setting import Setting
+
+T = TypeVar("T")
 
 #: The phase of all rewrites.
 REWRITES_PHASE = "rewrites"
@@ -75,6 +77,27 @@ def write_out(
         return any(matches(node) for graph in model.graphs() for node in graph)
 
     return Pass(name, "preparation", what, where, applies, apply, unless)
+
+
+def rewrite_sites(
+    name: str,
+    what: str,
+    where: str,
+    find: Callable[[ir.Graph], Mapping[ir.Node, T]],
+    writer: Callable[[Builder], Callable[[ir.Node, T], object]],
+) -> Pass[Setting]:
+    """A pass that rewrites the sites that `find` returns, by their last nodes.
+
+    `writer` returns the function that rewrites one of them, with nodes before its last one.
+    """
+
+    def apply(b: Builder) -> int:
+        sites, write = find(b.graph), writer(b)
+        for b.before, site in sites.items():
+            write(b.before, site)
+        return len(sites)
+
+    return rewrite(name, what, where, lambda graph: bool(find(graph)), apply)
 
 
 class NodeRule(NamedTuple):

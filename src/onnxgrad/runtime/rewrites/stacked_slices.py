@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder
-from onnxgrad.ir.match import constant, is_op, producer
+from onnxgrad.ir.match import constant, is_op, not_none, producer
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
@@ -68,8 +68,7 @@ def _picks(graph: ir.Graph) -> Iterator[_Parts]:
             continue
         axis = node.attributes.get_int("axis", 0) % len(dims)
         for index, value in _slices_of(node, axis, dims):
-            assert node.inputs[0] is not None
-            places = found.setdefault((node.inputs[0], axis), [[] for _ in range(dims[axis])])
+            places = found.setdefault((not_none(node.inputs[0]), axis), [[] for _ in range(dims[axis])])
             if -len(places) <= index < len(places) and not value.is_graph_output():
                 places[index].append(value)
     for (whole, axis), slices in found.items():
@@ -96,8 +95,7 @@ def _has_one(value: ir.Value, axis: int) -> bool:
 
 def _parts(whole: ir.Value, axis: int, slices: Sequence[Sequence[ir.Value]]) -> _Parts | None:
     """The slices of `whole`, with the axes that all of their readers put in."""
-    dims = _dims(whole)
-    assert dims is not None
+    dims = not_none(_dims(whole))
     del dims[axis]
     readers = [user for values in slices for v in values for user in v.consumers()]
     graph = None if (maker := slices[0][0].producer()) is None else maker.graph

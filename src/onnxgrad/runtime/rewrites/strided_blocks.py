@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +18,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import constant, is_op
 from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, block_size, emit_blocked, run
-from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite_sites
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class _Thinning:
 
 
 def _find_slices(graph: ir.Graph) -> dict[ir.Node, _Thinning]:
-    """Every such Slice that follows operators in the blocked layout."""
+    """Every such Slice that follows operators in the blocked layout; only where there are some, pooling is tried."""
     before: set[ir.Node] = set()
     thinnings = {}
     for node in graph:
@@ -60,15 +61,11 @@ def _find_slices(graph: ir.Graph) -> dict[ir.Node, _Thinning]:
         if site is not None and site.blocks.producer() in before:
             thinnings[node] = site
         before.add(node)
-    return thinnings
+    return thinnings if thinnings and _works() else {}
 
 
-def _write(b: Builder) -> int:
-    places = _find_slices(b.graph)
-    for node, site in places.items():
-        b.before = node
-        replace_value(_thinned(b, site.blocks, site.channels, site.strides), node.outputs[0])
-    return len(places)
+def _write(b: Builder, node: ir.Node, site: _Thinning) -> None:
+    replace_value(_thinned(b, site.blocks, site.channels, site.strides), node.outputs[0])
 
 
 def _thinned(b: Builder, blocks: ir.Value | Var, channels: int, strides: tuple[int, int]) -> Var:
@@ -93,10 +90,10 @@ def _works() -> bool:
         return False
 
 
-STRIDED_BLOCKS = rewrite(
+STRIDED_BLOCKS = rewrite_sites(
     "strided_blocks",
     "every second pixel is picked from the blocks",
     "a strided Slice of what a blocked convolution reads as well",
-    lambda graph: bool(_find_slices(graph)) and _works(),
-    _write,
+    _find_slices,
+    lambda b: partial(_write, b),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import exchanged, is_op, producer
+from onnxgrad.ir.match import exchanged, is_op, not_none, producer
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.runtime.rewrites.rewrite import NodeRule, rewrite_results
 
@@ -42,8 +42,7 @@ def _write_turned(b: Builder, product: ir.Node) -> Var:
 
 def _transposed(b: Builder, x: ir.Value | None) -> Var:
     assert x is not None
-    assert x.shape is not None
-    axes = list(range(len(x.shape)))
+    axes = list(range(len(not_none(x.shape))))
     return b.emit("Transpose", x, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 

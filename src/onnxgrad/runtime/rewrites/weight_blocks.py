@@ -17,9 +17,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.runtime.rewrites.blocked_layout import Blocks, block_size, emit_blocked
 from onnxgrad.runtime.rewrites.few_pixels import Correlation
-from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite_sites
 
 #: Fewest pixels of the small side: with less, most of the time goes into weights.
 PIXELS = 144
@@ -40,7 +41,6 @@ class _Correlations(Blocks):
 
     def correlate(self, node: ir.Node, found: Correlation) -> None:
         """Replace the cotangent of weights that ends in `node`."""
-        self.b.before = node
         w, taps = found.windows, math.prod(found.windows.taps)
         (height, width), (rows, columns), (above, before) = w.big, w.small, w.head
         (stride, stride_across), (dilation, _) = w.strides, w.dilations
@@ -85,8 +85,7 @@ class _Correlations(Blocks):
 
     def _count(self, of: ir.Value) -> tuple[Var, Var] | tuple[int, int]:
         """The number of stacks, and of images in each."""
-        assert of.shape is not None
-        n = of.shape[0]
+        n = not_none(of.shape)[0]
         divisors = np.arange(self.block - 1, 0, -1)
         if isinstance(n, int):
             stacks = int(divisors[(n % divisors == 0).argmax()])
@@ -123,18 +122,10 @@ def _gains(site: Correlation, block: int) -> bool:
     return math.prod((*w.small, *w.taps, w.outer, w.inner)) >= _PRODUCTS
 
 
-def _write(b: Builder) -> int:
-    writer = _Correlations(b, block_size())
-    sites = _find(b.graph)
-    for node, site in sites.items():
-        writer.correlate(node, site)
-    return len(sites)
-
-
-WEIGHT_BLOCKS = rewrite(
+WEIGHT_BLOCKS = rewrite_sites(
     "weight_blocks",
     "the cotangent of weights as a convolution in blocks",
     "float32, one group, images, more than two taps, whole blocks of the kernel",
-    lambda graph: bool(_find(graph)),
-    _write,
+    _find,
+    lambda b: _Correlations(b, block_size()).correlate,
 )

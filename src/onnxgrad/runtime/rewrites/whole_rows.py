@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.constants import window_slices
-from onnxgrad.ir.match import constant, is_op, producer, rank, sizes
+from onnxgrad.ir.match import constant, is_op, not_none, producer, rank, sizes
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.runtime.rewrites.rewrite import constant_ids, match_repeated, replace_value, rewrite, same_but
 
@@ -116,8 +116,7 @@ def _write(b: Builder) -> int:
         elif _is_of_columns(node):
             x, indices = node.inputs
             assert x is not None
-            assert x.shape is not None
-            last = len(x.shape) - 1
+            last = len(not_none(x.shape)) - 1
             ahead, back = [last, *range(last)], [*range(1, last + 1), 0]
             picked = b.Gather(b.Transpose(b.var(x), perm=ahead), indices, axis=0)
             replace_value(b.Transpose(picked, perm=back), node.outputs[0])

@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.ir import Names
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.adapters.forms import weight_change
 from onnxgrad.training.adapters.parts import WeightPart, outputs
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Site, Weight, bias_of
@@ -277,8 +278,7 @@ class Branch(_Nodes):
         base.name = self.names.exactly(f"{name}_base")
         total = build()
         total.name = name
-        node = base.producer()
-        assert node is not None
+        node = not_none(base.producer())
         assert node.graph is not None
         for user, at in users:
             user.replace_input_with(at, total)

@@ -28,6 +28,7 @@ import onnxruntime
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.files import make_folder, open_ordinary, replacing
+from onnxgrad.ir.match import not_none
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import AnyModel, open_model, save_model
 from onnxgrad.model_io.aside import external_aside
@@ -144,8 +145,7 @@ def _switchable(model: ir.Model, record: Record) -> None:
     neutral = {e.tensors["m"]: lengths(held[e.weight], e, e.part) for e in entries}
     for name in record.trained:
         value = held[name]
-        assert value.const_value is not None
-        old = value.const_value.numpy()
+        old = not_none(value.const_value).numpy()
         none = np.ones_like(old) if name in factors else np.zeros_like(old)
         default = old if name in record.also else neutral.get(name, none).astype(old.dtype)
         value.const_value = ir.tensor(default, name=name)  # a field of raw bytes, as adapters.mjs reads it
@@ -315,9 +315,7 @@ def read_adapter(folder: Path, model: AnyModel | None) -> StoredAdapter:
     if record is not None and base not in (None, record.base):
         raise BadInput(f"the adapter in {str(folder)!r} is that of another model: it was trained beside other weights")
     if record is None:
-        assert graph is not None
-        assert base is not None
-        record, values = _of_peft(folder, tensors, graph, base)
+        record, values = _of_peft(folder, tensors, not_none(graph), not_none(base))
     else:
         values = peft.read(record, tensors, str(folder))
     return StoredAdapter(record, values, carried, path)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
 from onnxgrad.ir.graph import add_initializer
+from onnxgrad.ir.match import not_none
 from onnxgrad.model_io.aside import FROM, KeptTensor, Scratch
 from onnxgrad.training.adapters.forms import CHANNELS
 from onnxgrad.training.adapters.insert import FIXED, insert
@@ -79,8 +80,7 @@ def _scale_biases(graph: ir.Graph, entries: Sequence[Entry]) -> None:
     scaled = [e for e in entries if "ia3_l" in e.tensors and not e.feedforward]
     found, names = weights(graph) if scaled else {}, Names.of_graph(graph)
     for entry in scaled:
-        weight, vector = found[entry.weight], graph.initializers[entry.tensors["ia3_l"]].const_value
-        assert vector is not None
+        weight, vector = found[entry.weight], not_none(graph.initializers[entry.tensors["ia3_l"]].const_value)
         for site in weight.sites:
             where = bias_of(site, outputs(weight))
             bias = None if where is None else where[0].inputs[where[1]]

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.exporter_names import module_names
-from onnxgrad.ir.match import is_standard, permutation
+from onnxgrad.ir.match import is_standard, not_none, permutation
 
 LINEAR, CONV, EMBEDDING = "linear", "conv", "embedding"
 #: Standard operators that read a weight which an adapter fits, and as which of their inputs.
@@ -39,8 +39,7 @@ class Site:
     @property
     def data(self) -> ir.Value:
         """The operand that the weight is combined with."""
-        value = self.node.inputs[1 if self.at == 0 else 0]
-        assert value is not None
+        value = not_none(self.node.inputs[1 if self.at == 0 else 0])
         return value
 
     @property
@@ -91,8 +90,7 @@ class Weight:
         """The shape of the matrix, or of the kernel."""
         if self.packed is not None:
             return self.packed
-        assert self.value.const_value is not None
-        return tuple(int(d) for d in self.value.const_value.shape)  # type: ignore[arg-type]
+        return tuple(int(d) for d in not_none(self.value.const_value).shape)  # type: ignore[arg-type]
 
     @property
     def ends(self) -> tuple[int, int]:

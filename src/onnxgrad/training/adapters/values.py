@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.adapters import forms
 from onnxgrad.training.adapters.config import OLORA, Adapter, ChosenOutputs, LoRA, VeRA
 from onnxgrad.training.adapters.parts import WeightPart, outputs
@@ -65,8 +66,7 @@ def initial_factors(
     weight: Weight, part: WeightPart | None, initial: str, rank: int, scale: float
 ) -> dict[str, np.ndarray]:
     """The first A and B of an initial form, and the constants that take their product off again."""
-    assert weight.value.const_value is not None
-    w = weight.value.const_value.numpy()
+    w = not_none(weight.value.const_value).numpy()
     w = w.T if weight.transposed else w
     found = fixed_factors(w if part is None else w[:, part.columns(w.shape[1])], initial, rank, scale)
     return found | {"A0": found["A"], "B0": -found["B"]}
@@ -74,8 +74,7 @@ def initial_factors(
 
 def lengths(held: ir.Value, about: Weight | Entry, part: WeightPart | None = None) -> np.ndarray:
     """‖W‖ for each output, or each of a part."""
-    assert held.const_value is not None
-    found = _lengths(held.const_value.numpy(), about.kind == CONV, about.transposed)
+    found = _lengths(not_none(held.const_value).numpy(), about.kind == CONV, about.transposed)
     return found if part is None else found[part.columns(len(found))]
 
 

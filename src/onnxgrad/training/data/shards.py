@@ -28,6 +28,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import check_readable, open_ordinary, open_text
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.images import SUFFIXES as PICTURES
 from onnxgrad.training.data.images import EncodedPicture
@@ -218,8 +219,7 @@ def _samples(path: Path) -> Iterator[dict[str, Any]]:
                 sample, key = {}, (folder, stem)
             if member.size > _LARGEST:
                 raise BadInput(f"{member.name!r} in {str(path)!r} has {member.size / 1e9:.1f} GB")
-            content = tar.extractfile(member)
-            assert content is not None
+            content = not_none(tar.extractfile(member))
             sample |= _decoded(suffix.lower(), content.read(), f"{member.name} in {path}")
     if sample:
         yield sample

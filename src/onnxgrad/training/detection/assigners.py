@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.detection.boxes import Decoded, at, corner, hold_constant, overlap
 from onnxgrad.training.detection.head import Head
 
@@ -127,7 +128,6 @@ def task_aligned(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assi
     A one-to-one head has one for each label: the largest (YOLOv10), or the largest of seven without those that went to
     another label (YOLO26).
     """
-    assert found.places is not None
     there = b.Unsqueeze(labels.there, [2])
     overlaps = b.Relu(_pairs(b, labels, found.boxes, "ciou", 1e-7))
     least = sorted(head.strides)[min(1, len(head.levels) - 1)]
@@ -137,7 +137,7 @@ def task_aligned(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assi
         half = b.Where((high - low) < least, least / 2, b.Mul(high - low, 0.5))
         grown.append((b.Mul(low + high, 0.5) - half, b.Mul(low + high, 0.5) + half))
     wide = b.Concat(*(b.Unsqueeze(v, [-1]) for v in (grown[0][0], grown[1][0], grown[0][1], grown[1][1])), axis=-1)
-    inside = number(b, _inside(b, at(b, found.places, 0, 2), wide, 1e-9)) * there
+    inside = number(b, _inside(b, at(b, not_none(found.places), 0, 2), wide, 1e-9)) * there
     scores = b.MatMul(labels.one_hot, b.Transpose(b.Sigmoid(found.scores), perm=[0, 2, 1]))
     overlaps = overlaps * inside
     fit = b.Pow(scores, TAL_ALPHA) * b.Pow(overlaps, TAL_BETA) * inside
@@ -156,7 +156,6 @@ def task_aligned(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assi
 def sim_ota(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assigned:
     """The cheapest predictions of each label, as many as the overlaps of the best ten add up to."""
     assert found.places is not None
-    assert found.objects is not None
     there = b.Unsqueeze(labels.there, [2])
     stride = at(b, found.places, 2, 4)
     centres = at(b, found.places, 0, 2) + b.Mul(stride, 0.5)
@@ -168,7 +167,7 @@ def sim_ota(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assigned:
     near = number(b, both(b, b.Or(in_boxes, in_centres), exists))
     candidate = b.ReduceMax(near, [1], keepdims=1) * there
     overlaps = _pairs(b, labels, found.boxes, "iou", 1e-16) * candidate
-    joint = b.Sqrt(b.Sigmoid(found.scores) * b.Sigmoid(found.objects))
+    joint = b.Sqrt(b.Sigmoid(found.scores) * b.Sigmoid(not_none(found.objects)))
     missed = b.Max(b.Log(joint), -100.0)
     spared = b.Max(b.Log(1.0 - joint), -100.0)
     gained = b.Transpose(missed - spared, perm=[0, 2, 1])
@@ -185,8 +184,7 @@ def sim_ota(b: Builder, head: Head, found: Decoded, labels: Labels) -> Assigned:
 
 def sample_centres(b: Builder, head: Head, labels: Labels) -> Assigned:
     """Anchors near the centre of a label and inside of it, whose level is for its size; the smallest of several."""
-    assert head.anchors is not None
-    anchors = head.anchors.astype(np.float32)
+    anchors = not_none(head.anchors).astype(np.float32)
     size = anchors[:, 2] - anchors[:, 0]
     counts = [level.shape[0] * level.shape[1] * level.anchors for level in head.levels]
     least, most = 4 * size, 8 * size
@@ -213,8 +211,7 @@ def match_anchors(b: Builder, head: Head, labels: Labels, low: float, ties: bool
         ties: all anchors that overlap a label as much as its best one are matched (RetinaNet), each with its own best
             label; otherwise the best one is matched with this label (SSD).
     """
-    assert head.anchors is not None
-    anchors = b.const(head.anchors[None])
+    anchors = b.const(not_none(head.anchors)[None])
     there = b.Unsqueeze(labels.there, [2])
     overlaps = b.Where(there > 0.5, _pairs(b, labels, anchors, "iou", 0.0), -1.0)
     most = b.ReduceMax(overlaps, [1], keepdims=1)

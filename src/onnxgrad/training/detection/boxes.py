@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.detection.head import Head, MapPart
 
 #: Of sizes in a denominator, as in the implementations of Ultralytics.
@@ -139,8 +140,7 @@ def places_of(head: Head) -> np.ndarray:
 def rows_of(b: Builder, part: MapPart, values: Mapping[str, Var], anchors: int) -> Var:
     """MapPart of a map [N, a·c, H, W], or of [N, a·each, H, W], as rows [N, H·W·a, size]."""
     value = values[part.value]
-    assert value.shape is not None
-    channels = value.shape[1]
+    channels = not_none(value.shape)[1]
     assert isinstance(channels, int)
     each = channels // anchors
     apart = b.Reshape(value, [0, anchors, each, -1])
@@ -169,8 +169,7 @@ def _by_offsets(b: Builder, head: Head, encoded: Var, places: Var) -> Var:
 
 def _by_anchor_sizes(b: Builder, head: Head, encoded: Var, places: Var) -> Var:
     """Boxes of YOLOv5: centres in [-0.5, 1.5] of a place, sizes up to four times those of an anchor."""
-    assert head.anchors is not None
-    sizes = [np.tile(a, (h * w, 1)) for (h, w), a in zip((lv.shape for lv in head.levels), head.anchors)]
+    sizes = [np.tile(a, (h * w, 1)) for (h, w), a in zip((lv.shape for lv in head.levels), not_none(head.anchors))]
     twice = b.Mul(b.Sigmoid(encoded), 2.0)
     centre = (at(b, twice, 0, 2) - 0.5) * at(b, places, 2, 4) + at(b, places, 0, 2)
     size = at(b, twice, 2, 4) ** 2.0 * b.const(np.concatenate(sizes).astype(np.float32))
@@ -183,8 +182,7 @@ VARIANCES = {"ssd": (0.1, 0.1, 0.2, 0.2), "retinanet": (1.0, 1.0, 1.0, 1.0)}
 
 def _by_anchors(b: Builder, head: Head, encoded: Var, places: Var) -> Var:
     """Boxes of SSD and RetinaNet: offsets of centres and logarithms of sizes, relative to anchors."""
-    assert head.anchors is not None
-    anchors = b.const(head.anchors)  # as one constant, by which the head is recognised again
+    anchors = b.const(not_none(head.anchors))  # as one constant, by which the head is recognised again
     size = at(b, anchors, 2, 4) - at(b, anchors, 0, 2)
     scaled = encoded * b.const(np.array(VARIANCES[head.kind], np.float32))
     grown = b.Exp(b.Min(at(b, scaled, 2, 4), _MOST)) * size

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import named_values, prune
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.detection.assigners import (
     Assigned,
     Labels,
@@ -97,8 +98,7 @@ def _of_distances(b: Builder, head: Head, found: Decoded, labels: Labels, box_lo
     targets = paired.classes * b.Unsqueeze(paired.weight, [-1])
     count = b.Max(total(b, targets), 1.0)
     rows = Positives(b, paired.positive)
-    assert found.places is not None
-    places, boxes = rows.places(found.places), rows(paired.boxes)
+    places, boxes = rows.places(not_none(found.places)), rows(paired.boxes)
     weight, stride = rows(paired.weight), at(b, places, 2, 4)
     twice = b.Concat(stride, stride, axis=-1)
     overlaps = overlap(b, rows(found.boxes) / twice, boxes / twice, box_loss or "ciou")
@@ -125,7 +125,6 @@ def _of_distances(b: Builder, head: Head, found: Decoded, labels: Labels, box_lo
 
 def _of_offsets(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
     paired = sim_ota(b, head, found, labels)
-    assert found.objects is not None
     count = b.Max(total(b, paired.positive), 1.0)
     rows = Positives(b, paired.positive)
     overlaps = overlap(b, rows(found.boxes), rows(paired.boxes), box_loss or "iou", 1e-16 if box_loss is None else EPS)
@@ -133,7 +132,7 @@ def _of_offsets(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss
     targets = rows(paired.classes * b.Unsqueeze(paired.weight, [-1]))
     return {
         "box": b.Mul(total(b, misses) / count, 5.0),
-        "objects": total(b, cross_entropies(b, found.objects, b.Unsqueeze(paired.positive, [-1]))) / count,
+        "objects": total(b, cross_entropies(b, not_none(found.objects), b.Unsqueeze(paired.positive, [-1]))) / count,
         "classes": total(b, cross_entropies(b, rows(found.scores), targets)) / count,
     }
 
@@ -145,8 +144,6 @@ _BALANCE_OF_MORE = (4.0, 1.0, 0.25, 0.06, 0.02)
 
 def _of_anchor_sizes(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
     """Every anchor of a similar shape, in the place of a centre and the two places that are next to it."""
-    assert head.anchors is not None
-    assert found.objects is not None
     levels, start = len(head.levels), 0
     balance = _BALANCE.get(levels, _BALANCE_OF_MORE)
     boxes = objects = classes = b.const(np.float32(0))
@@ -156,7 +153,7 @@ def _of_anchor_sizes(b: Builder, head: Head, found: Decoded, labels: Labels, box
         count = level.shape[0] * level.shape[1] * level.anchors
         part = slice(start, start + count)
         start += count
-        anchors = np.tile(head.anchors[k], (level.shape[0] * level.shape[1], 1)).astype(np.float32)
+        anchors = np.tile(not_none(head.anchors)[k], (level.shape[0] * level.shape[1], 1)).astype(np.float32)
         ratio = b.Unsqueeze(size, [2]) / b.const(anchors[None, None])
         fits = b.ReduceMax(b.Max(ratio, b.Reciprocal(ratio)), [-1], keepdims=0) < 4.0
         cells = b.Div(middle, stride)
@@ -177,7 +174,7 @@ def _of_anchor_sizes(b: Builder, head: Head, found: Decoded, labels: Labels, box
         if head.classes > 1:
             entropies = cross_entropies(b, take(found.scores), b.GatherND(labels.one_hot, of_label))
             classes = classes + total(b, entropies) / (many * float(head.classes))
-        logits = b.Squeeze(b.Slice(found.objects, [part.start], [part.stop], [1]), [-1])
+        logits = b.Squeeze(b.Slice(not_none(found.objects), [part.start], [part.stop], [1]), [-1])
         goal = b.ScatterND(b.zeros_like(logits), of_place, hold_constant(b, b.Relu(overlaps)))
         objects = objects + b.Mul(b.ReduceMean(cross_entropies(b, logits, goal), keepdims=0), balance[k])
     gains = 3 / levels
@@ -246,11 +243,10 @@ def _with_background(b: Builder, paired: Assigned) -> Var:
 
 def _of_retinanet(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
     paired = match_anchors(b, head, labels, 0.4, ties=True)
-    assert paired.ignored is not None
     counts = b.Max(b.ReduceSum(paired.positive, [1], keepdims=0), 1.0)
     wanted = _offsets(b, head, paired.boxes)
     apart = b.ReduceSum(b.Abs(found.encoded - hold_constant(b, wanted)), [-1], keepdims=0) * paired.positive
-    entropies = b.ReduceSum(focal(b, found.scores, paired.classes), [-1], keepdims=0) * (1.0 - paired.ignored)
+    entropies = b.ReduceSum(focal(b, found.scores, paired.classes), [-1], keepdims=0) * (1.0 - not_none(paired.ignored))
     return {
         name: b.ReduceMean(b.ReduceSum(x, [1], keepdims=0) / counts, keepdims=0)
         for name, x in (("box", apart), ("classes", entropies))
@@ -259,7 +255,6 @@ def _of_retinanet(b: Builder, head: Head, found: Decoded, labels: Labels, box_lo
 
 def _of_fcos(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:
     assert head.anchors is not None
-    assert found.objects is not None
     paired = sample_centres(b, head, labels)
     rows = Positives(b, paired.positive)
     count = b.Max(total(b, paired.positive), 1.0)
@@ -271,7 +266,7 @@ def _of_fcos(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: s
     overlaps = overlap(b, rows(found.boxes), boxes, box_loss or "giou")
     return {
         "box": total(b, 1.0 - overlaps) / count,
-        "objects": total(b, cross_entropies(b, rows(found.objects), goal)) / count,
+        "objects": total(b, cross_entropies(b, rows(not_none(found.objects)), goal)) / count,
         "classes": total(b, focal(b, found.scores, paired.classes)) / count,
     }
 

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.detection.assigners import Labels, number
 from onnxgrad.training.detection.boxes import Decoded, at, from_centres, hold_constant, overlap
 from onnxgrad.training.detection.head import Head
@@ -173,8 +174,7 @@ def pair(b: Builder, cost: Var, there: Var) -> Var:
     """
     count = b.Cast(b.ReduceSum(there, [1], keepdims=1), to=7)
     (owner,) = Inlined(assignment(), "the assignment").write(b, [hold_constant(b, cost), count])
-    node = owner.value.producer()
-    assert node is not None
+    node = not_none(owner.value.producer())
     b.infer(node)
     rows = b.Reshape(b.places_along(there, 1), [1, -1, 1])
     return number(b, b.Equal(rows, b.Unsqueeze(owner, [1])))

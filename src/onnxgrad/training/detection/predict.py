@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import named_values, prune
+from onnxgrad.ir.match import not_none
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data.recipe import PreparationRecipe
@@ -56,8 +57,7 @@ class BoxDecoder:
         raw = {}
         for name in [*head.values, *(head.mask_values[1:] if masks else ())]:
             like = values[name]
-            assert like.shape is not None
-            value = ir.Value(name=name, type=like.type, shape=ir.Shape(["N", *list(like.shape)[1:]]))
+            value = ir.Value(name=name, type=like.type, shape=ir.Shape(["N", *list(not_none(like.shape))[1:]]))
             graph.inputs.append(value)
             raw[name] = builder.var(value)
         found = decode(builder, head, raw)

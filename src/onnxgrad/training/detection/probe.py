@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values, prune, required_inputs
+from onnxgrad.ir.match import not_none
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.metadata import CLASSES, DETECTOR, read_entry
 
@@ -44,8 +45,7 @@ def picture_size(model: ir.Model, asked: int | tuple[int, int] | None = None) ->
         BadInput: the model fixes another size than the one asked for.
     """
     image = picture_input(model.graph)
-    assert image.shape is not None
-    fixed = [d if isinstance(d, int) else None for d in list(image.shape)[2:]]
+    fixed = [d if isinstance(d, int) else None for d in list(not_none(image.shape))[2:]]
     noted = [int(t) for t in model.metadata_props.get("imgsz", "").strip("[] ").split(",") if t.strip().isdigit()]
     trained = read_entry(
         model.metadata_props, DETECTOR, lambda about: [int(about["letterbox"][k]) for k in ("height", "width")]
@@ -89,10 +89,9 @@ def noise(model: ir.Model, rows: int, size: tuple[int, int]) -> dict[str, np.nda
     """A feed of random pictures; further inputs, as sizes of pictures or scales, are whole numbers `size`, or ones."""
     image = picture_input(model.graph)
     assert image.shape is not None
-    assert image.dtype is not None
     channels = image.shape[1] if isinstance(image.shape[1], int) else 3
     drawn = np.random.default_rng(0).random((rows, channels, *size))
-    feeds = {image.name or "": drawn.astype(image.dtype.numpy())}
+    feeds = {image.name or "": drawn.astype(not_none(image.dtype).numpy())}
     for value in model.graph.inputs:
         if value is not image and not value.is_initializer() and value.shape is not None and value.dtype is not None:
             shape = [d if isinstance(d, int) else rows for d in value.shape]

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import ancestors, prune, reach, reads
-from onnxgrad.ir.match import constant, is_op, producer
+from onnxgrad.ir.match import constant, is_op, not_none, producer
 from onnxgrad.training.detection.head import Head, Level, MapPart, UnknownHead, activation_behind
 
 
@@ -120,10 +120,8 @@ def part_of_stack(value: ir.Value) -> ir.Value:
     stacked = [producer(v, "Unsqueeze") for v in joined.inputs]
     if any(n is None or _axes(n) != [axis] for n in stacked):
         return value
-    part = stacked[int(index)]
-    assert part is not None
-    found = part.inputs[0]
-    assert found is not None
+    part = not_none(stacked[int(index)])
+    found = not_none(part.inputs[0])
     return found
 
 

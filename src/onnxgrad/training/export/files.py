@@ -35,7 +35,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import make_folder, replacing
 from onnxgrad.ir.graph import prune, reads, required_inputs
 from onnxgrad.ir.infer.inference import infer_model
-from onnxgrad.ir.match import normal_domain
+from onnxgrad.ir.match import normal_domain, not_none
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import save_model
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -186,8 +186,7 @@ def _evaluation(step: Step) -> tuple[ir.Model, dict[str, Any]] | None:
         evaluation = Evaluation.of(step)
     except BadInput:
         return None
-    assert step.source is not None
-    model, _ = measuring_graph(step.source, step)
+    model, _ = measuring_graph(not_none(step.source), step)
     graph = model.graph
     values = {v.name: v for v in (*graph.inputs, *(o for n in graph for o in n.outputs))}
     shown = [values[n] for n in evaluation.boundary if n in values and values[n] not in graph.outputs]
@@ -197,8 +196,7 @@ def _evaluation(step: Step) -> tuple[ir.Model, dict[str, Any]] | None:
 
 def _inference(step: Step) -> tuple[ir.Model, dict[str, Any]]:
     """The inference model, its parameters as inputs."""
-    assert step.source is not None
-    model = step.source.inference()
+    model = not_none(step.source).inference()
     return _fed(model, step, [v.name or "" for v in model.graph.outputs])
 
 

@@ -26,6 +26,7 @@ from onnxgrad.ir.constants import known_value
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.names import described
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.lower.function_bodies import body_of, expand
@@ -103,17 +104,14 @@ def _sum(b: Builder, node: ir.Node) -> list[Var]:
 
 
 def _sign(b: Builder, node: ir.Node) -> list[Var]:
-    assert node.inputs[0] is not None
-    x = b.var(node.inputs[0])
+    x = b.var(not_none(node.inputs[0]))
     return [b.cast_like(x > 0, x) - b.cast_like(x < 0, x)]
 
 
 def _split(b: Builder, node: ir.Node) -> list[Var]:
-    assert node.inputs[0] is not None
-    sizes, axis = _parts(node), [attribute(b, node, "axis")]
-    assert sizes is not None
+    sizes, axis = not_none(_parts(node)), [attribute(b, node, "axis")]
     ends = [int(end) for end in np.cumsum(sizes)]
-    x = b.var(node.inputs[0])
+    x = b.var(not_none(node.inputs[0]))
     return [b.Slice(x, [end - size], [end], axis) for size, end in zip(sizes, ends, strict=True)]
 
 

@@ -17,7 +17,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.attention import Scores
 from onnxgrad.ir.graph import dependents
-from onnxgrad.ir.match import is_number, is_op, is_single, is_standard
+from onnxgrad.ir.match import is_number, is_op, is_single, is_standard, not_none
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.shapes import same_dim, same_dims
 from onnxgrad.lower.registry import expand, lowering_for, replace
@@ -148,8 +148,7 @@ class _Attention:
         last, own = node, {node}
         if (grouped := _group(end, node)) is not None:
             last, reshape = grouped
-            end, own = reshape.inputs[0], own | {last, reshape}
-            assert end is not None
+            end, own = not_none(reshape.inputs[0]), own | {last, reshape}
         lost: list[ir.Value] = []
         hides_lost, value = False, end
         while (maker := value.producer()) is not None and maker.op_type != "Softmax":

@@ -25,7 +25,7 @@ from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.exporter_names import call_parameters, parameter_names
 from onnxgrad.ir.graph import add_initializer
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import is_op, not_none
 
 #: Which input of a layer is the bias; input 1 has its weights.
 _BIASES = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "LSTM": 3, "GRU": 3, "RNN": 3}
@@ -184,7 +184,6 @@ def _part_parameters(graph: ir.Graph, names: Names) -> None:
 
 def _give(graph: ir.Graph, value: ir.Value, uses: Uses, name: str) -> None:
     """A copy of the initializer `value`, with a `name` of its own, for some of its `uses`."""
-    assert value.const_value is not None
-    own = add_initializer(graph, rename_tensor(value.const_value, name))
+    own = add_initializer(graph, rename_tensor(not_none(value.const_value), name))
     for node, at in uses:
         node.replace_input_with(at, own)

@@ -18,7 +18,7 @@ from onnx import helper
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import required_inputs, subgraphs
-from onnxgrad.ir.match import is_standard
+from onnxgrad.ir.match import is_standard, not_none
 from onnxgrad.ir.names import described, rename_inside
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.model_io import open_model, to_proto
@@ -74,8 +74,7 @@ class Inlined:
         graph.remove(nodes)
         graph.initializers.clear()
         for value in held:
-            tensor = value.const_value
-            assert tensor is not None
+            tensor = not_none(value.const_value)
             name = b.names.fresh(value.name or "weight")
             value.const_value = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=name)  # the caller's keeps its name
             value.name = name

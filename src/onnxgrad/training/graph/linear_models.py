@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.graph import add_initializer
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.schemas import attribute
 
 #: The attributes in which a LinearClassifier lists its labels.
@@ -97,8 +98,7 @@ def _take_place(graph: ir.Graph, node: ir.Node, held: _Scores) -> None:
     if held.labels:
         texts = not isinstance(held.labels[0], int)
         own["labels"] = _texts(b, graph, held.labels) if texts else b.const(np.array(held.labels, np.int64))
-    x = node.inputs[0]
-    assert x is not None
+    x = not_none(node.inputs[0])
     with b.record() as written:
         results = held.write(b, b.var(x), own)
         for old, var in zip(node.outputs, results):

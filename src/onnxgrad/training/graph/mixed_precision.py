@@ -23,7 +23,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import ancestors, dependents, named_values
-from onnxgrad.ir.match import is_standard
+from onnxgrad.ir.match import is_standard, not_none
 from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.transforms.gradient_node import is_gradient
 
@@ -90,11 +90,9 @@ class Precision:
                 raise BadInput(f"mixed precision keeps a state {name!r}, and the model has a value of that name")
         (gradient,) = gradients
         b = Builder(graph)
-        loss = gradient.inputs[-1]
-        assert loss is not None
+        loss = not_none(gradient.inputs[-1])
         self._narrow(b, ancestors([n for n in graph if is_standard(n)], [loss]))
-        loss = gradient.inputs[-1]
-        assert loss is not None
+        loss = not_none(gradient.inputs[-1])
         scale, good = (
             ir.Value(name=n, type=ir.TensorType(t), shape=ir.Shape([]))
             for n, t in ((SCALE, FLOAT), (GOOD, ir.DataType.INT64))
@@ -145,8 +143,7 @@ class Precision:
             if node.outputs[0].dtype != FLOAT or not self.runs(node):
                 continue
             for i in floats:
-                value = node.inputs[i]
-                assert value is not None
+                value = not_none(node.inputs[i])
                 if value not in cast:
                     source = wide.get(value)
                     if source is None:

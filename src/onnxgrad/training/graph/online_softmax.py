@@ -33,7 +33,7 @@ from onnxgrad.control_flow.row_blocks import RowBlocks
 from onnxgrad.engine import reverse
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents
-from onnxgrad.ir.match import constant_tensor
+from onnxgrad.ir.match import constant_tensor, not_none
 from onnxgrad.ir.subgraphs import cond, empty, formal, give
 from onnxgrad.lower.attention import product
 from onnxgrad.rules.op import Op
@@ -206,8 +206,7 @@ class _Blocked:
         s = self.scores
         q, v = values[s.q.value], values[s.v.value]
         b, body = empty(outer, "keys")
-        dtype = s.score.dtype
-        assert dtype is not None
+        dtype = not_none(s.score.dtype)
         lowest = outer.const(finfo(dtype.numpy()).min, dtype)
         heads = outer.shape_of(q, 0, q.rank - 1)
         first = []

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Names, Var
 from onnxgrad.ir.graph import add_initializer
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.schemas import attribute
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.rule import OWN, General, Result
@@ -64,8 +65,7 @@ def _unpacked(graph: ir.Graph, node: ir.Node, names: Names) -> tuple[ir.Value, i
         tensor = ir.PackedTensor(middle, ir.DataType.UINT4, shape=ir.Shape(each), name=names.fresh("middle"))
         zero = add_initializer(graph, tensor)
     assert scales is not None
-    held = scales.const_value
-    assert held is not None
+    held = not_none(scales.const_value)
     if tuple(held.shape) == each:
         return whole, scales, zero
     name = names.fresh(f"{scales.name}_blocks")
@@ -80,8 +80,7 @@ def _unpacked(graph: ir.Graph, node: ir.Node, names: Names) -> tuple[ir.Value, i
 def _nibbles(graph: ir.Graph, value: ir.Value | None, shape: tuple[int, int], names: Names) -> ir.Value:
     """The bytes of an initializer as numbers of 4 bits, lowest first, read when they are used."""
     assert value is not None
-    held = value.const_value
-    assert held is not None
+    held = not_none(value.const_value)
     name, uint4 = names.fresh(f"{value.name}_numbers"), ir.DataType.UINT4
 
     def read() -> ir.TensorProtocol:

@@ -20,6 +20,7 @@ from onnxgrad.custom import custom_vjp
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import named_values, scopes
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.names import described
 from onnxgrad.rules.norm import along_channels
 from onnxgrad.training.graph.batchnorm import trains, update_statistic
@@ -81,8 +82,7 @@ def synchronize(graph: ir.Graph, weight: str) -> None:
         graph.remove(node, safe=True)
     if weight:
         for node in [n for n in graph if is_gradient(n)]:
-            loss = node.inputs[-1]
-            assert loss is not None
+            loss = not_none(node.inputs[-1])
             with b.record() as made:
                 weighted = Var(b, loss) * b.cast_like(Var(b, named_values(graph)[weight]), Var(b, loss))
             graph.remove(made)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.match import is_op, is_standard
+from onnxgrad.ir.match import is_op, is_standard, not_none
 
 
 def tie_weights(graph: ir.Graph, patterns: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -69,9 +69,7 @@ def _is_output_layer(value: ir.Value) -> bool:
 
 def _alike(table: ir.Value, output: ir.Value) -> str | None:
     """The operator that computes `output` from `table`: for equal tensors, or a transpose; else None."""
-    one, other = table.const_value, output.const_value
-    assert one is not None
-    assert other is not None
+    one, other = not_none(table.const_value), not_none(output.const_value)
     if one.dtype != other.dtype or sorted(map(int, one.shape)) != sorted(map(int, other.shape)):  # type: ignore[arg-type]
         return None
     a, b = one.numpy(), other.numpy()

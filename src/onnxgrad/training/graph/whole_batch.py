@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgrad.custom import custom_vjp
 from onnxgrad.ir import Var
 from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.match import not_none
 
 DOMAIN, ALL, OWN = "onnxgrad.parts", "AllRows", "OwnRows"
 
@@ -41,8 +42,7 @@ def gather_rows(graph: ir.Graph, names: Collection[str]) -> None:
     """Have the readers of the values of these `names` read `AllRows` of them, in place."""
     graph.opset_imports[DOMAIN] = 1
     for value in [named_values(graph)[name] for name in names]:
-        producer = value.producer()
-        assert producer is not None
+        producer = not_none(value.producer())
         made = ir.Node(DOMAIN, ALL, [value], name=f"{value.name}_gathered")
         gathered = made.outputs[0]
         gathered.name, gathered.type = made.name, value.type

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.match import constant, is_number, is_op, is_standard, rank, single_constant
+from onnxgrad.ir.match import constant, is_number, is_op, is_standard, not_none, rank, single_constant
 from onnxgrad.ir.shapes import same_dim, same_dims
 from onnxgrad.training.graph.rounding import rounded
 
@@ -46,9 +46,7 @@ def log_softmax_of(node: ir.Node) -> tuple[ir.Value, int] | None:
     """The scores and the axis of a log-softmax that is written out as a difference; None for another node."""
     if not is_op(node, "Sub") or None in node.inputs[:2]:
         return None
-    scores, total = node.inputs[0], node.inputs[1]
-    assert scores is not None
-    assert total is not None
+    scores, total = not_none(node.inputs[0]), not_none(node.inputs[1])
     if (found := log_sum_exp(total)) is not None and found[0] is scores:
         return scores, found[1]
     of_log = _producer_of_kind(scores, "Log")  # log e - log Σe

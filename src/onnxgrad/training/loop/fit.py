@@ -16,6 +16,7 @@ import numpy as np
 from onnxgrad.errors import BadInput, TrainingError, UnknownName
 from onnxgrad.files import lock_folder, make_folder
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
 from onnxgrad.training.loop.agreement import agreement
@@ -247,8 +248,7 @@ def _set_rate(run: Run) -> None:
     if isinstance(run.schedule, Schedule):
         factor *= run.schedule(run.step_count)
     elif run.schedule:
-        assert run.steps is not None
-        factor *= run.schedule(run.step_count / run.steps)
+        factor *= run.schedule(run.step_count / not_none(run.steps))
     for name, array in held.items():
         array[...] = run.step.rates[name].numpy() * factor
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import not_none
 from onnxgrad.runtime import Options
 from onnxgrad.training.data import Data
 from onnxgrad.training.detection.feeds import DetectionFeed
@@ -45,16 +46,13 @@ def report_pictures(model: ir.Model, held_out: Data | None, options: Options | N
 def _pictures_of_boxes(detector: Detector, feed: DetectionFeed) -> list[Picture]:
     """Predictions beside labels, curves and the confusion matrix of the pictures of `feed`."""
     found = compare_boxes(detector, feed.data, worst=WORST, shown=WORST)
-    assert found.worst is not None
-    assert found.curves is not None
-    assert found.confusion is not None
-    drawn_rows = ((m, m.image) for m in found.worst if m.image is not None)
+    drawn_rows = ((m, m.image) for m in not_none(found.worst) if m.image is not None)
     worst = [(f"row {m.row}: {m.loss:g} errors", np.moveaxis(image, 0, -1)) for m, image in drawn_rows]
     drawn = [
         ("Predictions (orange) beside labels (green)", boxes_picture(found.pictures)),
         (f"The {len(worst)} pictures with the most errors", boxes_picture(worst)),
-        ("Precision over recall at the IoU 0.5", curves_picture(found.curves)),
-        ("Confusion matrix", confusion_picture(found.confusion, found.names)),
+        ("Precision over recall at the IoU 0.5", curves_picture(not_none(found.curves))),
+        ("Confusion matrix", confusion_picture(not_none(found.confusion), found.names)),
     ]
     return [Picture(f"{title} (validation data)", png) for title, png in drawn if png is not None]
 

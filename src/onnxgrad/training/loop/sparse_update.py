@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import not_none
 from onnxgrad.keywords import check_whole
 from onnxgrad.remat import amount
 from onnxgrad.remat.budget import megabytes
@@ -163,8 +164,7 @@ def _width(value: ir.Value) -> int:
 
 def step_bytes(step: Step, rows: int, dims: Mapping[str, int] | None) -> int:
     """The predicted bytes of a step: its results at their fullest, and the state."""
-    plan = within_memory(step, _ENOUGH, rows, dims).plan
-    assert plan is not None
+    plan = not_none(within_memory(step, _ENOUGH, rows, dims).plan)
     return plan.plain + sum(t.initial.nbytes for t in step.state.values())
 
 

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import HALF
+from onnxgrad.ir.match import HALF, not_none
 from onnxgrad.ir.subgraphs import empty, formal, give
 
 #: Replaces log 0: far below every log-probability, and far from the end of float32.
@@ -58,8 +58,7 @@ def ctc_rows(
     index = b.Expand(b.Unsqueeze(states, [time]), b.join(b.shape_of(y, 0, 2), b.shape_of(states, 1, 2)))
     index.value.shape = ir.Shape([n, y.shape[1], width] if time else [y.shape[0], n, width])  # type: ignore[index]
     likely = b.LogSoftmax(y, axis=-1)
-    node = likely.value.producer()
-    assert node is not None
+    node = not_none(likely.value.producer())
     node.metadata_props[METADATA] = f"{given.name} {blank} {time}"
     emitted = b.Max(b.GatherElements(likely, index, axis=2), DEAD)
     before = b.Expand(b.const(np.array([[0.0]]), y.dtype), b.join(b.shape_of(labels, 0, 1), [1]))

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.loss_function import LossFunction, reduce_loss, total
@@ -59,8 +60,7 @@ def _shares(b: Builder, y: Var, labels: Var, axis: int, ignore_index: int | None
 
 def _note(y: Var, labels: Var, kind: str, ignored: int | None = None) -> Var:
     """Note at the node of `y` what it is compared with, for the metrics of a run."""
-    node = y.value.producer()
-    assert node is not None
+    node = not_none(y.value.producer())
     node.metadata_props[COMPARED] = json.dumps([labels.name, kind, ignored])
     return y
 

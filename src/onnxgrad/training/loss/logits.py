@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.match import constant, is_number, is_op, is_standard, permutation, producer, single_constant
+from onnxgrad.ir.match import constant, is_number, is_op, is_standard, not_none, permutation, producer, single_constant
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.written_out import log_softmax_of, match_reduction, neutral_operand, share_of, skip_guards
@@ -129,9 +129,7 @@ def _remove_shift(value: ir.Value, axis: int) -> ir.Value:
     node = producer(value, "Sub")
     if node is None or None in node.inputs:
         return value
-    x, shift = node.inputs
-    assert x is not None
-    assert shift is not None
+    x, shift = map(not_none, node.inputs)
     most = match_reduction(shift, ("ReduceMax",))
     return x if most is not None and most[1] == axis and most[0] is x else value
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import HALF
+from onnxgrad.ir.match import HALF, not_none
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.logits import Ending, logit, mixed, scores, sums_to_one
@@ -96,10 +96,9 @@ class LossFunction:
     def by_blocks(self, b: Builder, blocks: ScoreBlocks, y: Var, labels: Var, options: Mapping[str, Any],
                   others: Sequence[OfRows] = ()) -> list[Var]:  # fmt: skip
         """The loss of scores of very many classes, then the values of `others` for each row."""
-        assert self.of_rows is not None
         weights = weight_of(b, options["weight"], y)
         most = options["block_rows"] or blocks.at_a_time
-        rows, *found = blocks.write(b, labels, [self.of_rows(weights, options), *others], most)
+        rows, *found = blocks.write(b, labels, [not_none(self.of_rows)(weights, options), *others], most)
         if y.dtype in HALF:  # sums of many rows, and their number, are too large
             rows = b.Cast(rows, to=int(ir.DataType.FLOAT))
         summed, ignored = total(b, rows), options["ignore_index"]

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.graph.inline_graphs import Inlined
 from onnxgrad.training.graph.row_axis import rows_first
 from onnxgrad.training.loss.class_axis import with_class_axis
@@ -168,8 +169,7 @@ class Objective:
 
     def _ending(self, k: int) -> Ending:
         """The values that term `k`, a loss by name, compares with labels."""
-        term, kind = self.terms[k], self.losses[k]
-        assert kind is not None
+        term, kind = self.terms[k], not_none(self.losses[k])
         value = self.output(term.output)
         axis, perm = self._given[k]
         if kind[0].labels is classes:  # one score is no class, probability or not
@@ -231,10 +231,9 @@ class Objective:
                 self.measures[value.name] = value
                 self.named.append(value.name)
             total = value if total is None else total + b.cast_like(value, total)
-        assert total is not None
         if count:
             self._weigh(counts)
-        return self._named(total, "loss")
+        return self._named(not_none(total), "loss")
 
     def _named(self, value: Var, name: str) -> Var:
         """`value` under a name of its own."""
@@ -277,8 +276,7 @@ class Objective:
 
     def _counted(self, k: int) -> str:
         """A description of what two losses must share for accumulation of their sum, for loss `k`, by name."""
-        kind, weights = self.losses[k], self.terms[k].row_weights
-        assert kind is not None
+        kind, weights = not_none(self.losses[k]), self.terms[k].row_weights
         loss, options = kind
         if options["reduction"] == "sum":
             return SUMMED
@@ -287,8 +285,7 @@ class Objective:
         return " with ".join([what, *extra]) + (f" by {weights}" if weights is not None else "")
 
     def _operands(self, k: int, copies: Mapping[ir.Value, ir.Value]) -> tuple[Var, list[Var]]:
-        term, kind = self.terms[k], self.losses[k]
-        assert kind is not None
+        term, kind = self.terms[k], not_none(self.losses[k])
         loss, options = kind
         y = self._ending(k).write(self.b, lambda v: Var(self.b, copies.get(v, v)))
         wanted = loss.labels(y.value, options)

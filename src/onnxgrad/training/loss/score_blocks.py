@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgrad.control_flow.row_blocks import by_row_blocks
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.match import is_op, is_standard, permutation, producer
+from onnxgrad.ir.match import is_op, is_standard, not_none, permutation, producer
 
 #: From so many classes on, logits are computed by blocks of rows unless options of a loss override it.
 MANY = 16384
@@ -83,14 +83,12 @@ class ScoreBlocks:
     def _scores(self, b: Builder, rows: Var) -> Var:
         """The logits of some of the rows. Gemm reads its matrix in place, also transposed."""
         node, after = self.product, list(self.after)
-        weight, bias = node.inputs[1], None
-        assert weight is not None
+        weight, bias = not_none(node.inputs[1]), None
         attributes: dict[str, Any] = dict(node.attributes.items())
         if node.op_type == "MatMul":
             turned = weight.producer()
             if is_op(turned, "Transpose"):
-                weight, attributes = turned.inputs[0], {"transB": ir.AttrInt64("transB", 1)}
-                assert weight is not None
+                weight, attributes = not_none(turned.inputs[0]), {"transB": ir.AttrInt64("transB", 1)}
             if after and after[0].op_type == "Add":
                 bias = next(v for v in after.pop(0).inputs if v is not None and _is_of_one_row(v))
         elif len(node.inputs) > 2:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, OnnxGradError, UnknownName
 from onnxgrad.ir.graph import required_inputs
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.names import described
 from onnxgrad.keywords import check_keywords
 from onnxgrad.model_io import load_model
@@ -217,8 +218,7 @@ def _predict_documents(
     options: Options | None,
 ) -> dict[str, np.ndarray]:
     """For each document its tokens that count, and over these the mean loss, the perplexity and the accuracy."""
-    scores = scores_of(model, outputs[0] if outputs else None)
-    assert scores is not None
+    scores = not_none(scores_of(model, outputs[0] if outputs else None))
     name = scores.name or ""
     sums: np.ndarray = np.zeros((3, int(language.index.max()) + 1))
     begin = 0

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import HALF
+from onnxgrad.ir.match import HALF, not_none
 from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.optim.formulas import Formula
 from onnxgrad.training.optim.optimizers import OPTIMIZERS, OperatorNode, Settings, completed_settings
@@ -77,8 +77,7 @@ class Update:
         """
         if x.dtype not in HALF:
             return x, g
-        assert x.const_value is not None
-        held = self.state.held(f"{x.name}_master", x.const_value.numpy().astype(np.float32), FLOAT)
+        held = self.state.held(f"{x.name}_master", not_none(x.const_value).numpy().astype(np.float32), FLOAT)
         self._halves[held.value] = x
         return held.value, self.b.Cast(g, to=int(FLOAT))
 
@@ -102,8 +101,7 @@ class Update:
             squares = [b.ReduceSumSquare(g, keepdims=0) for g in wide]
             self.norm = b.Sqrt(squares[0] if len(squares) == 1 else b.Sum(*squares))
         if self.optimizer.clip_norm is not None:
-            assert self.norm is not None
-            factor = b.Min(b.Div(float(self.optimizer.clip_norm), b.Add(self.norm, 1e-6)), 1.0)
+            factor = b.Min(b.Div(float(self.optimizer.clip_norm), b.Add(not_none(self.norm), 1e-6)), 1.0)
             gradients = [g * b.cast_like(factor, g) for g in gradients]
         return gradients
 
@@ -174,8 +172,7 @@ class Update:
         if weight is not old.value:
             self.state.bind(weight, self.b.Cast(new, to=int(weight.dtype or FLOAT)))
         if average and (self.optimizer.ema is not None or self.optimizer.swa is not None):
-            assert old.value.const_value is not None
-            start = old.value.const_value.numpy()
+            start = not_none(old.value.const_value).numpy()
             held = self.state.held(f"{weight.name}_average", start, new.dtype or FLOAT, average=weight.name)
             kept = self.b.cast_like(self._kept_share(), new)
             self.state.bind(held.value, held * kept + new * self.b.Sub(1.0, kept))

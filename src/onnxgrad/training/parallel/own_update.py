@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgrad.ir import Builder
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import named_values, stand_in, values_read
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.parallel.shares import Shares
 from onnxgrad.training.step.accumulate import BUCKET, TOTAL, SplitStep
 from onnxgrad.training.step.memory_budget import in_good_order
@@ -107,8 +108,7 @@ class _Cut:
         finish(graph)
         names: dict[str, str] = {}
         if self.shapes:
-            dtype = values[BUCKET].dtype
-            assert dtype is not None
+            dtype = not_none(values[BUCKET].dtype)
             step, names = taking(step, self.shapes, dtype, (BUCKET, TOTAL))
         graph = step.model.graph
         used = values_read(graph)

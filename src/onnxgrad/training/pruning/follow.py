@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.match import constant, is_op
+from onnxgrad.ir.match import constant, is_op, not_none
 from onnxgrad.ir.operators import Kind, traits_of
 from onnxgrad.training.pruning import places  # noqa: F401  (it fills the table)
 from onnxgrad.training.pruning.channels import Axis, Coupling, rank_of, size_of
@@ -51,8 +51,7 @@ def _along_axis(j: Coupling, node: ir.Node) -> None:
 
 
 def _reduction(j: Coupling, node: ir.Node) -> None:
-    x, out = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, out = not_none(node.inputs[0]), node.outputs[0]
     given = constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
     listed = node.attributes.get_ints("axes")
     axes = {int(a) % rank_of(x) for a in (listed if listed is not None else () if given is None else given.ravel())}
@@ -224,8 +223,7 @@ def _channel_norm(j: Coupling, node: ir.Node) -> None:
 @follows("LayerNormalization", *RMS)
 def _layer_norm(j: Coupling, node: ir.Node) -> None:
     """Features of the mean of squares may go; without some of them, other means and deviations are no multiples."""
-    x, scale, out = node.inputs[0], node.inputs[1], node.outputs[0]
-    assert x is not None
+    x, scale, out = not_none(node.inputs[0]), node.inputs[1], node.outputs[0]
     first, last = node.attributes.get_int("axis", -1) % max(rank_of(x), 1), rank_of(x) - 1
     for axis in range(first):
         j.join(x, axis, out, axis)
@@ -244,8 +242,7 @@ def _pool(j: Coupling, node: ir.Node) -> None:
 
 @follows("Resize", "Pad")
 def _same_sizes(j: Coupling, node: ir.Node) -> None:
-    x, out = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, out = not_none(node.inputs[0]), node.outputs[0]
     pads = constant(node.inputs[1]) if node.op_type == "Pad" and len(node.inputs) > 1 else np.zeros(2 * rank_of(x))
     listed = constant(node.inputs[3]) if node.op_type == "Pad" and len(node.inputs) > 3 else None
     if pads is None:

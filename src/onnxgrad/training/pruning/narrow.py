@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.match import holds_floats
+from onnxgrad.ir.match import holds_floats, not_none
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.remat.budget import megabytes
 from onnxgrad.runtime import Options, Session
@@ -253,8 +253,7 @@ class Narrowing:
 def _apply(model: ir.Model, masks: Mapping[str, np.ndarray]) -> None:
     for name, mask in masks.items():
         value = model.graph.initializers[name]
-        assert value.const_value is not None
-        array = value.const_value.numpy()
+        array = not_none(value.const_value).numpy()
         value.const_value = ir.tensor(np.where(mask, array, 0).astype(array.dtype), name=name)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.match import constant, is_op, permutation
+from onnxgrad.ir.match import constant, is_op, not_none, permutation
 from onnxgrad.training.pruning.channels import Coupling, rank_of, size_of
 from onnxgrad.training.pruning.known_sizes import numbers_of
 from onnxgrad.training.pruning.operators import broadcast, follows
@@ -42,8 +42,7 @@ def _parts(j: Coupling, node: ir.Node) -> None:
 
 @follows("Slice")
 def _slice(j: Coupling, node: ir.Node) -> None:
-    x, out = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, out = not_none(node.inputs[0]), node.outputs[0]
     numbers = [None if v is None else constant(v) for v in (*node.inputs[1:], None, None)[:4]]
     if numbers[0] is None or numbers[1] is None or not rank_of(x):
         return
@@ -97,8 +96,7 @@ def _transpose(j: Coupling, node: ir.Node) -> None:
 @follows("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def _reshape(j: Coupling, node: ir.Node) -> None:
     """Runs of axes with the same number of elements go together; of several axes in a run, one may shrink."""
-    x, out = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, out = not_none(node.inputs[0]), node.outputs[0]
     if x.shape is None or out.shape is None:
         return
     for mine, theirs in _runs(x, out):
@@ -130,8 +128,7 @@ def _divide(
     if ids is None or None in shape or len(ids) != math.prod(n or 0 for n in shape):
         return
     at = j.choose(node, [(many, a) for a in axes])
-    own = j.positions(many, axes[at])
-    assert own is not None
+    own = not_none(j.positions(many, axes[at]))
     shaped = ids.reshape([n or 0 for n in shape])
     j.tie(shaped, own.reshape([-1 if k == at else 1 for k in range(len(axes))]))
     j.touch((one, axis), (many, axes[at]))
@@ -223,8 +220,7 @@ def _constant(j: Coupling, node: ir.Node) -> None:
 @follows("Shape")
 def _shape(j: Coupling, node: ir.Node) -> None:
     """Sizes that are read: those that make nothing but other shapes are set anew there, others stay."""
-    x, out = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, out = not_none(node.inputs[0]), node.outputs[0]
     start, rank = node.attributes.get_int("start", 0), max(rank_of(x), 1)
     j.touch((out, 0), *((x, a) for a in range(rank_of(x))))
     for reader, at in out.uses():

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.match import not_none
 from onnxgrad.runtime import Session
 from onnxgrad.training.pruning.channels import Channels, rank_of
 
@@ -26,8 +27,7 @@ def weights_of(channels: Channels) -> dict[str, ir.Value]:
 
 
 def _array(value: ir.Value) -> np.ndarray:
-    assert value.const_value is not None
-    return value.const_value.numpy().astype(np.float32)
+    return not_none(value.const_value).numpy().astype(np.float32)
 
 
 def magnitudes(channels: Channels) -> Scores:

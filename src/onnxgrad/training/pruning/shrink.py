@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Names
 from onnxgrad.ir.graph import add_initializer, prune
-from onnxgrad.ir.match import constant, is_op
+from onnxgrad.ir.match import constant, is_op, not_none
 from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.training.pruning.channels import Axis, Channels, rank_of, size_of
 from onnxgrad.training.pruning.operators import RMS
@@ -66,9 +66,7 @@ def shrink(model: ir.Model, channels: Channels, removed: Iterable[int]) -> None:
 
 def _lifted(graph: ir.Graph, value: ir.Value) -> ir.Value:
     """An initializer in place of a Constant node."""
-    node, array = value.producer(), constant(value)
-    assert node is not None
-    assert array is not None
+    node, array = not_none(value.producer()), not_none(constant(value))
     name, value.name = value.name, None
     held = add_initializer(graph, ir.tensor(array, dtype=value.dtype, name=name))
     value.replace_all_uses_with(held)
@@ -113,9 +111,7 @@ def _set_input(graph: ir.Graph, node: ir.Node, at: int, array: np.ndarray, names
 
 def _regroup(node: ir.Node, kept: Kept) -> None:
     """The number of groups, where whole groups went."""
-    x, w = node.inputs[:2]
-    assert x is not None
-    assert w is not None
+    x, w = map(not_none, node.inputs[:2])
     if node.op_type == "Conv":
         group = _size(x, 1, kept) // _size(w, 1, kept)
     else:
@@ -125,8 +121,7 @@ def _regroup(node: ir.Node, kept: Kept) -> None:
 
 def _normalize(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None:
     """A mean of squares over features that are left, in units of that over all: what was removed is zero."""
-    x, out = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, out = not_none(node.inputs[0]), node.outputs[0]
     is_reduction = node.op_type == "ReduceMean"
     is_reduced = [not is_reduction or (rank_of(out) == rank_of(x) and size_of(out, a) == 1) for a in range(rank_of(x))]
     axes = [a for a in range(rank_of(x)) if (x, a) in kept and is_reduced[a]]
@@ -150,8 +145,7 @@ def _normalize(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None
 
 def _cut(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None:
     """The first and the last position of a slice, counted without those removed."""
-    x = node.inputs[0]
-    assert x is not None
+    x = not_none(node.inputs[0])
     starts, ends, given = (None if v is None else constant(v) for v in (*node.inputs[1:4], None)[:3])
     if starts is None or ends is None:
         return

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
 from onnxgrad.ir.graph import add_initializer
-from onnxgrad.ir.match import constant
+from onnxgrad.ir.match import constant, not_none
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.metadata import QUANTIZED
 from onnxgrad.training.quantization.numbers import quantize
@@ -42,8 +42,7 @@ def folded(model: ir.Model) -> ir.Model:
 
 
 def _array(graph: ir.Graph, name: str) -> np.ndarray:
-    held = graph.initializers[name].const_value
-    assert held is not None
+    held = not_none(graph.initializers[name].const_value)
     return held.numpy()
 
 

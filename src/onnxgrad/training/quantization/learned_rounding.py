@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.match import constant
+from onnxgrad.ir.match import constant, not_none
 from onnxgrad.runtime import Session
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.quantization.numbers import limits, spread
@@ -139,13 +139,11 @@ def _exclusive_chain(value: ir.Value, most: int) -> Iterator[ir.Value]:
 def _round(layer: _Layer, form: np.ndarray, count: int) -> None:
     """Set the weight of `layer` to the best numbers that coordinate descent finds."""
     scale, point = (constant(v) for v in layer.rounding.inputs[1:3] if v is not None)
-    held = layer.master.const_value
-    assert held is not None
-    assert scale is not None
+    held = not_none(layer.master.const_value)
     assert point is not None
     old = held.numpy()
     axis, block = layer.rounding.attributes.get_int("axis", 1), layer.rounding.attributes.get_int("block_size", 0)
-    steps, zeros = (np.broadcast_to(spread(a, old.shape, axis, block), old.shape) for a in (scale, point))
+    steps, zeros = (np.broadcast_to(spread(a, old.shape, axis, block), old.shape) for a in (not_none(scale), point))
     low, high = limits(layer.rounding.outputs[0].dtype)  # type: ignore[arg-type]
     steps = steps.astype(np.float64)
     exact = np.clip(old / steps, low - zeros.astype(np.float64), high - zeros.astype(np.float64))

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer, named_values
-from onnxgrad.ir.match import constant, producer
+from onnxgrad.ir.match import constant, not_none, producer
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.quantization.numbers import dequantize
 from onnxgrad.training.quantization.record import Bias, Storage, record_in
@@ -92,8 +92,7 @@ class _Stored:
             if any(n not in self.nodes for n, _ in scale.uses()):
                 return
             scale.const_value = ir.tensor(np.where(steps == 0, steps.dtype.type(1), steps), name=scale.name)
-        held = constant(self.value)
-        assert held is not None
+        held = not_none(constant(self.value))
         axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
         array = dequantize(held, steps, np.zeros((), np.int64) if zero is None else zero, axis, block)
         if self.value.dtype == ir.DataType.INT32:

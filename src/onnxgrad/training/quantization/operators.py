@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxgrad.ir import Builder, Names, Var
 from onnxgrad.ir.graph import add_initializer, prune
 from onnxgrad.ir.infer.inference import Inference
-from onnxgrad.ir.match import constant, is_op, normal_domain, only_reader, producer
+from onnxgrad.ir.match import constant, is_op, normal_domain, not_none, only_reader, producer
 from onnxgrad.ir.schemas import attribute
 from onnxgrad.training.quantization.record import Storage
 
@@ -132,14 +132,12 @@ class _Opening:
         return value
 
     def _note(self, value: ir.Value) -> None:
-        held = value.const_value
-        assert held is not None
+        held = not_none(value.const_value)
         self.record.forms.setdefault(value.name or "", [int(held.dtype), *(int(d) for d in held.shape)])  # type: ignore[arg-type]
 
     def nibbles(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         """An initializer of bytes as numbers of 4 bits, lowest first, while it is open."""
-        held = value.const_value
-        assert held is not None
+        held = not_none(value.const_value)
         self._note(value)
         raw = held.numpy().reshape(-1)
         numbers = np.stack([raw & 15, raw >> 4], 1).reshape(shape[0], -1)[:, : shape[1]]
@@ -172,9 +170,7 @@ class _Opening:
         if value is None:
             return None
         factors = [None if v is None else constant(v) for v in (xs, ws)]
-        assert factors[0] is not None
-        assert factors[1] is not None
-        steps = (factors[0].reshape(()) * factors[1]).astype(np.float32)
+        steps = (not_none(factors[0]).reshape(()) * not_none(factors[1])).astype(np.float32)
         steps = steps.reshape(()) if steps.size == 1 else steps.reshape(-1)
         scale = add_initializer(self.graph, ir.tensor(steps, name=self.names.fresh(f"{value.name}_scale")))
         return b.DequantizeLinear(value, scale, axis=0 if steps.ndim else None)

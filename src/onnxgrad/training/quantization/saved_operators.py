@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import named_values, prune
+from onnxgrad.ir.match import not_none
 from onnxgrad.training.quantization.record import Storage
 
 
@@ -47,8 +48,7 @@ def close_operators(model: ir.Model, record: Storage) -> None:
 
 def _restore(value: ir.Value, dtype: ir.DataType, shape: Sequence[int]) -> None:
     """The form that the operators read: numbers of 4 bits packed into bytes, and scales with their axes."""
-    held = value.const_value
-    assert held is not None
+    held = not_none(value.const_value)
     array = held.numpy()
     if held.dtype == ir.DataType.UINT4:
         numbers = array.astype(np.uint8)

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.match import constant
+from onnxgrad.ir.match import constant, not_none
 from onnxgrad.training.graph.rounding import is_rounding
 
 _LEAST = 1e-3
@@ -59,8 +59,7 @@ class LearnedScale:
 
     def following(self, b: Builder, new: Var, optimizer: str) -> Var:
         """The next scale, where the optimizer would have `new`."""
-        assert self.value.const_value is not None
-        first, old = self.value.const_value.numpy(), b.var(self.value)
+        first, old = not_none(self.value.const_value).numpy(), b.var(self.value)
         if optimizer not in _PROPORTIONAL:
             new = old + (new - old) * np.abs(first)
         least = np.abs(first) * first.dtype.type(_LEAST)

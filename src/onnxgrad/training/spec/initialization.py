@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.match import is_op, is_standard
+from onnxgrad.ir.match import is_op, is_standard, not_none
 from onnxgrad.runtime import Session
 from onnxgrad.training.spec.lowering import lowered_graph
 from onnxgrad.training.spec.training_info import Source
@@ -44,8 +44,7 @@ def run_initializations(source: Source, seed: int | None = None) -> Source:
                 tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
             if not declared:
                 held = model.graph.initializers[binding.key]
-                assert held.const_value is not None
-                _check_fits(where, array, held.const_value)
+                _check_fits(where, array, not_none(held.const_value))
                 held.const_value = ir.tensor(array, name=binding.key)
     return replace(source, model=model, infos=infos, join=None)
 

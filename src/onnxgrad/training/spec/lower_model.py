@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import reads, subgraphs
-from onnxgrad.ir.match import is_standard
+from onnxgrad.ir.match import is_standard, not_none
 from onnxgrad.model_io import AnyModel, training_info
 from onnxgrad.model_io.open import all_names
 from onnxgrad.training.metadata import FED
@@ -178,7 +178,6 @@ def _cut(lowered: Lowered, info: onnx.TrainingInfoProto, inference_weights: Coll
         if name in inference_weights or value in used_before:
             continue
         if name not in own and value in used_after:
-            assert value.const_value is not None
-            algorithm.initializer.append(ir.to_proto(value.const_value))
+            algorithm.initializer.append(ir.to_proto(not_none(value.const_value)))
         del graph.initializers[name]
     return copy

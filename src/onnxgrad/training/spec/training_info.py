@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.graph import add_initializer, named_values, required_inputs
+from onnxgrad.ir.match import not_none
 from onnxgrad.model_io import load_model, training_info, zeros
 from onnxgrad.model_io.read import is_ordered, read_proto
 from onnxgrad.model_io.save import gathered
@@ -220,8 +221,7 @@ def lasting(proto: onnx.TensorProto) -> ir.TensorProtocol:
 def _into_input(graph: ir.Graph, name: str) -> ir.TensorProtocol:
     """Turn an initializer into a graph input; its value."""
     value = graph.initializers.pop(name)
-    tensor = value.const_value
-    assert tensor is not None
+    tensor = not_none(value.const_value)
     value.const_value = None
     value.type = ir.TensorType(tensor.dtype)
     value.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.schemas import attribute
 
 if TYPE_CHECKING:
@@ -134,8 +135,7 @@ def moved_elements(s: SizedNode) -> Found:
             raise Unknown
         parts: dict[int, Any] = {}
         for i, first in starts.items():
-            x = s.x[i]
-            assert x is not None
+            x = not_none(s.x[i])
             numbers = np.asarray(y, np.int64) - first
             parts[i] = selection_matrix(
                 np.where((numbers >= 0) & (numbers < x.numbers.size), numbers, -1), x.numbers.size
@@ -146,10 +146,7 @@ def moved_elements(s: SizedNode) -> Found:
 
 def scatter_elements(s: SizedNode) -> Found:
     """The data, and every update at the place that its index names."""
-    data, indices, updates = s.x[:3]
-    assert data is not None
-    assert indices is not None
-    assert updates is not None
+    data, indices, updates = map(not_none, s.x[:3])
     at, axis = indices.constant(), s.attr("axis", 0) % len(data.shape)
     places = list(np.indices(at.shape))
     places[axis] = at % data.shape[axis]
@@ -158,10 +155,7 @@ def scatter_elements(s: SizedNode) -> Found:
 
 def scatter_nd(s: SizedNode) -> Found:
     """The data, and every slice of the updates at the place that its index names."""
-    data, indices, updates = s.x[:3]
-    assert data is not None
-    assert indices is not None
-    assert updates is not None
+    data, indices, updates = map(not_none, s.x[:3])
     at = indices.constant()
     where = tuple(at[..., k] % data.shape[k] for k in range(at.shape[-1]))
     return _scatter_elements(s, data, updates, data.numbers[where])
@@ -192,15 +186,13 @@ def _over(x: Operand, axes: Sequence[int]) -> csr_array:
 
 def reduced(s: SizedNode) -> Found:
     """Each element from all along the axes."""
-    x = s.x[0]
-    assert x is not None
+    x = not_none(s.x[0])
     return [{0: _over(x, s.axes(len(x.shape)))}]
 
 
 def _spread(s: SizedNode, axes: Sequence[int]) -> csr_array:
     """Each element from all of its slice along `axes`."""
-    x = s.x[0]
-    assert x is not None
+    x = not_none(s.x[0])
     lines = np.arange(math.prod(n for i, n in enumerate(x.shape) if i not in axes))
     lines = lines.reshape([1 if i in axes else n for i, n in enumerate(x.shape)])
     over = _over(x, axes)
@@ -209,8 +201,7 @@ def _spread(s: SizedNode, axes: Sequence[int]) -> csr_array:
 
 def along_axis(s: SizedNode) -> Found:
     """Each element from all along one axis."""
-    assert s.x[0] is not None
-    return [{0: _spread(s, [s.attr("axis", -1) % len(s.x[0].shape)])}]
+    return [{0: _spread(s, [s.attr("axis", -1) % len(not_none(s.x[0]).shape)])}]
 
 
 def normalized(s: SizedNode) -> Found:
@@ -227,9 +218,7 @@ def normalized(s: SizedNode) -> Found:
 
 def cumulated(s: SizedNode) -> Found:
     """Each element from those up to it."""
-    x, axis = s.x[0], s.x[1]
-    assert x is not None
-    assert axis is not None
+    x, axis = not_none(s.x[0]), not_none(s.x[1])
     at = int(axis.constant()) % len(x.shape)
     before = np.tri(x.shape[at], dtype=bool)
     last = np.moveaxis(x.numbers, at, -1)[..., None, :]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onnxgrad.ir.einsum_labels import einsum_labels
+from onnxgrad.ir.match import not_none
 from onnxgrad.transforms.sparse.dependence import (
     MOST_ENTRIES,
     Found,
@@ -73,9 +74,7 @@ def _link_entries(
 
 def matmul(s: SizedNode) -> Found:
     """A product, of stacks of matrices that broadcast."""
-    a, b = s.x
-    assert a is not None
-    assert b is not None
+    a, b = map(not_none, s.x)
     lead = max(len(a.shape), len(b.shape), 2) - 2
     stack = "abcdefgh"[:lead]
     left = stack[lead - len(a.shape) + 2 :] + "ij" if len(a.shape) > 1 else "j"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from onnxgrad.ir.match import not_none
 from onnxgrad.transforms.sparse.dependence import (
     MOST_ENTRIES,
     Found,
@@ -44,8 +45,7 @@ def _windows(s: SizedNode, image: Shape, result: Shape, kernel: Sequence[int]) -
 
 def pooled(s: SizedNode) -> Found:
     """Each element from the window of its channel."""
-    x, y = s.x[0], s.shapes[0]
-    assert x is not None
+    x, y = not_none(s.x[0]), s.shapes[0]
     if len(s.shapes) > 1:
         raise Unknown
     place, inside = _windows(s, x.shape[2:], y[2:], s.attr("kernel_shape"))

@@ -19,6 +19,7 @@ from onnxgrad.engine.resolve import rule_of
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.graph import captured
+from onnxgrad.ir.match import not_none
 from onnxgrad.model_io import AnyModel
 from onnxgrad.rules.rule import Elementwise, add
 from onnxgrad.transforms.derivation import Derivation
@@ -98,8 +99,7 @@ class _Walk:
             if k == 1:
                 self.stacks[value] = stack
             else:
-                total = plus(pushed.get(value), _total(stack, value))
-                assert total is not None
+                total = not_none(plus(pushed.get(value), _total(stack, value)))
                 pushed[value] = total
         self.sums |= pushed
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.operators import ByOperator
 from onnxgrad.ir.shapes import expand_to
 from onnxgrad.rules.op import Op
@@ -82,8 +83,7 @@ def _full_series(op: Op, xs: Sequence[Series | None], i: int, order: int) -> Ser
     own = xs[i]
     if own is not None:
         return own
-    x = op.inputs[i]
-    assert x is not None
+    x = not_none(op.inputs[i])
     return [x, *[None] * order]
 
 
@@ -92,14 +92,12 @@ def _order(xs: Sequence[Series | None]) -> int:
 
 
 def _only(xs: Sequence[Series | None]) -> Series:
-    x = xs[0]
-    assert x is not None
+    x = not_none(xs[0])
     return x
 
 
 def _result(op: Op) -> Var:
-    y = op.outputs[0]
-    assert y is not None
+    y = not_none(op.outputs[0])
     return y
 
 
@@ -162,16 +160,14 @@ def _given_slope(write: Callable[[Op, Series], Series]) -> Write:
 def _bell(op: Op, x: Series) -> Series:
     """2/√π·exp(-x²)."""
     power = [scale(c, -1) for c in series.product(x, x)]
-    assert power[0] is not None
-    e = series.exponential(power, op.Exp(power[0]))
+    e = series.exponential(power, op.Exp(not_none(power[0])))
     return [scale(c, 2 / math.sqrt(math.pi)) for c in e]
 
 
 def _inverse_square(op: Op, x: Series) -> Series:
     """1/(1 + x²)."""
     square = series.product(x, x)
-    assert square[0] is not None
-    below: Series = [square[0] + 1.0, *square[1:]]
+    below: Series = [not_none(square[0]) + 1.0, *square[1:]]
     first = op.Reciprocal(below[0])
     return series.quotient([op.full_like(first, 1), *[None] * (len(x) - 1)], below, first)
 
@@ -183,9 +179,7 @@ def _logistic(op: Op, x: Series) -> Series:
 
 @_equation("Pow")
 def _pow(op: Op, xs: list[Series | None]) -> Series:
-    x, exponent = op.inputs[:2]
-    assert x is not None
-    assert exponent is not None
+    x, exponent = map(not_none, op.inputs[:2])
     if xs[0] is None or xs[1] is not None or exponent.const is None or exponent.const.size != 1:
         raise NotImplementedError
     r = float(exponent.const.reshape(-1)[0])

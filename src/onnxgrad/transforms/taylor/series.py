@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.match import not_none
 
 Term = Var | None
 Series = list[Term]
@@ -55,8 +56,7 @@ def product(a: Series, b: Series, of: Product = multiply) -> Series:
 def quotient(a: Series, b: Series, first: Var) -> Series:
     """a/b, which begins with `first`."""
     y: Series = [first]
-    divisor = b[0]
-    assert divisor is not None
+    divisor = not_none(b[0])
     for k in range(1, len(a)):
         rest = minus(a[k], leibniz(y, b, k, last=k - 1))
         y.append(None if rest is None else rest / divisor)
@@ -73,8 +73,7 @@ def exponential(x: Series, first: Var) -> Series:
 
 def logarithm(x: Series, first: Var) -> Series:
     """log x: x·y′ = x′."""
-    lead = x[0]
-    assert lead is not None
+    lead = not_none(x[0])
     slope: Series = []
     for k in range(len(x) - 1):
         rest = minus(x[k + 1], leibniz(slope, x, k, last=k - 1))
@@ -94,8 +93,7 @@ def root(x: Series, first: Var) -> Series:
 
 def power(x: Series, exponent: float, first: Var) -> Series:
     """x to a constant exponent: x·y′ = r·y·x′. Where x is 0 the recurrence has no answer."""
-    lead = x[0]
-    assert lead is not None
+    lead = not_none(x[0])
     y: Series = [first]
     for k in range(1, len(x)):
         grown = scale(leibniz(y, x[1:], k - 1), exponent)
@@ -112,8 +110,7 @@ def power_of_integer(x: Series, exponent: int) -> Series:
             result = x if result is None else product(result, x)
         exponent >>= 1
         x = product(x, x) if exponent else x
-    assert result is not None
-    return result
+    return not_none(result)
 
 
 def along_slope(x: Series, first: Var, slope: Callable[[Series], Term]) -> Series:
