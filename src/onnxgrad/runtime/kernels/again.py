@@ -3,9 +3,9 @@
 A step keeps what its backward pass reads. The result of an activation, a normalization or short attention costs little
 beside the products around it, and its operands are often kept anyway: the cotangent of a normalization reads x, from
 which y follows. So the node runs a second time, right before the first late reader, and its first results are freed
-early. Only single nodes are repeated, never products (longer ways: `onnxgrad.remat`). The copy waits for another
-operand of that reader through `After`, a kernel whose result is its first operand, in the same memory. The bits are the
-same.
+early. Only single nodes are repeated, and of products those of short attention that no kernel computes, with a learned
+bias, say (longer ways: `onnxgrad.remat`). The copy waits for another operand of that reader through `After`, a kernel
+whose result is its first operand, in the same memory. The bits are the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.execution_order import execution_order, sort
 from onnxgrad.ir.graph import ancestors
-from onnxgrad.ir.match import is_op, not_none
+from onnxgrad.ir.match import is_op, permutation, producer
 from onnxgrad.ir.names import Names
 from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, dims
@@ -55,10 +55,12 @@ def compute_again(graph: ir.Graph, state: Collection[str]) -> int:
         The count of repeated nodes.
     """
     repeating = _Repeating(graph, [v for v in graph.outputs if v.name not in state])
+    for node in repeating.parts:
+        _read_before(node)
     # from the last node on: the operand that a copy reads is then read late, too
     count = 0
     for node in reversed(repeating.order):
-        while _is_cheap(node) and repeating.repeat(node):
+        while node in repeating.cheap and repeating.repeat(node):
             count += 1
     if count:
         sort(graph)
@@ -76,6 +78,9 @@ class _Repeating:
         self.place: dict[ir.Node, float] = {node: i for i, node in enumerate(self.order)}
         self.products = [i for i, node in enumerate(self.order) if _is_product(node)]
         self.copies: set[ir.Node] = set()
+        #: parts of short attention, in operators
+        self.parts = {part for node in self.order for part in _parts_of_attention(node)}
+        self.cheap = {node for node in self.order if _is_cheap(node)} | self.parts
         self.forward = set(ancestors(self.order, results))
         #: the place from which on the backward pass runs
         self.turn = max((i for i in self.products if self.order[i] in self.forward), default=len(self.order))
@@ -101,9 +106,8 @@ class _Repeating:
         late = [r for r in late if r.node.inputs[r.operand] in saved]
         if shape is None or not saved or any(v.is_graph_output() for v in saved):
             return False
-        factors = node.inputs[:3] if _is_attention(node) else ()  # of any shape
-        whole = [v for v in node.inputs if v is not None and (dims(v) == shape or v in factors)]
-        awaited = self._awaited(late[0].leaf, saved)
+        whole = self._needed(node, shape)
+        awaited = self._awaited(late[0].leaf, late[0].place, saved)
         if not whole or awaited is None or sum(not self._is_there(v, late[0].place) for v in whole) >= len(saved):
             return False
         after = ir.Node(DOMAIN, "After", [whole[0], awaited], num_outputs=1)
@@ -115,7 +119,8 @@ class _Repeating:
         self._insert(again, [v if v in saved else None for v in node.outputs], late[0].leaf, place - step)
         new = dict(zip(node.outputs, again.outputs))
         for reader in late:
-            old = not_none(reader.node.inputs[reader.operand])
+            old = reader.node.inputs[reader.operand]
+            assert old is not None
             reader.node.replace_input_with(reader.operand, new[old])
         for value in saved:
             if not value.uses():  # ONNX Runtime frees a result that nothing reads at the end of the step
@@ -164,22 +169,35 @@ class _Repeating:
     def _products_between(self, before: float, place: float) -> int:
         return bisect.bisect_left(self.products, place) - bisect.bisect_right(self.products, before)
 
-    def _awaited(self, leaf: ir.Node, saved: Sequence[ir.Value]) -> ir.Value | None:
-        """The latest operand of `leaf` besides `saved` and views of it; None if the forward pass computes it, too."""
-        others = [(self._place(maker), v) for v in leaf.inputs if v is not None and v not in saved
-                  and (root := _root(v)) not in saved and (maker := root.producer()) is not None]  # fmt: skip
+    def _awaited(self, leaf: ir.Node, when: float, saved: Sequence[ir.Value]) -> ir.Value | None:
+        """The latest operand of `leaf`, at `when`, besides `saved` and views of it, or of the reader of its result.
+
+        None if the forward pass computes it, too.
+        """
+        operands = [v for x in leaf.inputs if x is not None for v in _waiting(x) if v not in saved]
+        made = [(v, maker) for v in operands if (root := _root(v)) not in saved
+                and (maker := root.producer()) is not None]  # fmt: skip
+        others = [(place, v) for v, maker in made if (place := self._place(maker)) < when]
+        if not others and len(readers := list(leaf.outputs[0].consumers())) == 1:
+            return self._awaited(readers[0], when, [*saved, *leaf.outputs])
         place, value = max(others, key=lambda other: other[0], default=(-1, None))
         return value if place > self.turn else None
+
+    def _needed(self, node: ir.Node, shape: Sequence[int | str] | None) -> list[ir.Value]:
+        """The operands of `node` that take memory: those of the shape of its result, and all factors."""
+        factors = node.inputs[:3] if _is_attention(node) or is_op(node, ("MatMul", "Transpose")) else ()
+        return [v for v in node.inputs if v is not None and (dims(v) == shape or v in factors)]
 
     def _is_there(self, value: ir.Value, when: float, depth: int = 2) -> bool:
         """True if `value` is in memory at `when` anyway, or a cheap result of values that are."""
         maker = value.producer()
         if self._is_held(value, when) or maker is None:
             return True
-        if not depth or not _is_cheap(maker):
+        if not depth or maker not in self.cheap:
             return False
-        operands = [v for v in maker.inputs if v is not None and dims(v) == dims(value)]
-        return bool(operands) and all(self._is_there(v, when, depth - 1) for v in operands)
+        operands = self._needed(maker, dims(value))
+        depth -= maker not in self.parts  # which are a short way by themselves
+        return bool(operands) and all(self._is_there(v, when, depth) for v in operands)
 
     def _is_held(self, value: ir.Value, when: float) -> bool:
         """True if `value` is in memory at `when` for other nodes than copies, or was shortly before."""
@@ -206,7 +224,17 @@ def _root(value: ir.Value) -> ir.Value:
 
 def _is_view(node: ir.Node) -> bool:
     """True if the result of `node` lies where its first operand does."""
-    return _is_reshaped(node) or (node.domain, node.op_type) == (DOMAIN, "After")
+    return _is_reshaped(node) or _is_after(node)
+
+
+def _is_after(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) == (DOMAIN, "After")
+
+
+def _waiting(value: ir.Value) -> list[ir.Value]:
+    """`value`, or what it is a result of waiting for."""
+    node = value.producer()
+    return [v for v in node.inputs if v is not None] if node is not None and _is_after(node) else [value]
 
 
 def _is_reshaped(node: ir.Node) -> bool:
@@ -236,11 +264,44 @@ def _is_short(node: ir.Node) -> bool:
     q, k, mask = (((1, *(dims(v) or ())) if v is not None else ())[-4:] for v in (*node.inputs[:2], node.inputs[4]))
     if len(q) != 4 or len(k) != 4:
         return False
-    heads, columns, keys = q[order[1]], q[order[3]], k[order[6]]
+    hides_half = len(mask) > 1 and mask[-2] != 1  # of every query others: kernels leave out what is hidden
+    return _are_few(k[order[6]], q[order[1]], q[order[3]], _SHORT if hides_half else 2 * _SHORT)
+
+
+def _are_few(keys: int | str, heads: int | str, columns: int | str, times: int) -> bool:
     if not isinstance(heads, int) or not isinstance(columns, int) or not isinstance(keys, int):
         return False
-    hides_half = len(mask) > 1 and mask[-2] != 1  # of every query others: kernels leave out what is hidden
-    return keys * (_SHORT if hides_half else 2 * _SHORT) <= heads * columns
+    return keys * times <= heads * columns
+
+
+def _parts_of_attention(softmax: ir.Node) -> list[ir.Node]:
+    """The nodes of short attention that a softmax belongs to, with Transposes of operands and of the result."""
+    if not is_op(softmax, "Softmax") or (shape := dims(softmax.outputs[0])) is None or len(shape) < 3:
+        return []
+    nodes, scores = [softmax], softmax.inputs[0]
+    while (maker := None if scores is None else scores.producer()) is not None and _is_elementwise(maker):
+        nodes.append(maker)
+        scores = next((v for v in maker.inputs if v is not None and dims(v) == shape), None)
+    q = None if maker is None or not is_op(maker, "MatMul") or maker.inputs[0] is None else dims(maker.inputs[0])
+    if maker is None or not q or not _are_few(shape[-1], shape[-3], q[-1], 2 * _SHORT):
+        return []
+    results = [n for n in softmax.outputs[0].consumers() if is_op(n, "MatMul") and n.inputs[0] is softmax.outputs[0]]
+    near = [n for result in results for n in result.outputs[0].consumers()]
+    near += [n for v in (*maker.inputs, *(result.inputs[1] for result in results)) if (n := producer(v, "Transpose"))]
+    return [*nodes, maker, *results, *(n for n in near if is_op(n, "Transpose"))]
+
+
+def _read_before(node: ir.Node) -> None:
+    """Let Transposes of a Transpose read its operand, as ONNX Runtime will: that is what is kept."""
+    for reader in node.outputs[0].consumers() if is_op(node, "Transpose") else ():
+        first, second = permutation(node), permutation(reader) if is_op(reader, "Transpose") else None
+        if first is not None and second is not None:
+            reader.replace_input_with(0, node.inputs[0])
+            reader.attributes["perm"] = ir.AttrInt64s("perm", [first[i] for i in second])
+
+
+def _is_elementwise(node: ir.Node) -> bool:
+    return traits_of(node).is_elementwise or (node.domain, node.op_type) == (DOMAIN, "Elementwise")
 
 
 def _is_product(node: ir.Node) -> bool:
