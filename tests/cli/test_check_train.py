@@ -100,6 +100,19 @@ def test_parameters_that_pytorchs_exporter_has_folded():
     assert "in advance: n.weight, mix; export with optimize=False" in advice
 
 
+def test_biases_of_zeros_that_pytorchs_exporter_has_left_out():
+    """The optimizer of the exporter removes them from a Gemm."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    pytest.importorskip("onnxscript", reason="needs onnxscript")
+    net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    for layer in net[:2]:
+        torch.nn.init.zeros_(layer.bias)
+    for optimize in (False, True):
+        exported = torch.onnx.export(net, (torch.ones(2, 4),), dynamo=True, verbose=False, optimize=optimize)
+        advice = " ".join(f.text for f in readiness(exported.model_proto) if f.kind == "advice")
+        assert ("in advance: 0.bias, 1.bias; export" in advice) is optimize
+
+
 def test_what_does_not_train(tmp_path):
     (line,) = checked(model("(float[N, 4] x) => (float[N, 4] y) { y = Tanh(x) }"), tmp_path, code=1).splitlines()
     assert line.startswith("refused  loss cross_entropy or mse: ")

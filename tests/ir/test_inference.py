@@ -263,6 +263,17 @@ def test_an_operator_of_operands_that_do_not_fit_is_an_error_at_once():
         builder.Concat(x, x)
 
 
+@pytest.mark.parametrize("kind", ["none", "mean"])
+@pytest.mark.parametrize("declared", ["c", "[M, 2] c"])
+def test_a_declared_shape_of_another_rank_is_wrong(kind, declared):
+    """PyTorch's newer exporter declares losses of rows to be one number."""
+    text = f"(float[N, 3] x, int64[N] y, float s) => (float[] l) <float{declared}> {{"
+    text += f' c = SoftmaxCrossEntropyLoss <reduction = "{kind}"> (x, y) l = Mul (c, s) }}'
+    model = ir.from_proto(parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> g {text}'))
+    infer_model(model)
+    assert [str(v.shape) for n in model.graph for v in n.outputs] == ["[N]" if kind == "none" else "[]"] * 2
+
+
 def test_a_node_of_a_loop_body_that_does_not_fit_is_an_error_at_once():
     builder, x = _builder()
     formals = [ir.Value(name=name) for name in ("step", "go", "state")]

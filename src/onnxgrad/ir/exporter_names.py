@@ -43,6 +43,21 @@ def folded_parameters(graph: ir.Graph) -> list[str]:
     return [name for p, name in _parameters(graph).items() if p not in shown and name not in graph.initializers]
 
 
+def dropped_biases(graph: ir.Graph) -> list[str]:
+    """The biases that the exporter left out of layers of `graph`, as they were zeros."""
+    names, calls = _parameters(graph), dict[str, list[ir.Node]]()
+    for node in graph:
+        if "aten.linear" in (call := node.metadata_props.get(_CALL, "")):
+            calls.setdefault(call, []).append(node)
+    layers = [nodes for nodes in calls.values() if len(call_parameters(nodes[0])) == 2]
+    bare = [nodes[0] for nodes in layers if len({v for n in nodes for v in n.inputs if _is_float_weight(v)}) == 1]
+    return [names[p] for p in dict.fromkeys(call_parameters(node)[1] for node in bare) if p in names]
+
+
+def _is_float_weight(value: ir.Value | None) -> bool:
+    return value is not None and value.is_initializer() and value.dtype is not None and value.dtype.is_floating_point()
+
+
 def folded_buffers(graph: ir.Graph) -> set[ir.Value]:
     """The initializers that the exporter of `graph` computed, and not from parameters.
 

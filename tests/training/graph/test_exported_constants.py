@@ -244,6 +244,7 @@ def network(kind):
             nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)),
             (pixels,),
         ),
+        "spectral": lambda: (nn.Sequential(nn.utils.spectral_norm(nn.Linear(5, 4)), nn.ReLU()), (torch.randn(3, 5),)),
         "rotary": lambda: (Rotary(), (ids,)),
         "pairs": lambda: (Pairs(), (torch.randn(3, 6), torch.randn(3, 5))),
         "gated": lambda: (Gated(), (torch.randn(3, 5),)),
@@ -254,7 +255,11 @@ def network(kind):
 
 @pytest.mark.parametrize(
     ("kind", "dynamo"),
-    [*product(["normalized", "frozen", "groups", "rotary", "pairs", "gated"], [False, True]), ("splines", True)],
+    [
+        *product(["normalized", "frozen", "groups", "rotary", "pairs", "gated"], [False, True]),
+        ("splines", True),
+        ("spectral", False),
+    ],
 )
 def test_what_pytorch_exports_trains_its_parameters(kind, dynamo):
     """The trained numbers are as many as the module's parameters, under any names; buffers stay."""

@@ -95,6 +95,13 @@ class InferenceContext(osi.ShapeInferenceContext):
             return True
         return super().set_shape(value, shape)
 
+    def _refine_shape(self, value: ir.Value, existing: ir.Shape, inferred: ir.Shape) -> bool:
+        """Keep what says more of each dimension. A declared shape of another rank is wrong (ONNX Runtime only warns)."""
+        if len(existing) == len(inferred):
+            return super()._refine_shape(value, existing, inferred)
+        value.shape = inferred
+        return True
+
     def name_anonymous_dims(self, value: ir.Value) -> bool:
         """Give a symbol to each dimension of `value` without one. Returns whether there was any."""
         return value.shape is not None and not _has_names(value.shape) and super().name_anonymous_dims(value)

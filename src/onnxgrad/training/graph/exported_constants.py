@@ -67,6 +67,7 @@ _BUFFERS = {
         "position_ids",
         "relative_coords_table",
     ),
+    *("weight_u", "weight_v", "_u", "_v"),  # of a spectral norm
     *("anchors", "anchor_grid", "pixel_mean", "pixel_std", "image_mean", "image_std", "attn_mask", "causal_mask"),
 }
 _NUMBERS = {"logit_scale", "logit_bias", "temperature", "log_temperature"}

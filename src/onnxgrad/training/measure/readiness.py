@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, OnnxGradError, printable
-from onnxgrad.ir.exporter_names import folded_parameters
+from onnxgrad.ir.exporter_names import dropped_biases, folded_parameters
 from onnxgrad.ir.graph import required_inputs
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.validity import complaint
@@ -101,8 +101,8 @@ def _nodes(model: ir.Model) -> list[Finding]:
     kinds = Counter(n.op_type for n in nodes)
     found = []
     folded = folded_parameters(model.graph)
-    if folded:
-        names = ", ".join(folded[:3]) + (f" and {len(folded) - 3} more" if len(folded) > 3 else "")
+    if missing := folded + dropped_biases(model.graph):
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         found.append(
             Finding(
                 ADVICE,
