@@ -96,7 +96,7 @@ class InferenceContext(osi.ShapeInferenceContext):
         return super().set_shape(value, shape)
 
     def _refine_shape(self, value: ir.Value, existing: ir.Shape, inferred: ir.Shape) -> bool:
-        """Keep what says more of each dimension. A declared shape of another rank is wrong (ONNX Runtime only warns)."""
+        """Keep what says more of each dimension; another rank that is declared is wrong (ONNX Runtime only warns)."""
         if len(existing) == len(inferred):
             return super()._refine_shape(value, existing, inferred)
         value.shape = inferred
