@@ -42,6 +42,24 @@ def test_same_numbers(source, step):
     _same(model, x=rng.standard_normal((4, 3), np.float32), m=rng.standard_normal(shape, np.float32))
 
 
+@pytest.mark.parametrize("weights", ["1, 4, 1, 5", "4, 1, 5", "N, 1, 1, 5", "N, 4, 1, 1"])
+def test_both_operands_are_broadcast(weights):
+    """The cotangent of a sum along the last axis, times weights that another axis shares."""
+    model = ir.from_proto(
+        onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 20]>
+        g (float[N, 4, 3, 1] g, float[{weights}] w) => (float[N, 4, 3, 5] y) {{
+            s = Constant <value_ints = [1, 1, 1, 5]> () e = Expand (g, s) y = Mul (w, e) }}""")
+    )
+    for node in model.graph:
+        if node.op_type == "Expand":
+            node.outputs[0].shape = ir.Shape(["N", 4, 3, 5])
+    is_needed = weights.endswith("1")  # nothing else has the last axis
+    assert ("Expand" in _operators(model)) == is_needed
+    rng = np.random.default_rng(0)
+    shape = [{"N": 2}.get(d) or int(d) for d in weights.split(", ")]
+    _same(model, g=rng.standard_normal((2, 4, 3, 1), np.float32), w=rng.standard_normal(shape, np.float32))
+
+
 def test_what_gives_the_shape_stays():
     model = _model("s = Shape (x) e = Expand (m, s) two = Add (m, m) f = Expand (two, s) y = Mul (e, f)")
     for node in model.graph:

@@ -1,8 +1,8 @@
 """Remove an Expand before an elementwise operator that broadcasts anyway.
 
 The cotangent of a mean is expanded to the shape of its operand (a rule does not know its readers), and mostly it is
-then added to another cotangent, or multiplied by a mask, of that shape. Those operators broadcast on all threads,
-whereas Expand is a separate pass over memory on one.
+then added to another cotangent, or multiplied by a mask, of that shape, or by weights that are broadcast along other
+axes. Those operators broadcast on all threads, whereas Expand is a separate pass over memory on one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.match import is_op, producer
-from onnxgrad.ir.shapes import same_dims
+from onnxgrad.ir.shapes import same_dim, same_dims
 from onnxgrad.runtime.rewrites.rewrite import rewrite
 
 _BROADCASTING = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub"})
 
 
 def _spread(node: ir.Node) -> tuple[int, ir.Value] | None:
-    """An operand of `node` that need not be expanded: its index and source. The other operand has the shape."""
+    """An operand of `node` that need not be expanded: its index and source. Both operands give the shape without it."""
     if not is_op(node, _BROADCASTING) or len(node.inputs) != 2:
         return None
     for i, (x, other) in enumerate(zip(node.inputs, reversed(node.inputs))):
@@ -26,9 +26,19 @@ def _spread(node: ir.Node) -> tuple[int, ir.Value] | None:
         source = None if expand is None else expand.inputs[0]
         if source is None or x is None or other is None or x is other or x.shape is None or other.shape is None:
             continue
-        if same_dims(x.shape.dims, other.shape.dims):
+        if same_dims(x.shape.dims, other.shape.dims) or _give(node.outputs[0].shape, source.shape, other.shape):
             return i, source
     return None
+
+
+def _give(result: ir.Shape | None, one: ir.Shape | None, other: ir.Shape) -> bool:
+    """True if each size of `result` is provably that of a shape that is broadcast to it."""
+    if result is None or one is None:
+        return False
+    return all(
+        any(place <= len(shape) and same_dim(shape[-place], result[-place]) for shape in (one, other))
+        for place in range(1, len(result) + 1)
+    )
 
 
 def _write(b: Builder) -> int:
@@ -43,7 +53,7 @@ def _write(b: Builder) -> int:
 UNEXPANDED = rewrite(
     "unexpanded",
     "an operand is broadcast, not expanded",
-    "elementwise operators with an Expand to the shape of the other operand",
+    "elementwise operators with an Expand, whose operands have the shape without it",
     lambda graph: any(_spread(node) is not None for node in graph),
     _write,
 )
