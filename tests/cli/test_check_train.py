@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
+from onnxgrad import jvp, vjp
 from onnxgrad.training.measure.readiness import readiness
 from tests.cli.said import ran, said
 from tests.training.graph.test_linear_models import classifier as sklearn_classifier
@@ -111,6 +113,33 @@ def test_biases_of_zeros_that_pytorchs_exporter_has_left_out():
         exported = torch.onnx.export(net, (torch.ones(2, 4),), dynamo=True, verbose=False, optimize=optimize)
         advice = " ".join(f.text for f in readiness(exported.model_proto) if f.kind == "advice")
         assert ("in advance: 0.bias, 1.bias; export" in advice) is optimize
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_values_that_pytorch_detached(optimize):
+    """A straight-through estimator: a file that is not optimized has PyTorch's derivative, and another says why not."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    pytest.importorskip("onnxscript", reason="needs onnxscript")
+
+    class StraightThrough(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factors = torch.nn.Parameter(torch.arange(1.0, 6.0))
+
+        def forward(self, x):
+            y = self.factors * x
+            return y + (y.sin() - y).detach()
+
+    module, x = StraightThrough(), torch.linspace(-1, 1, 5)
+    proto = torch.onnx.export(
+        module, (x,), dynamo=True, verbose=False, optimize=optimize, input_names=["x"], output_names=["y"]
+    ).model_proto
+    ones, factors = np.ones(5, np.float32), module.factors.detach().numpy()
+    for derive, direction, result in ((vjp, "y_cotangent", "x_grad"), (jvp, "x_tangent", "y_tangent")):
+        session = onnxruntime.InferenceSession(derive(proto, wrt="x", of="y").SerializeToString())
+        (slopes,) = session.run([result], {"x": x.numpy(), direction: ones})
+        assert np.allclose(slopes, factors * (np.cos(factors * x.numpy()) if optimize else 1), atol=1e-5)
+    assert any("`detach()`" in f.text for f in readiness(proto)) is optimize
 
 
 def test_what_does_not_train(tmp_path):

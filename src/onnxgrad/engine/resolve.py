@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder
+from onnxgrad.ir.exporter_names import is_detached
 from onnxgrad.ir.notes import notes, properties
 from onnxgrad.lower import expand
 from onnxgrad.rules.registry import registry
@@ -31,6 +32,8 @@ def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
     """Return the rule that applies to `node` at the opset of the model; None if it has to be replaced."""
     if (metadata := properties(node)) and CONSTANT in metadata:
         return Zero(metadata[CONSTANT])
+    if metadata and is_detached(node):
+        return Zero("PyTorch detached it")
     if (noted := notes(node)) and OWN in noted:
         return noted[OWN]
     if (functions := builder.functions) is not None and node in functions:

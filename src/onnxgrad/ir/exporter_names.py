@@ -37,6 +37,17 @@ def is_buffer(value: ir.Value) -> bool:
     return value.metadata_props.get(_KIND) == "BUFFER"
 
 
+def is_detached(node: ir.Node) -> bool:
+    """True if `node` is what the exporter made of ``detach()``, if it does not optimize."""
+    return node.op_type == "Identity" and "aten.detach" in node.metadata_props.get(_CALL, "")
+
+
+def lost_detach(graph: ir.Graph) -> bool:
+    """True if nodes of `graph` read values that PyTorch detached, and the exporter left that out."""
+    calls = [node.metadata_props.get(_CALL, "").partition("=")[2] for node in graph]
+    return len({name for call in calls for name in re.findall(r"%detach\w*", call)}) > sum(map(is_detached, graph))
+
+
 def folded_parameters(graph: ir.Graph) -> list[str]:
     """The parameters that the exporter left out of `graph`, or computed with in advance."""
     shown = {p for node in graph.all_nodes() if not _is_folded_norm(node) for p in call_parameters(node)}

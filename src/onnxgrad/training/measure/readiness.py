@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, OnnxGradError, printable
-from onnxgrad.ir.exporter_names import dropped_biases, folded_parameters
+from onnxgrad.ir.exporter_names import dropped_biases, folded_parameters, lost_detach
 from onnxgrad.ir.graph import required_inputs
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.validity import complaint
@@ -108,6 +108,13 @@ def _nodes(model: ir.Model) -> list[Finding]:
                 ADVICE,
                 f"the exporter left parameters out or computed with them in advance: {names}; "
                 "export with optimize=False, and they train",
+            )
+        )
+    if lost_detach(model.graph):
+        found.append(
+            Finding(
+                ADVICE,
+                "the exporter left `detach()` out: gradients pass there; export with optimize=False, and they stop",
             )
         )
     if count := kinds["BatchNormalization"]:
