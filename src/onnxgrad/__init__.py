@@ -7,7 +7,7 @@ import sys
 if sys.argv[:1] == ["-m"] and ("-m", "onnxgrad") in zip(sys.orig_argv, sys.orig_argv[1:]) and not sys.flags.safe_path:
     del sys.path[0]  # ``python -m onnxgrad`` looks for modules among the user's files, the command onnxgrad does not
 
-# ruff: noqa: E402
+# ruff: noqa: E402, I001
 from typing import TYPE_CHECKING
 
 from onnxgrad import _lazy_sympy, _startup
@@ -18,144 +18,82 @@ if "sympy" not in sys.modules:
 
 from onnxgrad._later import import_later
 from onnxgrad.errors import (
-    BadInput,
-    NoDerivative,
-    NoRule,
-    NotDifferentiable,
-    OnnxGradError,
-    UnknownName,
-    ZeroDerivative,
+    BadInput as BadInput,
+    NoDerivative as NoDerivative,
+    NoRule as NoRule,
+    NotDifferentiable as NotDifferentiable,
+    OnnxGradError as OnnxGradError,
+    UnknownName as UnknownName,
+    ZeroDerivative as ZeroDerivative,
 )
 
-if TYPE_CHECKING:
-    from onnxgrad.control_flow.checkpointing import checkpointing
-    from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
-    from onnxgrad.function import Function
-    from onnxgrad.linear_operator import linear_operator
-    from onnxgrad.model_io.publish import push_to_hub
-    from onnxgrad.model_io.signature import Signature, signature
-    from onnxgrad.rules.registry import straight_through, without_lowerings
-    from onnxgrad.runtime import Options, Session, StepRunner
+if TYPE_CHECKING:  # ``import x as x`` exports a name to type checkers
+    from onnxgrad.control_flow.checkpointing import checkpointing as checkpointing
+    from onnxgrad.custom import (
+        CustomRule as CustomRule,
+        custom_jvp as custom_jvp,
+        custom_rules as custom_rules,
+        custom_vjp as custom_vjp,
+        load_rule as load_rule,
+    )
+    from onnxgrad.function import Function as Function
+    from onnxgrad.linear_operator import linear_operator as linear_operator
+    from onnxgrad.model_io.publish import push_to_hub as push_to_hub
+    from onnxgrad.model_io.signature import Signature as Signature, signature as signature
+    from onnxgrad.rules.registry import straight_through as straight_through, without_lowerings as without_lowerings
+    from onnxgrad.runtime import Options as Options, Session as Session, StepRunner as StepRunner
     from onnxgrad.training import (
-        IA3,
-        Group,
-        LoHa,
-        LoKr,
-        LoRA,
-        Loss,
-        Optimizer,
-        Schedule,
-        Trainer,
-        VeRA,
-        attach,
-        compile_step,
-        evaluate,
-        export_step,
-        generate,
-        load_adapter,
-        predict,
-        prune,
-        quantize,
-        train,
+        IA3 as IA3,
+        Group as Group,
+        LoHa as LoHa,
+        LoKr as LoKr,
+        LoRA as LoRA,
+        Loss as Loss,
+        Optimizer as Optimizer,
+        Schedule as Schedule,
+        Trainer as Trainer,
+        VeRA as VeRA,
+        attach as attach,
+        compile_step as compile_step,
+        evaluate as evaluate,
+        export_step as export_step,
+        generate as generate,
+        load_adapter as load_adapter,
+        predict as predict,
+        prune as prune,
+        quantize as quantize,
+        train as train,
     )
     from onnxgrad.transforms.attribution import (
-        attention_rollout,
-        expected_gradients,
-        grad_cam,
-        integrated_gradients,
-        occlusion,
-        smooth_grad,
+        attention_rollout as attention_rollout,
+        expected_gradients as expected_gradients,
+        grad_cam as grad_cam,
+        integrated_gradients as integrated_gradients,
+        occlusion as occlusion,
+        smooth_grad as smooth_grad,
     )
-    from onnxgrad.transforms.deep_lift import deep_lift
-    from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
-    from onnxgrad.transforms.jacobians import hessian, jacobian
-    from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose
-    from onnxgrad.transforms.per_example import per_example_grad
-    from onnxgrad.transforms.rematerialize import rematerialize
-    from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
-    from onnxgrad.transforms.sparse.matrices import sparse_hessian, sparse_jacobian
-    from onnxgrad.transforms.taylor.jets import jet
-    from onnxgrad.transforms.taylor.laplacians import laplacian
-    from onnxgrad.transforms.vmap import vmap
-    from onnxgrad.transplants.transplant import transplant
+    from onnxgrad.transforms.deep_lift import deep_lift as deep_lift
+    from onnxgrad.transforms.first_order import grad as grad, jvp as jvp, value_and_grad as value_and_grad, vjp as vjp
+    from onnxgrad.transforms.jacobians import hessian as hessian, jacobian as jacobian
+    from onnxgrad.transforms.linearize import (
+        Split as Split,
+        linearize as linearize,
+        split_vjp as split_vjp,
+        transpose as transpose,
+    )
+    from onnxgrad.transforms.per_example import per_example_grad as per_example_grad
+    from onnxgrad.transforms.rematerialize import rematerialize as rematerialize
+    from onnxgrad.transforms.second_order import gauss_newton_vp as gauss_newton_vp, hvp as hvp
+    from onnxgrad.transforms.sparse.matrices import sparse_hessian as sparse_hessian, sparse_jacobian as sparse_jacobian
+    from onnxgrad.transforms.taylor.jets import jet as jet
+    from onnxgrad.transforms.taylor.laplacians import laplacian as laplacian
+    from onnxgrad.transforms.vmap import vmap as vmap
+    from onnxgrad.transplants.transplant import transplant as transplant
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "IA3",
-    "BadInput",
-    "CustomRule",
-    "Function",
-    "Group",
-    "LoHa",
-    "LoKr",
-    "LoRA",
-    "Loss",
-    "NoDerivative",
-    "NoRule",
-    "NotDifferentiable",
-    "OnnxGradError",
-    "Optimizer",
-    "Options",
-    "Schedule",
-    "Session",
-    "Signature",
-    "Split",
-    "StepRunner",
-    "Trainer",
-    "UnknownName",
-    "VeRA",
-    "ZeroDerivative",
-    "attach",
-    "attention_rollout",
-    "checkpointing",
-    "compile_step",
-    "custom_jvp",
-    "custom_rules",
-    "custom_vjp",
-    "deep_lift",
-    "evaluate",
-    "expected_gradients",
-    "export_step",
-    "gauss_newton_vp",
-    "generate",
-    "grad",
-    "grad_cam",
-    "hessian",
-    "hvp",
-    "integrated_gradients",
-    "jacobian",
-    "jet",
-    "jvp",
-    "laplacian",
-    "linear_operator",
-    "linearize",
-    "load_adapter",
-    "load_rule",
-    "occlusion",
-    "per_example_grad",
-    "predict",
-    "prune",
-    "push_to_hub",
-    "quantize",
-    "rematerialize",
-    "signature",
-    "smooth_grad",
-    "sparse_hessian",
-    "sparse_jacobian",
-    "split_vjp",
-    "straight_through",
-    "train",
-    "transplant",
-    "transpose",
-    "value_and_grad",
-    "vjp",
-    "vmap",
-    "without_lowerings",
-]
-
 #: The module of each name, which is imported on first use: most of them take half a second.
-__getattr__ = import_later(
+__getattr__, __all__ = import_later(
     __name__,
     {
         "control_flow.checkpointing": ("checkpointing",),
@@ -189,3 +127,6 @@ __getattr__ = import_later(
         "transforms.first_order": ("grad", "jvp", "value_and_grad", "vjp"),
     },
 )
+__all__ += [
+    *("BadInput", "NoDerivative", "NoRule", "NotDifferentiable", "OnnxGradError", "UnknownName", "ZeroDerivative"),
+]

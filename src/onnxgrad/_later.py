@@ -30,8 +30,8 @@ def without_collection(all_stay: bool = False) -> Iterator[None]:
             gc.enable()
 
 
-def import_later(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of `package`, whose modules define `names`."""
+def import_later(package: str, names: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], Any], list[str]]:
+    """Return the ``__getattr__`` and the ``__all__`` of `package`, whose modules define `names`."""
     modules = {name: f"{package}.{module}" for module, defined in names.items() for name in defined}
 
     def import_name(name: str) -> Any:
@@ -42,4 +42,4 @@ def import_later(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[
         setattr(sys.modules[package], name, value)
         return value
 
-    return import_name
+    return import_name, sorted(modules)

@@ -3,131 +3,81 @@
 Each name is imported on first use: a `Trainer` needs neither exports nor quantization.
 """
 
+# ruff: noqa: I001
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from onnxgrad._later import import_later
 
-if TYPE_CHECKING:
-    from onnxgrad.training.adapters.combine import combine_adapters
-    from onnxgrad.training.adapters.config import IA3, LoHa, LoKr, LoRA, VeRA
-    from onnxgrad.training.adapters.folder import load_adapter
-    from onnxgrad.training.build.attach import attach
-    from onnxgrad.training.build.heads import with_head
-    from onnxgrad.training.build.initializers import initialize
-    from onnxgrad.training.data import load_npz
-    from onnxgrad.training.export.files import export_step
-    from onnxgrad.training.export.web_report import web_report
+if TYPE_CHECKING:  # ``import x as x`` exports a name to type checkers
+    from onnxgrad.training.adapters.combine import combine_adapters as combine_adapters
+    from onnxgrad.training.adapters.config import IA3 as IA3, LoHa as LoHa, LoKr as LoKr, LoRA as LoRA, VeRA as VeRA
+    from onnxgrad.training.adapters.folder import load_adapter as load_adapter
+    from onnxgrad.training.build.attach import attach as attach
+    from onnxgrad.training.build.heads import with_head as with_head
+    from onnxgrad.training.build.initializers import initialize as initialize
+    from onnxgrad.training.data import load_npz as load_npz
+    from onnxgrad.training.export.files import export_step as export_step
+    from onnxgrad.training.export.web_report import web_report as web_report
     from onnxgrad.training.loop.callbacks import (
-        AtEnd,
-        Callback,
-        EarlyStopping,
-        KeepBest,
-        Log,
-        Metrics,
-        Plateau,
-        Pruning,
+        AtEnd as AtEnd,
+        Callback as Callback,
+        EarlyStopping as EarlyStopping,
+        KeepBest as KeepBest,
+        Log as Log,
+        Metrics as Metrics,
+        Plateau as Plateau,
+        Pruning as Pruning,
     )
-    from onnxgrad.training.loop.checkpoint_parts import consolidate
-    from onnxgrad.training.loop.evaluation import Evaluation
-    from onnxgrad.training.loop.history import History
-    from onnxgrad.training.loop.interruption import Interrupted
-    from onnxgrad.training.loop.progress_bar import reporter
-    from onnxgrad.training.loop.prune import prune
-    from onnxgrad.training.loop.quantize import quantize
-    from onnxgrad.training.loop.rewards import grpo
-    from onnxgrad.training.loop.samples import Samples
-    from onnxgrad.training.loop.trackers import MLflow, TensorBoard, Tracker, WandB
-    from onnxgrad.training.loop.train import train
-    from onnxgrad.training.loop.trainer import Trainer
-    from onnxgrad.training.loss.config import Loss
-    from onnxgrad.training.measure.evaluate import evaluate
-    from onnxgrad.training.measure.generate import generate
-    from onnxgrad.training.measure.predict import predict
-    from onnxgrad.training.measure.teacher import teach
-    from onnxgrad.training.measure.texts import compare_texts
-    from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_functions
-    from onnxgrad.training.optim.config import Group, Optimizer
-    from onnxgrad.training.optim.schedules import Schedule
-    from onnxgrad.training.spec.interchange import carry_training_info, renamed
-    from onnxgrad.training.spec.lower_model import lower_gradients
-    from onnxgrad.training.spec.optimizer_bodies import optimizer_function, with_optimizer_functions
-    from onnxgrad.training.spec.reference_training import ReferenceTraining
-    from onnxgrad.training.spec.validation import Problem, validate
-    from onnxgrad.training.step.accumulate import Accumulating, SplitStep, split_step
-    from onnxgrad.training.step.compile import compile_entries, compile_step
-    from onnxgrad.training.step.memory_budget import within_memory
-    from onnxgrad.training.step.step import StateTensor, Step
-
-__all__ = [
-    "IA3",
-    "Accumulating",
-    "AtEnd",
-    "Callback",
-    "EarlyStopping",
-    "Evaluation",
-    "Group",
-    "History",
-    "Interrupted",
-    "KeepBest",
-    "LoHa",
-    "LoKr",
-    "LoRA",
-    "Log",
-    "Loss",
-    "MLflow",
-    "Metrics",
-    "Optimizer",
-    "OptimizerFunctions",
-    "Plateau",
-    "Problem",
-    "Pruning",
-    "ReferenceTraining",
-    "Samples",
-    "Schedule",
-    "SplitStep",
-    "StateTensor",
-    "Step",
-    "TensorBoard",
-    "Tracker",
-    "Trainer",
-    "VeRA",
-    "WandB",
-    "attach",
-    "carry_training_info",
-    "combine_adapters",
-    "compare_texts",
-    "compile_entries",
-    "compile_step",
-    "consolidate",
-    "evaluate",
-    "export_step",
-    "generate",
-    "grpo",
-    "initialize",
-    "load_adapter",
-    "load_npz",
-    "lower_gradients",
-    "optimizer_function",
-    "optimizer_functions",
-    "predict",
-    "prune",
-    "quantize",
-    "renamed",
-    "reporter",
-    "split_step",
-    "teach",
-    "train",
-    "validate",
-    "web_report",
-    "with_head",
-    "with_optimizer_functions",
-    "within_memory",
-]
+    from onnxgrad.training.loop.checkpoint_parts import consolidate as consolidate
+    from onnxgrad.training.loop.evaluation import Evaluation as Evaluation
+    from onnxgrad.training.loop.history import History as History
+    from onnxgrad.training.loop.interruption import Interrupted as Interrupted
+    from onnxgrad.training.loop.progress_bar import reporter as reporter
+    from onnxgrad.training.loop.prune import prune as prune
+    from onnxgrad.training.loop.quantize import quantize as quantize
+    from onnxgrad.training.loop.rewards import grpo as grpo
+    from onnxgrad.training.loop.samples import Samples as Samples
+    from onnxgrad.training.loop.trackers import (
+        MLflow as MLflow,
+        TensorBoard as TensorBoard,
+        Tracker as Tracker,
+        WandB as WandB,
+    )
+    from onnxgrad.training.loop.train import train as train
+    from onnxgrad.training.loop.trainer import Trainer as Trainer
+    from onnxgrad.training.loss.config import Loss as Loss
+    from onnxgrad.training.measure.evaluate import evaluate as evaluate
+    from onnxgrad.training.measure.generate import generate as generate
+    from onnxgrad.training.measure.predict import predict as predict
+    from onnxgrad.training.measure.teacher import teach as teach
+    from onnxgrad.training.measure.texts import compare_texts as compare_texts
+    from onnxgrad.training.optim.as_functions import (
+        OptimizerFunctions as OptimizerFunctions,
+        optimizer_functions as optimizer_functions,
+    )
+    from onnxgrad.training.optim.config import Group as Group, Optimizer as Optimizer
+    from onnxgrad.training.optim.schedules import Schedule as Schedule
+    from onnxgrad.training.spec.interchange import carry_training_info as carry_training_info, renamed as renamed
+    from onnxgrad.training.spec.lower_model import lower_gradients as lower_gradients
+    from onnxgrad.training.spec.optimizer_bodies import (
+        optimizer_function as optimizer_function,
+        with_optimizer_functions as with_optimizer_functions,
+    )
+    from onnxgrad.training.spec.reference_training import ReferenceTraining as ReferenceTraining
+    from onnxgrad.training.spec.validation import Problem as Problem, validate as validate
+    from onnxgrad.training.step.accumulate import (
+        Accumulating as Accumulating,
+        SplitStep as SplitStep,
+        split_step as split_step,
+    )
+    from onnxgrad.training.step.compile import compile_entries as compile_entries, compile_step as compile_step
+    from onnxgrad.training.step.memory_budget import within_memory as within_memory
+    from onnxgrad.training.step.step import StateTensor as StateTensor, Step as Step
 
 #: The module of each name.
-__getattr__ = import_later(
+__getattr__, __all__ = import_later(
     __name__,
     {
         "adapters.combine": ("combine_adapters",),
