@@ -19,7 +19,8 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 #: Control characters, marks that change the direction of text, characters without width, lone surrogates.
@@ -130,6 +131,15 @@ class RuleError(RuntimeError):
 
 class OperandMisfit(RuleError):
     """A tested rule gave a derivative of another shape than the operand's: the operands of the node do not fit."""
+
+
+@contextmanager
+def needs_package(what: str, extra: str) -> Iterator[None]:
+    """Raise BadInput for a package that cannot be imported: `what` needs it, and the `extra` of ours that has it."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadInput(f"{what}: pip install 'onnxgrad[{extra}]'") from error
 
 
 def warn_renamed(old: str, new: str) -> None:

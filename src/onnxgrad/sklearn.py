@@ -26,6 +26,7 @@ from onnxgrad.training.measure.comparisons import are_shares
 from onnxgrad.training.measure.evaluate import prediction_of
 from onnxgrad.training.measure.predict import as_given, fields_of, predict
 from onnxgrad.training.metadata import CLASSES
+from onnxgrad.training.metrics.calibration import probabilities
 
 
 def perceptron(features: int, outputs: int, hidden: Sequence[int] = (32,), seed: int = 0) -> onnx.ModelProto:
@@ -178,8 +179,7 @@ class Classifier(ClassifierMixin, _Estimator):
             return np.stack([1 - ones, ones], 1)
         if (low >= 0 and high <= 1) or are_shares(scores, 1):
             return scores
-        odds = np.exp(scores - scores.max(1, keepdims=True))
-        return odds / odds.sum(1, keepdims=True)
+        return probabilities(scores)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""

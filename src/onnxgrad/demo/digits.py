@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import needs_package
 
 #: The untrained classifier (written by ``python -m tools.demo_model``).
 MODEL = Path(__file__).with_name("digits-cnn.onnx")
@@ -21,10 +21,8 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     Raises:
         BadInput: scikit-learn is not installed.
     """
-    try:
+    with needs_package("the demo needs the digits of scikit-learn", "demo"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise BadInput("the demo needs the digits of scikit-learn: pip install 'onnxgrad[demo]'") from error
     found = load_digits()
     images = (found.images[:, None] / 16).astype(np.float32)
     labels = found.target.astype(np.int64)

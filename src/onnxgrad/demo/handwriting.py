@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from onnxgrad.demo.assets import Asset
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import needs_package
 from onnxgrad.figures import drawing
 from onnxgrad.training.loop.evaluation import plain_session
 from onnxgrad.training.loop.html_report import Picture
@@ -74,10 +74,8 @@ def strips() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def _strips(pixels: np.ndarray, classes: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-    try:
+    with needs_package("the demo needs pillow", "train"):
         from PIL import Image
-    except ImportError as error:
-        raise BadInput("the demo needs pillow: pip install 'onnxgrad[train]'") from error
     chosen = np.random.default_rng(seed).integers(0, len(classes), (count, LENGTH))
     found = np.empty((count, 1, HEIGHT, LENGTH * WIDTH), np.float32)
     for strip, row in zip(found, chosen):

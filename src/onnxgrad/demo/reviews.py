@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime
 
 from onnxgrad.demo.assets import Asset
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import needs_package
 from onnxgrad.figures import drawing
 from onnxgrad.ir.match import not_none
 from onnxgrad.training.loop.evaluation import plain_session
@@ -70,10 +70,8 @@ def reviews() -> tuple[Arrays, Arrays]:
     Raises:
         BadInput: what it takes cannot be fetched, or tokenizers is not installed.
     """
-    try:
+    with needs_package("the demo needs tokenizers", "demo"):
         from tokenizers import Tokenizer
-    except ImportError as error:
-        raise BadInput("the demo needs tokenizers: pip install 'onnxgrad[demo]'") from error
     texts, labels = sentences()
     with zipfile.ZipFile(TOKENIZER.path()) as archive:
         tokenizer = Tokenizer.from_str(archive.read("tokenizer.json").decode())
@@ -101,11 +99,9 @@ def frozen(training: Arrays, test: Arrays) -> float:
 
     The strength is chosen by cross-validation on `training`.
     """
-    try:
+    with needs_package("the demo needs scikit-learn", "demo"):
         from sklearn.linear_model import LogisticRegression
         from sklearn.model_selection import GridSearchCV
-    except ImportError as error:
-        raise BadInput("the demo needs scikit-learn: pip install 'onnxgrad[demo]'") from error
     session = plain_session(MODEL.path())
     search = GridSearchCV(LogisticRegression(max_iter=2000), {"C": [0.01, 0.03, 0.1, 0.3, 1, 3]})
     search.fit(features(session, training), training["labels"])

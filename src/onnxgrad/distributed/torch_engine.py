@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.distributed.collective import Lost, check, check_received
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, needs_package
 
 #: Seconds between signs of life, and after how many without one a rank is taken for gone.
 BEAT, SILENCE = 1.0, 2.5
@@ -45,12 +45,10 @@ class TorchEngine:
     """
 
     def __init__(self, timeout: float = 1800.0, joining: float = 600.0) -> None:
-        try:
+        with needs_package("ranks of torchrun need PyTorch", "torch"):
             import torch
             import torch.distributed as dist
             from torch.distributed import PrefixStore
-        except ImportError as error:
-            raise BadInput("ranks of torchrun need PyTorch: pip install 'onnxgrad[torch]'") from error
         if not dist.is_available() or not dist.is_gloo_available():
             raise BadInput("this PyTorch was built without torch.distributed or without gloo")
         self._torch, self._dist, self.timeout = torch, dist, timeout

@@ -19,6 +19,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.model_io import save_model
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.runtime import Options
+from onnxgrad.training.metrics.calibration import probabilities
 
 
 class Classifier(ClassifierNeuralNetwork):
@@ -89,10 +90,7 @@ class Classifier(ClassifierNeuralNetwork):
         return self._apply_postprocessing(np.concatenate(parts), fit=False)
 
     def _odds(self, scores: np.ndarray) -> np.ndarray:
-        if self.probabilities:
-            return scores
-        odds = np.exp(scores - scores.max(1, keepdims=True))
-        return odds / odds.sum(1, keepdims=True)
+        return scores if self.probabilities else probabilities(scores)
 
     def compute_loss(self, x: np.ndarray, y: np.ndarray, reduction: str = "none", **_: Any) -> np.ndarray:
         """The cross-entropy of each example ``[N]``, or their ``"mean"`` or ``"sum"``.

@@ -21,7 +21,7 @@ from onnxgrad.ir.constants import is_repeatable, known_value
 from onnxgrad.ir.infer.context import Calls
 from onnxgrad.ir.infer.inference import Inference, Kind
 from onnxgrad.ir.literals import Attributes, Literals
-from onnxgrad.ir.match import FLOATS, Dim, permutation, producer
+from onnxgrad.ir.match import FLOATS, HALF, Dim, permutation, producer
 from onnxgrad.ir.names import Names, unknown_rank
 
 #: The result of `full_like` and `zeros_like` for a value that is no tensor, by its type; see `containers`.
@@ -180,8 +180,6 @@ class Builder:
     def var(self, value: ir.Value) -> Var:
         """The variable for a value that is already in the graph."""
         return Var(self, value)
-
-    # --- constants -----------------------------------------------------------------------------
 
     def const(self, array: Any, dtype: ir.DataType | None = None) -> Var:
         """A constant: an initializer of the graph, shared by all that ask for the same one."""
@@ -388,6 +386,10 @@ class Builder:
     def cast_like(self, x: Var, like: Var) -> Var:
         """`x` with the dtype of `like`; `x` itself if it has it."""
         return x if x.dtype == like.dtype else self.Cast(x, to=int(like.dtype or 0))
+
+    def widen(self, x: Var) -> Var:
+        """`x`, in float32 where its type has 16 bits: for long sums, coordinates and comparisons."""
+        return self.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in HALF else x
 
     def reshape(self, x: Var | ir.Value, shape: Any) -> Var:
         """`x` with the shape `shape` (a vector or a list, in which 0 means a dimension of size 0)."""

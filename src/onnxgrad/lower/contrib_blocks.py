@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import HALF
 from onnxgrad.ir.schemas import attribute
 from onnxgrad.lower.contrib import contrib
 from onnxgrad.lower.registry import require_operand
@@ -56,14 +55,9 @@ def bias_split_gelu(b: Builder, node: ir.Node, X: Var, bias: Var) -> Sequence[Va
     return [u * gelu_of(b, v)]
 
 
-def _wide(b: Builder, x: Var) -> Var:
-    """`x` in the type for statistics: float32 for narrower types."""
-    return b.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in HALF else x
-
-
 def _root_mean_square(b: Builder, x: Var, scale: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:
     """x·r·scale with r = 1/√(mean x² + ε), and r, in float32 at least."""
-    x = _wide(b, x)
+    x = b.widen(x)
     r = b.Reciprocal(b.Sqrt(b.ReduceMean(x * x, list(axes), keepdims=1) + epsilon))
     return b.cast_like(x * r * b.cast_like(scale, x), scale), r
 

@@ -17,7 +17,6 @@ from onnxgrad.lower.sampling import (
     sampled,
     size_of,
     taps,
-    widen,
 )
 
 
@@ -33,7 +32,7 @@ def deform_conv(
     b: Builder, node: ir.Node, x: Var, weights: Var, offset: Var, bias: Var | None, mask: Var | None
 ) -> Sequence[Var | None]:
     """y[n, m, o] = Σ w[m, c, k]·mask[n, k, o]·x[n, c, p] with p = o·stride - pad + k·dilation + offset[n, k, o]"""
-    image, weights, offset = widen(b, x), widen(b, weights), widen(b, offset)
+    image, weights, offset = b.widen(x), b.widen(weights), b.widen(offset)
     rank = image.rank - 2
     group, parts = attribute(b, node, "group"), attribute(b, node, "offset_group")
     strides = attribute(b, node, "strides") or [1] * rank
@@ -61,7 +60,7 @@ def deform_conv(
     first, steps = first_rows(b, pieces, size_of(b, pieces, 0))
     columns = sampled(b, rows_of(b, pieces), b.Unsqueeze(first, list(range(1, axes))), steps, along)
     if mask is not None:
-        columns = columns * b.Unsqueeze(b.reshape(widen(b, mask), b.join(joined, *vector, out)), [axes])
+        columns = columns * b.Unsqueeze(b.reshape(b.widen(mask), b.join(joined, *vector, out)), [axes])
     columns = b.Transpose(columns, perm=[0, axes, *range(1, axes)])  # [N·parts, C/parts, k…, o…]
     inner = b.shape_of(weights, 1)  # [C/group, k…]
     depth = b.const([int(inner.const.prod())]) if inner.const is not None else b.ReduceProd(inner, None, keepdims=1)
@@ -69,5 +68,5 @@ def deform_conv(
     y = b.reshape(weights, b.join([group, -1], depth)) @ columns
     y = b.reshape(y, b.join(batch, b.shape_of(weights, 0, 1), out))
     if bias is not None:
-        y = y + b.Unsqueeze(widen(b, bias), list(range(1, rank + 1)))
+        y = y + b.Unsqueeze(b.widen(bias), list(range(1, rank + 1)))
     return [b.cast_like(y, x)]

@@ -26,7 +26,6 @@ from onnxgrad.lower.sampling import (
     rows_of,
     size_of,
     taps,
-    widen,
 )
 
 
@@ -88,7 +87,7 @@ class _Side:
 @lowering("RoiAlign")
 def roi_align(b: Builder, node: ir.Node, image: Var, rois: Var, batch: Var) -> Sequence[Var | None]:
     """y[r, c, i, j] = the mean, or the largest weighted tap, of x[n(r), c] interpolated at the points of a bin"""
-    x, boxes = widen(b, image), widen(b, rois)
+    x, boxes = b.widen(image), b.widen(rois)
     half = attribute(b, node, "coordinate_transformation_mode") == "half_pixel"
     ratio, scale = attribute(b, node, "sampling_ratio"), attribute(b, node, "spatial_scale")
     boxes = boxes * float(scale) - (0.5 if half else 0)
@@ -128,7 +127,7 @@ def _largest(b: Builder, values: Var, sides: list[_Side], beside: tuple[list[int
 @lowering("MaxRoiPool")
 def max_roi_pool(b: Builder, node: ir.Node, image: Var, rois: Var) -> Sequence[Var | None]:
     """y[r, c, i, j] = the largest of x[n(r), c] in a bin, the first where there are more; 0 if it is empty"""
-    x, rois = widen(b, image), widen(b, rois)
+    x, rois = b.widen(image), b.widen(rois)
     scaled = rois * float(attribute(b, node, "spatial_scale"))
     corners = b.Sign(scaled) * b.Floor(b.Abs(scaled) + 0.5)  # halves away from 0
     batch, left, top, right, bottom = (b.Gather(v, b.const(k), axis=1) for k, v in enumerate([rois, *[corners] * 4]))

@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import HALF
 from onnxgrad.ir.shapes import move_axis
 from onnxgrad.lower.registry import attribute, lowering
 
@@ -148,11 +147,6 @@ def sampled(b: Builder, rows: Var, first: Var, strides: Sequence[Size], along: S
     return b.ReduceSum(values, list(range(len(along))), keepdims=0)
 
 
-def widen(b: Builder, x: Var) -> Var:
-    """`x`, in float32 if its type is half as wide: coordinates need more than its digits."""
-    return b.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in HALF else x
-
-
 def unnormalized(b: Builder, at: Var, size: Size, corners: bool, plane: bool) -> Var:
     """The coordinate among `size` elements of a point that is `at`, 0 … 2, in the order in which PyTorch rounds.
 
@@ -174,7 +168,7 @@ def grid_sample(b: Builder, node: ir.Node, image: Var, grid: Var) -> Sequence[Va
     corners = bool(attribute(b, node, "align_corners"))
     if mode not in KERNELS:
         raise NotDifferentiable(f"the mode {mode!r} is not known")
-    x = widen(b, image)
+    x = b.widen(image)
     grid = b.cast_like(grid, x)
     along = []
     for axis in range(2, x.rank):  # the grid names the last axis first

@@ -11,7 +11,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Self
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, needs_package
 
 #: A path object has one slash of the two.
 _FORM = re.compile(r"hf:/{1,2}([\w.-]+/[\w.-]+)(?:@([^/]+))?/(.+)")
@@ -66,8 +66,6 @@ class HubFile(NamedTuple):
 
 def import_hub() -> Any:
     """The package huggingface_hub. Raises BadInput if it is missing."""
-    try:
+    with needs_package("paths that begin with hf:// need huggingface_hub", "hub"):
         import huggingface_hub
-    except ImportError as error:
-        raise BadInput("paths that begin with hf:// need huggingface_hub: pip install 'onnxgrad[hub]'") from error
     return huggingface_hub

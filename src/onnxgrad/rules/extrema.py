@@ -14,7 +14,7 @@ from onnxgrad.ir.match import HALF
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise
 from onnxgrad.rules.rule import Result, add
-from onnxgrad.rules.step_functions import STEEP, comparable, heaviside
+from onnxgrad.rules.step_functions import STEEP, heaviside
 
 
 @elementwise("Abs", total=True, piecewise_linear=True, interval=(0, math.inf))
@@ -44,7 +44,9 @@ def _extremum(op: Op, g: Var, xs: Sequence[Var], sign: int) -> Any:
         above = g * _wins(op, a, b)
         rest = g - above if all(op.needs) else g * _wins(op, b, a)
         return above, rest
-    wide = [comparable(op, x) for x in xs]
+    # ONNX Runtime computes some 16-bit operators in 32 bits and does not round between them: then no operand equals the
+    # largest of all, which was rounded
+    wide = [op.widen(x) for x in xs]
     y = op.replay(*wide) if xs[0].dtype in HALF else op.output(0)
     hits = [op.Cast(op.Equal(x, y), to=int(g.dtype or 0)) for x in wide]
     share = op.Reciprocal(add(hits))

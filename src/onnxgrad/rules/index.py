@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var, reshape_to
 from onnxgrad.ir.constants import slice_indices, window_slices
-from onnxgrad.ir.match import HALF
 from onnxgrad.ir.operators import Kind
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
@@ -41,8 +40,7 @@ def scatter(op: Op | Builder, g: Var, index: Var, x: Var, axis: int, unique: boo
         return op.zeros_like(x)
     if unique:
         return op.ScatterElements(op.zeros_like(x), index, g, axis=axis)
-    if x.dtype in HALF:  # ONNX Runtime adds no halves, and a long sum should not be rounded at each step
-        g = op.Cast(g, to=int(ir.DataType.FLOAT))
+    g = op.widen(g)  # ONNX Runtime adds no halves, and a long sum should not be rounded at each step
     zeros = op.Expand(op.const(0.0, g.dtype), op.shape_of(x)) if x.rank else op.const(0.0, g.dtype)
     return op.cast_like(op.ScatterElements(zeros, index, g, axis=axis, reduction="add"), x)
 

@@ -25,12 +25,6 @@ from onnxgrad.rules.registry import rule
 from onnxgrad.rules.rule import Result, Tangents
 
 
-def widen(op: Op, x: Var) -> Var:
-    """`x` in float32 where its type has 16 bits, in which sums over many elements lose too much."""
-    narrow = x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    return op.Cast(x, to=int(ir.DataType.FLOAT)) if narrow else x
-
-
 def mean(op: Op, x: Var, axes: Sequence[int]) -> Var:
     """The mean over `axes`, kept as size 1."""
     return op.ReduceMean(x, list(axes), keepdims=1)
@@ -108,7 +102,7 @@ def rms_normalization(op: Op, g: Var, x: Var, scale: Var) -> Result:
     """y = x̂·s with x̂ = x·r, r = 1/√(mean x² + ε) over the axes from `axis` on: (r·(ĝ - x̂·mean ĝx̂), Σ g·x̂)"""
     axis, epsilon = op.attr("axis") % x.rank, op.attr("epsilon")
     axes = list(range(axis, x.rank))
-    wide = widen(op, x)
+    wide = op.widen(x)
     inv = 1 / op.Sqrt(mean(op, wide * wide, axes) + epsilon)
     xh = wide * inv
     gw = op.cast_like(g, wide)
@@ -125,7 +119,7 @@ def rms_normalization(op: Op, g: Var, x: Var, scale: Var) -> Result:
 def instance_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over the spatial axes: (r·(ĝ - mean ĝ - x̂·mean ĝx̂), Σ g·x̂, Σ g) with ĝ = g·s"""
     axes = list(range(2, x.rank))
-    wide = widen(op, x)
+    wide = op.widen(x)
     s = along_channels(op, op.cast_like(scale, wide), x.rank)
     pulled = _by_sums(op, wide, op.cast_like(g, wide), s, axes, axes)
     dx = op.cast_like(pulled[0], x) if op.needs[0] else None
@@ -166,7 +160,7 @@ def _normalize_groups(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel
     shape, inner = op.shape_of(x), size(x, 1)
     split = [groups, -1 if inner is None else inner // groups]
     parted = [dim(op, x, 0), *split, *spatial(op, x)]
-    xg, gg = widen(op, view(op, x, parted)), widen(op, view(op, g, parted))
+    xg, gg = op.widen(view(op, x, parted)), op.widen(view(op, g, parted))
     axes = list(range(2, x.rank + 1))
     last = list(range(3, x.rank + 1))
     s = op.cast_like(scale, xg)
@@ -205,7 +199,7 @@ def batch_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var, mu: Var, var
     """
     g, g_mu, g_var = (*g, None, None)[:3]
     rank, epsilon = x.rank, op.attr("epsilon")
-    wide = widen(op, x)
+    wide = op.widen(x)
     mu, var, s = (op.cast_like(p, wide) for p in (mu, var, scale))
     d_mu = d_var = None
     if op.attr("training_mode"):

@@ -20,7 +20,7 @@ from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
-from onnxgrad.rules.step_functions import comparable, lowest
+from onnxgrad.rules.step_functions import lowest
 
 
 def restored(op: Op, z: Var, x: Var, axes: Any) -> Var:
@@ -66,7 +66,7 @@ def reduce_mean(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
 @rule("ReduceMax", "ReduceMin", wrt=(0,), kind=Kind.REDUCTION, total=True, piecewise_linear=True)
 def reduce_max(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = max x: g·[x = y]/(number of maxima), so ties share evenly"""
-    wide = comparable(op, x)
+    wide = op.widen(x)  # see `extrema._extremum`
     top = op.replay(wide, axes) if x.dtype in HALF else y
     hit = op.Cast(op.Equal(wide, restored(op, top, x, axes)), to=int(x.dtype or 0))
     return hit * (restored(op, g, x, axes) / total(op, hit, axes))

@@ -18,7 +18,6 @@ from onnxgrad.rules.index import numbered
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
-from onnxgrad.rules.step_functions import comparable
 
 
 class _Places:
@@ -69,7 +68,7 @@ def _product_of_others(op: Op, at: _Places, x: Var, u: Var) -> Var:
 
 def _ties(op: Op, at: _Places, x: Var, u: Var, y: Var) -> tuple[Var, Var, Var]:
     """The elements that attain the extremum: (mask of x, mask of u, number of ties at each place)."""
-    wide, updates = comparable(op, x), comparable(op, u)
+    wide, updates = op.widen(x), op.widen(u)  # see `_extremum`
     top = at.write(wide, updates, op.attr("reduction")) if x.dtype in HALF else y
     x_wins, u_wins = op.Equal(wide, top), op.Equal(updates, at.read(top))
     ones = [op.cast_like(mask, x) for mask in (x_wins, u_wins)]

@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var
 from onnxgrad.ir.lowerings import lowering
-from onnxgrad.ir.match import HALF
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.rules.op import Op
 
@@ -28,15 +27,6 @@ _TINY = 2.0**-126
 def is_step(alpha: float) -> bool:
     """True if HardSigmoid with this slope is piecewise constant on normal numbers."""
     return abs(alpha) * _TINY >= 1
-
-
-def comparable(op: Op, x: Var) -> Var:
-    """`x` for comparison with a result of its own, in float32 for types of 16 bits.
-
-    ONNX Runtime computes some 16-bit operators in 32 bits, and does not round between them; then no operand equals the
-    largest of all, which was rounded. A value widened once is the same for all readers.
-    """
-    return op.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in HALF else x
 
 
 def is_nonnegative(x: Var) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, needs_package
 from onnxgrad.files import open_ordinary
 
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -23,10 +23,8 @@ _DTYPES = {
 
 def import_safetensors() -> Any:
     """The module ``safetensors``, with its part for numpy. Raises BadInput if it is not installed."""
-    try:
+    with needs_package("safetensors files need the package safetensors", "train"):
         import safetensors.numpy
-    except ImportError as error:
-        raise BadInput("safetensors files need the package safetensors: pip install 'onnxgrad[train]'") from error
     return safetensors
 
 

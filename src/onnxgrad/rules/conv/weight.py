@@ -27,11 +27,10 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxgrad.ir import Var, unless_empty
 from onnxgrad.ir.lowerings import lowering
-from onnxgrad.ir.match import not_none
+from onnxgrad.ir.match import HALF, not_none
 from onnxgrad.ir.stops import CONVOLUTION, name_stop
 from onnxgrad.rules.conv.geometry import Windows, crop, dim, mirrored, pad, size, spatial, tap, vector, view
 from onnxgrad.rules.op import Op
@@ -127,7 +126,7 @@ def _has_large_planes(small: Var, like: Var) -> bool:
     """True if an image has more pixels in both operands than the kernel has weights; False for 16 bits."""
     outer, inner = size(like, 0), size(like, 1)
     room = [size(small, axis) for axis in range(2, small.rank)]
-    if outer is None or inner is None or None in room or small.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+    if outer is None or inner is None or None in room or small.dtype in HALF:
         return False
     return outer * inner < int(np.prod(room)) * (outer + inner)  # type: ignore[arg-type]
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxgrad.ir import Var, expand_to
 from onnxgrad.ir.constants import MOST_WRITTEN
@@ -114,9 +113,7 @@ def _to_winners(op: Op, g: Var, x: Var, y: Var, kernel: list[int]) -> Var:
 
 def _add_by_index(op: Op, g: Var, x: Var) -> Var:
     """Each element of g, added at the index of the first of the largest elements of its window."""
-    wide = g
-    if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # ScatterElements does not add 16 bits
-        wide = op.Cast(g, to=int(ir.DataType.FLOAT))
+    wide = op.widen(g)  # ScatterElements does not add 16 bits
     nothing = op.cast_like(op.zeros_like(op.reshape(x, [-1])), wide)
     taken = op.ScatterElements(nothing, _indices(op), op.reshape(wide, [-1]), axis=0, reduction="add")
     return op.reshape(op.cast_like(taken, x), op.shape_of(x))

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxgrad.errors import NoDerivative
 from onnxgrad.ir import Var
 from onnxgrad.ir.lowerings import lowering
+from onnxgrad.ir.match import HALF
 from onnxgrad.ir.shapes import move_axis, same_dim
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
@@ -88,7 +89,7 @@ def _matrix(op: Op, x: Var, y: Var, place: int, axes: list[int]) -> Var:
 
     region, scale, size = op.inputs[1:4]
     region = mine(region, place, place + len(axes)) if crops(op) else None
-    if region is not None and region.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+    if region is not None and region.dtype in HALF:
         region = op.cast_like(region, unit)  # whose type it must have on ONNX Runtime
     scale, size = mine(scale, place), mine(size, place)
     attrs: dict[str, Any] = {a.name: a for a in op.node.attributes.values()}

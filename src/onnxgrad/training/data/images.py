@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, needs_package
 from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.columns import Column, stacked
 from onnxgrad.training.data.fields import Field
@@ -240,8 +240,6 @@ def _check_levels(path: Path, folders: list[Path], files: list[list[Path]]) -> N
 
 def load_pillow() -> Any:
     """The module ``PIL.Image``. Raises BadInput if Pillow is not installed."""
-    try:
+    with needs_package("to read pictures, install pillow", "train"):
         from PIL import Image
-    except ImportError as error:
-        raise BadInput("to read pictures, install pillow: pip install 'onnxgrad[train]'") from error
     return Image

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, needs_package
 from onnxgrad.files import check_readable, open_ordinary, open_text
 from onnxgrad.ir.match import not_none
 from onnxgrad.training.data import text_tables
@@ -117,10 +117,8 @@ class Shards:
         if suffix in _TEXT:
             yield from _paragraphs(file)
             return
-        try:
+        with needs_package(f"to read {str(file)!r}, install pyarrow", "train"):
             import pyarrow.parquet
-        except ImportError as error:
-            raise BadInput(f"to read {str(file)!r}, install pyarrow: pip install 'onnxgrad[train]'") from error
         if suffix in _PARQUET:
             with pyarrow.parquet.ParquetFile(file) as opened:
                 for group in range(opened.num_row_groups):

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, needs_package
 from onnxgrad.files import check_readable, open_ordinary, open_text
 from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.arrow_size import unpacked_size
@@ -108,10 +108,8 @@ def _opened(source: Any, images: Images | None, kinds: Mapping[str, str]) -> dic
 
 def _in_memory(source: Any) -> dict[str, Column]:
     """The columns of a table that can be had by the interface that Arrow's libraries share."""
-    try:
+    with needs_package("to read a table, install pyarrow", "train"):
         import pyarrow
-    except ImportError as error:
-        raise BadInput("to read a table, install pyarrow: pip install 'onnxgrad[train]'") from error
     try:
         table = pyarrow.table(source)
     except Exception as error:  # the library raises its own types and a dozen of Python's
@@ -214,11 +212,9 @@ def column_kinds(columns: Mapping[str, Column]) -> dict[str, str]:
 
 
 def _table(path: Path, kinds: Mapping[str, str]) -> Columns:
-    try:
+    with needs_package(f"to read {str(path)!r}, install pyarrow", "train"):
         import pyarrow.feather
         import pyarrow.parquet
-    except ImportError as error:
-        raise BadInput(f"to read {str(path)!r}, install pyarrow: pip install 'onnxgrad[train]'") from error
     check_readable(path)
     notes: list[str] = []
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, needs_package
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import LABELS, Field
 from onnxgrad.training.data.tokenizer_file import encode, open_tokenizer
@@ -214,10 +214,8 @@ def no_tokens(fields: Sequence[Field]) -> BadInput:
 
 
 def _opened(tokenizer: Any) -> Any:
-    try:
+    with needs_package("to turn text into tokens, install tokenizers", "train"):
         from tokenizers import Tokenizer
-    except ImportError as error:
-        raise BadInput("to turn text into tokens, install tokenizers: pip install 'onnxgrad[train]'") from error
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if not isinstance(tokenizer, (str, os.PathLike)):

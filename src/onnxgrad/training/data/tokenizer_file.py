@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad import subprocesses
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, needs_package
 from onnxgrad.files import open_ordinary
 
 #: Bytes of a file, seconds to parse it, and bytes of address space beside some for each byte of the file.
@@ -124,10 +124,8 @@ def parse_tokenizer(text: bytes, where: str) -> Any:
     Raises:
         BadInput: it cannot be read, or reading it needs too much memory or time, or the package is missing.
     """
-    try:
+    with needs_package("to turn text into tokens, install tokenizers", "train"):
         from tokenizers import Tokenizer
-    except ImportError as error:
-        raise BadInput("to turn text into tokens, install tokenizers: pip install 'onnxgrad[train]'") from error
     if len(text) > LARGEST:
         raise _refused(where, f"it has more than {LARGEST >> 20} MiB")
     _try(where, text)

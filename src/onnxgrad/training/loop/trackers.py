@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgrad.errors import BadInput, printable
+from onnxgrad.errors import needs_package, printable
 from onnxgrad.files import writing
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.run import Run
@@ -82,10 +82,8 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, folder: str | Path, every: int = 10) -> None:
-        try:
+        with needs_package("TensorBoard files need tensorboardX", "train"):
             from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise BadInput("TensorBoard files need tensorboardX: pip install 'onnxgrad[train]'") from error
         self.folder, self.every, self._make = Path(folder), every, SummaryWriter
         self._writer: Any = None
 
@@ -121,10 +119,8 @@ class MLflow(Tracker):
     """
 
     def __init__(self, experiment: str | None = None) -> None:
-        try:
+        with needs_package("logging to MLflow needs mlflow", "mlflow"):
             import mlflow
-        except ImportError as error:
-            raise BadInput("logging to MLflow needs mlflow: pip install 'onnxgrad[mlflow]'") from error
         self._mlflow, self.experiment, self._own = mlflow, experiment, False
 
     def open(self, step: int, about: Mapping[str, Mapping[str, str]]) -> None:
@@ -163,10 +159,8 @@ class WandB(Tracker):
     """
 
     def __init__(self, project: str | None = None, every: int = 10, **init: Any) -> None:
-        try:
+        with needs_package("logging to Weights & Biases needs wandb", "wandb"):
             import wandb
-        except ImportError as error:
-            raise BadInput("logging to Weights & Biases needs wandb: pip install 'onnxgrad[wandb]'") from error
         self._wandb, self.every, self.init = wandb, every, {"project": project, **init}
         self._run: Any = None
 

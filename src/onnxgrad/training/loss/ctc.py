@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import HALF, not_none
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.subgraphs import empty, formal, give
 
 #: Replaces log 0: far below every log-probability, and far from the end of float32.
@@ -45,8 +45,7 @@ def ctc_rows(
         blank: the class that stands for nothing.
         time: the axis of time.
     """
-    if y.dtype in HALF:
-        y = b.Cast(y, to=int(ir.DataType.FLOAT))
+    y = b.widen(y)
     given, labels = labels, _int64(b, labels)
     padding = b.Or(b.Less(labels, b.const(0)), b.Equal(labels, b.const(blank)))
     if label_lengths is None:

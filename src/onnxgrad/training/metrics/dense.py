@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, needs_package
 from onnxgrad.training.metrics.boxes import AREAS, OnePrecision
 
 #: Deviations of the key points of a person in COCO (nose, eyes, ears, shoulders, …, ankles), times 10.
@@ -95,10 +95,8 @@ def region_overlap(scores: np.ndarray, labels: np.ndarray, limit: float = 0.3) -
         labels: likewise, 1 in regions.
         limit: of the false positive rate.
     """
-    try:
+    with needs_package("au_pro needs SciPy", "scipy"):
         from scipy.ndimage import label as connected
-    except ImportError as error:
-        raise BadInput("au_pro needs SciPy: pip install 'onnxgrad[scipy]'") from error
     weights, count = np.zeros(labels.shape), 0
     for mask, target in zip(labels > 0, weights):
         regions, found = connected(mask, np.ones((3, 3)))
