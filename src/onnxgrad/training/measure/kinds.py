@@ -56,7 +56,9 @@ def choose_comparison(
     if t.dtype.kind == "f" and t.ndim == 3 and t.shape == (*y.shape[:2], 3) and (y.ndim == 4 or y.shape[2:] == (2,)):
         return Points()
     shapes = f"the labels {called!r} are {list(t.shape)} and the predictions {output.name!r} {list(y.shape)}"
-    misfit = BadInput(f"{shapes}{other_outputs(model, output.name)}")
+    sequences = y.ndim == 3 and t.ndim == 2 and len(y) == len(t)
+    hint = "\n  hint: sequences of symbols, as of CTC, are compared by --metrics cer or exact" if sequences else ""
+    misfit = BadInput(f"{shapes}{other_outputs(model, output.name) or hint}")
     if y.ndim == t.ndim + 1 and (every.dtype.kind in "iub" or (every == np.trunc(every)).all()):
         fitting = [a for a in dict.fromkeys((1, y.ndim - 1)) if [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
         if not fitting:
