@@ -71,7 +71,7 @@ def written(context: typer.Context) -> str:
     """The TOML that repeats the command of `context`, without flags that have their default."""
     lines: list[str] = []
     for parameter in context.command.params:
-        value, flag = context.params.get(parameter.name or ""), _flag(parameter)
+        value, flag = context.params.get(parameter.name or ""), next(iter(_flags(parameter)), "")
         if flag and parameter.name not in _ONCE and value not in (None, (), []) and value != parameter.default:
             line = f"{flag} = {_toml(value)}"
             lines.append(line if is_unicode(line) else f"# {flag}: the name is not UTF-8, which TOML cannot hold")
@@ -87,10 +87,6 @@ def _near(key: str, flags: Mapping[str, Any]) -> str:
 def _flags(parameter: Any) -> list[str]:
     """The long names of a parameter without ``--``: the first is that of the Python argument."""
     return [o.removeprefix("--") for o in parameter.opts if o.startswith("--")]
-
-
-def _flag(parameter: Any) -> str:
-    return next(iter(_flags(parameter)), "")
 
 
 def _toml(value: Any) -> str:

@@ -113,7 +113,7 @@ class Iteration:
     def moved_by(self, outside: Collection[ir.Value], builder: Builder) -> Path:
         """The nodes of the body that depend, at some step, on values `outside`."""
         start = {i for i, o in self.formals() if o in outside and is_differentiable(i)}
-        start |= {v for v in captured_by(self.body) if v in outside}
+        start |= {v for v in free(self.body) if v in outside}
         while True:
             moved = moved_nodes(list(self.body), start, builder)
             pairs = zip(self.states, self.following)
@@ -146,11 +146,6 @@ class Iteration:
 
         needed = set(reach(wanted, successors))
         return [i for i, s in enumerate(self.states) if s in needed]
-
-
-def captured_by(graph: ir.Graph) -> list[ir.Value]:
-    """Values of outer scopes that `graph` reads."""
-    return list(dict.fromkeys(free(graph)))
 
 
 def _slots(node: ir.Node, kind: str, count: int) -> list[ScanAxis]:

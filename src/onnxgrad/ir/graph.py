@@ -147,6 +147,13 @@ def stand_in(value: ir.Value, name: str | None = None) -> ir.Value:
     return new
 
 
+def take_over(y: ir.Value, old: ir.Value) -> None:
+    """Replace `old` by `y`, which gets its name, type and shape."""
+    y.type, y.shape = old.type, old.shape
+    old.replace_all_uses_with(y, replace_graph_outputs=old.is_graph_output())
+    y.name, old.name = old.name, y.name
+
+
 def replace_everywhere(old: ir.Value, new: ir.Value) -> None:
     """Replace `old` by `new` in all consumers and outputs, of which the library looks at each in Python."""
     if old.is_graph_output() and old.graph is not None:

@@ -114,6 +114,17 @@ def is_number(value: ir.Value | None, number: float) -> bool:
     return array is not None and array.dtype.kind not in "OSU" and bool(array.flat[0] == number)
 
 
+def is_zero(value: ir.Value | None) -> bool:
+    """True if a tensor provably has only zeros: a constant, also reshaped or expanded, or a ConstantOfShape."""
+    while (node := producer(value, ("Expand", "Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast"))) is not None:
+        value = node.inputs[0]
+    if (node := producer(value, "ConstantOfShape")) is not None:
+        filled = node.attributes.get("value")
+        return filled is None or not filled.as_tensor().numpy().any()
+    array = constant(value)
+    return array is not None and array.size > 0 and not array.any()
+
+
 def holds_floats(value: ir.Value) -> bool:
     """True if `value` is known to hold floats, of any width."""
     return value.dtype is not None and value.dtype.is_floating_point()

@@ -110,11 +110,6 @@ def softmax_cross_entropy_loss(
         if op.needs[2] and weights is not None:
             to_weights = targets.to_weights(log_prob, loss)
     if g_log_prob is not None:
-        through = _through_log_softmax(op, g_log_prob, log_prob)
+        through = g_log_prob - op.Exp(log_prob) * op.ReduceSum(g_log_prob, [1], keepdims=1)
         to_scores = through if to_scores is None else to_scores + through
     return to_scores, None, to_weights
-
-
-def _through_log_softmax(op: Op, g: Var, log_prob: Var) -> Var:
-    """g - p·Σ g over the classes"""
-    return g - op.Exp(log_prob) * op.ReduceSum(g, [1], keepdims=1)

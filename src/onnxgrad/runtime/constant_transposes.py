@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.graph import prune, take_over
 from onnxgrad.ir.match import constant_tensor, exchanged, is_op
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.setting import Setting
@@ -41,11 +41,8 @@ def _write(model: ir.Model) -> int:
         flags = [ir.AttrInt64(name, int(x is not None)) for name, x in zip(("transA", "transB"), constants)]
         old = node.outputs[0]
         fused = ir.Node(_DOMAIN, "FusedMatMul", operands, flags, num_outputs=1, name=node.name)
-        (new,) = fused.outputs
-        new.type, new.shape = old.type, old.shape
         model.graph.insert_before(node, fused)
-        old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
-        new.name = old.name
+        take_over(fused.outputs[0], old)
         model.graph.remove(node, safe=True)
         places += 1
     if places:

@@ -140,15 +140,12 @@ def train_members(
     for k in range(samples):
         start = read_proto(model) if isinstance(model, onnx.ModelProto) else as_given(model).clone()
         if redraw:
-            names = [n for n, t in Trainer(start, **_of_trainer(settings)).step.state.items() if t.kind == "parameter"]
+            own = {name: value for name, value in settings.items() if name in settings_of(*TRAINER)}
+            names = [n for n, t in Trainer(start, **own).step.state.items() if t.kind == "parameter"]
             _redraw(start, names, np.random.default_rng([seed, k]))
         trained = train(start, data, seed=seed + k, progress=False, **settings)
         found.append(trained.inference_model())
     return found
-
-
-def _of_trainer(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in settings_of(*TRAINER)}
 
 
 def _redraw(model: ir.Model, names: Sequence[str], draw: np.random.Generator) -> None:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.attention import Scores, is_idle
 from onnxgrad.ir.execution_order import sort
-from onnxgrad.ir.graph import add_initializer, prune
+from onnxgrad.ir.graph import add_initializer, prune, take_over
 from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import constant, is_number, is_op, not_none, pattern, permutation, producer
 from onnxgrad.ir.shapes import same_dim
@@ -118,9 +118,7 @@ def _write_operators(graph: ir.Graph, mark: ir.Node) -> None:
         y = add("Where", add("IsNaN", y, dtype=ir.DataType.BOOL), const(np.array(0, np.float32), "zero"), y)
     total = add("ReduceSum", add("Mul", g, y), const(np.array([axis]), "axes"), keepdims=1)
     total.shape = ir.Shape([1 if i == axis else d for i, d in enumerate(shape)])
-    found, old = add("Mul", y, add("Sub", g, total)), mark.outputs[0]
-    old.replace_all_uses_with(found, replace_graph_outputs=True)
-    found.name, old.name = old.name, found.name
+    take_over(add("Mul", y, add("Sub", g, total)), mark.outputs[0])
     graph.remove(mark, safe=True)
 
 

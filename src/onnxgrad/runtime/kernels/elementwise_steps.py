@@ -205,16 +205,6 @@ def _shift(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b(_one_of({"U": f"SHIFT_{node.attributes['direction'].as_string()}"}, kind), x[0], x[1])
 
 
-@_operator("Where")
-def _where(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    return b("SELECT", *x)
-
-
-@_operator("Identity")
-def _identity(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    return x[0]
-
-
 @_operator("Cast")
 def _cast(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     match (kind + letter(node.outputs[0])).replace("D", "F"):
@@ -268,14 +258,22 @@ def _if_positive(b: Steps, x: int, otherwise: int) -> int:
     return b("SELECT", b("LESS_EQUAL", b.float(0), x), x, otherwise)
 
 
-@_operator("LeakyRelu")
-def _leaky_relu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    return _if_positive(b, x[0], b("MUL", x[0], b.float(node.attributes.get_float("alpha", 0.01))))
+#: Operators that are the same for all types that they have.
+_FORMULAS: dict[str, Callable[[Steps, ir.Node, Sequence[int]], int]] = {
+    "Where": lambda b, node, x: b("SELECT", *x),
+    "Identity": lambda b, node, x: x[0],
+    "LeakyRelu": lambda b, node, x: _if_positive(
+        b, x[0], b("MUL", x[0], b.float(node.attributes.get_float("alpha", 0.01)))
+    ),
+    "PRelu": lambda b, node, x: b("SELECT", b("LESS", x[0], b.float(0)), b("MUL", x[0], x[1]), x[0]),
+    "Softsign": lambda b, node, x: b("MUL", x[0], b("DIV", b.float(1), b("ADD", b.float(1), b("ABS", x[0])))),
+    "Mish": lambda b, node, x: b("MUL", x[0], b("TANH", b("SOFTPLUS", x[0]))),
+}
 
 
-@_operator("PRelu")
-def _prelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    return b("SELECT", b("LESS", x[0], b.float(0)), b("MUL", x[0], x[1]), x[0])
+@_operator(*_FORMULAS)
+def _formula(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return _FORMULAS[node.op_type](b, node, x)
 
 
 @_operator("HardSigmoid")
@@ -291,16 +289,6 @@ def _elu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     alpha = b.float(read("alpha", _SELU[0] if is_scaled else 1.0))
     y = _if_positive(b, x[0], b("MUL", alpha, b("SUB", b("EXP", x[0]), b.float(1))))
     return b("MUL", b.float(read("gamma", _SELU[1])), y) if is_scaled else y
-
-
-@_operator("Softsign")
-def _softsign(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    return b("MUL", x[0], b("DIV", b.float(1), b("ADD", b.float(1), b("ABS", x[0]))))
-
-
-@_operator("Mish")
-def _mish(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    return b("MUL", x[0], b("TANH", b("SOFTPLUS", x[0])))
 
 
 @_operator("Gelu")

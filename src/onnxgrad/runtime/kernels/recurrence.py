@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import discard, prune, scopes
+from onnxgrad.ir.graph import discard, prune, scopes, take_over
 from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.passes import Pass
@@ -58,9 +58,7 @@ def _write(graph: ir.Graph, scan: ir.Node, program: RowProgram, serial: int) -> 
     for i, (old, made) in enumerate(zip(program.results, node.outputs)):
         made.name = "" if old is None else f"{name}.{i}"
         if old is not None:
-            made.type, made.shape = old.type, old.shape
-            old.replace_all_uses_with(made, replace_graph_outputs=True)
-            made.name, old.name = old.name, made.name
+            take_over(made, old)
     discard(graph, scan)
 
 

@@ -11,14 +11,14 @@ import itertools
 
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import prune, scopes
-from onnxgrad.ir.match import is_op, producer
+from onnxgrad.ir.graph import prune, scopes, take_over
+from onnxgrad.ir.match import is_op, is_zero, producer
 from onnxgrad.ir.passes import Pass
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.kernels.row_kernels import INDICES
 from onnxgrad.runtime.kernels.substitute import DOMAIN, widen_integers
-from onnxgrad.runtime.rewrites.rewrite import is_zero, match_repeated, same_but, take_over
+from onnxgrad.runtime.rewrites.rewrite import match_repeated, same_but
 from onnxgrad.runtime.setting import Setting
 
 

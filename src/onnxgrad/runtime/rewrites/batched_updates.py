@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.graph import take_over
 from onnxgrad.ir.match import is_op, sizes
-from onnxgrad.runtime.rewrites.rewrite import rewrite, take_over
+from onnxgrad.runtime.rewrites.rewrite import rewrite
 
 #: Marks the concatenation of vectors.
 _JOINED = "onnxgrad.joined"

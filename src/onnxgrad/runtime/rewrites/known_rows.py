@@ -19,8 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import is_op
-from onnxgrad.runtime.rewrites.rewrite import NodeRule, constant_ids, is_zero, match_repeated, rewrite_results, same_but
+from onnxgrad.ir.match import is_op, is_zero
+from onnxgrad.runtime.rewrites.rewrite import NodeRule, constant_ids, match_repeated, rewrite_results, same_but
 
 #: Fewer rows are added up soon enough.
 _FEWEST = 64

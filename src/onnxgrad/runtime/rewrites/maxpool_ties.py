@@ -16,8 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.graph import take_over
 from onnxgrad.ir.match import constant, is_op, pattern, producer
-from onnxgrad.runtime.rewrites.rewrite import rewrite, take_over
+from onnxgrad.runtime.rewrites.rewrite import rewrite
 
 #: Up to here float32 counts exactly.
 _COUNTABLE = 1 << 24

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.graph import prune, take_over
 from onnxgrad.ir.infer.inference import Inference, infer_model
 from onnxgrad.ir.match import constant, producer
 from onnxgrad.ir.names import Names
@@ -148,13 +148,6 @@ def replace_value(y: Var, old: ir.Value) -> None:
     take_over(y.value, old)
 
 
-def take_over(y: ir.Value, old: ir.Value) -> None:
-    """Replace `old` by `y`, which gets its name, type and shape."""
-    y.type, y.shape = old.type, old.shape
-    old.replace_all_uses_with(y, replace_graph_outputs=old.is_graph_output())
-    y.name, old.name = old.name, y.name
-
-
 def match_repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value | None:
     """The value that `indices`, of `rank` axes, repeats along all axes but `axis`; None if it does not."""
     spread = producer(indices, "Expand")
@@ -187,14 +180,3 @@ def same_but(axis: int, one: ir.Shape, other: ir.Shape) -> list[int] | None:
                 return None
             attributes.append(a if isinstance(a, int) else -1)
     return attributes
-
-
-def is_zero(table: ir.Value) -> bool:
-    """True if a tensor provably has only zeros, by its producers."""
-    filled = producer(table, "ConstantOfShape")
-    if filled is not None:
-        value = filled.attributes.get("value")
-        return value is None or not value.as_tensor().numpy().any()
-    spread = producer(table, "Expand")
-    array = constant(table if spread is None else spread.inputs[0])
-    return array is not None and not array.any()

@@ -353,7 +353,8 @@ class _Attachment:
         graph = self.graph
         named = {v.name: v for node in graph for v in node.outputs}
         ends = [named[name] for name in dict.fromkeys([loss, *measures, *self.bindings.values()])]
-        prune(graph, [*(v for n in self.nodes for v in n.outputs), *self._lasting_initializers(), *ends])
+        lasting = [v for n, v in graph.initializers.items() if n in self.held]
+        prune(graph, [*(v for n in self.nodes for v in n.outputs), *lasting, *ends])
         spell_notes(graph)
         nodes = list(graph)[len(self.nodes) :]
         inputs = [v for v in graph.inputs if v not in self.inputs]
@@ -361,7 +362,3 @@ class _Attachment:
         info = cut_off(graph, nodes, inputs, added, ends, self.bindings)
         plain = not any(subgraphs(node) or any(v.is_graph_output() for v in node.outputs) for node in nodes)
         return info, partial(put_back, self.model, info, nodes, inputs, added) if plain else None
-
-    def _lasting_initializers(self) -> list[ir.Value]:
-        """Initializers that stay, read or not."""
-        return [v for n, v in self.graph.initializers.items() if n in self.held]

@@ -301,12 +301,9 @@ def _fans(model: onnx.ModelProto, name: str, shape: tuple[int, ...]) -> tuple[in
     kernel = math.prod(shape[2:])
     out, into = shape[0] * kernel, shape[1] * kernel  # as a convolution has it
     reader = next((n for n in model.graph.node if name in n.input), None)
-    if len(shape) == 2 and not (reader is not None and reader.op_type == "Gemm" and _reads_transposed(reader)):
+    attributes = reader.attribute if reader is not None and reader.op_type == "Gemm" else ()
+    if len(shape) == 2 and not any(a.name == "transB" and a.i for a in attributes):
         out, into = shape[1], shape[0]
     if reader is not None and reader.op_type == "ConvTranspose":
         out, into = into, out
     return max(1, into), max(1, out)
-
-
-def _reads_transposed(node: onnx.NodeProto) -> bool:
-    return any(a.name == "transB" and a.i for a in node.attribute)

@@ -73,7 +73,7 @@ def find_head(
     bins = _distribution(model.graph)
     ends = last_layers(model.graph)
     try:
-        if _has_queries(ends):
+        if any(is_op(v.producer(), ("MatMul", "Gemm")) for v in ends):
             return query_head(model, image, size, ends)
         return _grid(model, image, size, ends, bins, offset)
     except UnknownHead as error:
@@ -138,10 +138,6 @@ def last_layers(graph: ir.Graph) -> list[ir.Value]:
 
     found = {v for v in reach(graph.outputs, operands_of) if is_layer(v)}
     return [v for node in graph for v in node.outputs if v in found]
-
-
-def _has_queries(ends: Sequence[ir.Value]) -> bool:
-    return any(is_op(v.producer(), ("MatMul", "Gemm")) for v in ends)
 
 
 def _grid(

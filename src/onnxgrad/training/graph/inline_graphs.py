@@ -63,7 +63,8 @@ class Inlined:
         """Append its nodes, reading `operands`; its outputs. Names get numbers, but those of further outputs stay."""
         model = self.model_of(b, operands)
         graph = model.graph
-        for value, operand in zip(self._formals(graph), operands, strict=True):
+        formals = [v for v in graph.inputs if v.name in self.inputs]
+        for value, operand in zip(formals, operands, strict=True):
             if value.dtype is not None and operand.dtype is not None and value.dtype != operand.dtype:
                 raise BadInput(
                     f"{self.what} takes {value.name!r} as a tensor of {type_text(value.dtype)}, and "
@@ -89,9 +90,6 @@ class Inlined:
                 rename_inside(inner, b.names)
             b.append(node)
         return [Var(b, v) for v in outputs]
-
-    def _formals(self, graph: ir.Graph) -> list[ir.Value]:
-        return [v for v in graph.inputs if v.name in self.inputs]
 
     def model_of(self, b: Builder, operands: Sequence[Var]) -> ir.Model:
         """A copy in the opset of the builder; a function becomes a model with the operands' types."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.match import constant, is_op
+from onnxgrad.ir.match import constant, is_op, is_zero
 
 _MOVES = ("Expand", "Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast")
 _REMEDY = "exports by dynamo=True, and of scatter_add from opset_version=16 on, add all"
@@ -18,36 +18,18 @@ _REMEDY = "exports by dynamo=True, and of scatter_add from opset_version=16 on, 
 def lost_updates(model: ir.Model) -> list[str]:
     """Lines about scatters of `model` that overwrite updates, or do so if an index occurs twice."""
     found: dict[str, None] = {}
-    for node in (n for graph in model.graphs() for n in graph):
-        if not is_op(node, ("ScatterElements", "Scatter", "ScatterND")) or _reduction(node) != "none":
+    scatters = ("ScatterElements", "Scatter", "ScatterND")
+    for node in (n for graph in model.graphs() for n in graph if is_op(n, scatters)):
+        if node.attributes.get_string("reduction", "none") != "none":
             continue
-        repeats, adds = _repeats(node), _is_zero(node.inputs[0]) and _is_added(node)
+        is_added = any(is_op(use.node, "Add") for use in node.outputs[0].uses())
+        repeats, adds = _repeats(node), is_added and is_zero(node.inputs[0])
         if adds and repeats is not False:
             when = "that occurs twice" if repeats else "if it occurs twice"
             found[f"{node.op_type} and Add add only one of the updates of an index {when}; {_REMEDY}"] = None
         elif repeats:
             found[f"{node.op_type} writes several updates to one place; ONNX leaves open which one stays"] = None
     return list(found)
-
-
-def _reduction(node: ir.Node) -> str:
-    attribute = node.attributes.get("reduction")
-    return "none" if attribute is None else attribute.as_string()
-
-
-def _is_zero(value: ir.Value | None) -> bool:
-    """True for zeros: a constant, an expanded one, or those of ConstantOfShape."""
-    while value is not None and is_op(node := value.producer(), _MOVES):
-        value = node.inputs[0]
-    if value is not None and is_op(node := value.producer(), "ConstantOfShape"):
-        filled = node.attributes.get("value")
-        return filled is None or not filled.as_tensor().numpy().any()
-    array = constant(value)
-    return array is not None and array.size > 0 and not array.any()
-
-
-def _is_added(node: ir.Node) -> bool:
-    return any(is_op(use.node, "Add") for use in node.outputs[0].uses())
 
 
 def _repeats(node: ir.Node) -> bool | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import onnx
@@ -25,7 +24,7 @@ from onnxgrad.training.metadata import PREPROCESSING
 from onnxgrad.training.parallel.joining import divide_processors, ranks_of
 from onnxgrad.training.parallel.strategy import AnyMachine, Strategy, choose_strategy
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
-from onnxgrad.training.step.accumulate import SplitStep, split_step
+from onnxgrad.training.step.accumulate import split_step
 from onnxgrad.training.step.cached_gradients import cut_at_predictions
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
@@ -76,7 +75,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
         _check_loss(step)
         if memory is not None:
             step = within_memory(step, memory, batch_size, dims)
-        planned_step, machine = step, partial(_single_machine, step)
+        planned_step, machine = step, lambda strategy, options: runner(step, options)
     elif isinstance(training, Step):
         raise BadInput("a compiled step cannot be cut into parts; pass the model that it was compiled from")
     else:
@@ -92,7 +91,8 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
         if memory is not None:
             each = None if batch_size is None else -(-batch_size // parts)
             split.gradient = within_memory(split.gradient, memory, each, dims)
-        planned_step, machine = split.gradient, partial(_split_machine, split, accumulate)
+        planned_step = split.gradient
+        machine = lambda strategy, options: strategy.machine_of(split, accumulate, options)  # noqa: E731
     if planned_step.recomputes:
         settled = asked_of_runtime.for_a_plan().resolve_target()
     planned = batch_size if memory is not None else None
@@ -102,14 +102,6 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
 def _check_loss(step: Step) -> None:
     if not step.loss:
         raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
-
-
-def _single_machine(step: Step, strategy: Strategy, options: Options) -> AnyMachine:
-    return runner(step, options)
-
-
-def _split_machine(split: SplitStep, parts: int, strategy: Strategy, options: Options) -> AnyMachine:
-    return strategy.machine_of(split, parts, options)
 
 
 def _with_training(

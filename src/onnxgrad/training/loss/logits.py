@@ -239,17 +239,13 @@ def _of_two(value: ir.Value) -> Ending | None:
     rank = 0 if value.shape is None else len(value.shape)
     for axis in range(rank):
         if value.shape is not None and value.shape[axis] == 2 and (found := scores(value, axis)) is not None:
-            return found.then(partial(_less_the_other, axis=axis))
+            return found.then(lambda b, x, axis=axis: x - b.Gather(x, [1, 0], axis=axis))  # type: ignore[misc]
     return None
 
 
 def _beside_zero(b: Builder, x: Var, first: bool, axis: int) -> Var:
     pair = (x, b.zeros_like(x)) if first else (b.zeros_like(x), x)
     return b.Concat(*pair, axis=axis)
-
-
-def _less_the_other(b: Builder, x: Var, axis: int) -> Var:
-    return x - b.Gather(x, [1, 0], axis=axis)
 
 
 def _join_endings(node: ir.Node, of: Callable[[ir.Value], Ending | None]) -> Ending | None:

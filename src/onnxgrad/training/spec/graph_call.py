@@ -67,10 +67,7 @@ class _Called:
         new = {name: self.names.fresh(name) for name in sorted(own & inside - set(self.graph.initializers))}
         del algorithm.input[:]
         algorithm.input.extend(kept)
-        for node in algorithm.node:
-            rename_in_node(node, new)
-        for held in (*algorithm.input, *algorithm.output, *algorithm.initializer, *algorithm.value_info):
-            held.name = new.get(held.name, held.name)
+        rename_in_graph(algorithm, new)
         for binding in self.info.update_binding:
             binding.value = new.get(binding.value, binding.value)
             binding.key = new.get(binding.key, binding.key)
@@ -159,7 +156,12 @@ def rename_in_node(node: onnx.NodeProto, new: Mapping[str, str]) -> None:
             if a.name == "y":
                 a.s = new.get(a.s.decode(), a.s.decode()).encode()
         for graph in (a.g, *a.graphs):
-            for inner in graph.node:
-                rename_in_node(inner, new)
-            for held in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-                held.name = new.get(held.name, held.name)
+            rename_in_graph(graph, new)
+
+
+def rename_in_graph(graph: onnx.GraphProto, new: Mapping[str, str]) -> None:
+    """Rename values in `graph` and the graphs inside it; in place."""
+    for node in graph.node:
+        rename_in_node(node, new)
+    for held in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        held.name = new.get(held.name, held.name)

@@ -13,7 +13,7 @@ import onnx
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.match import is_standard
-from onnxgrad.training.spec.graph_call import defined_inside, rename_in_node
+from onnxgrad.training.spec.graph_call import defined_inside, rename_in_graph
 from onnxgrad.training.spec.training_info import model_proto
 from onnxgrad.training.spec.validation import validate
 
@@ -44,10 +44,7 @@ def renamed(model: AnyProto, names: Mapping[str, str] | Callable[[str], str]) ->
             if first != name:
                 raise BadInput(f"{first!r} and {name!r} would both be called {new[name]!r}")
     for graph in [copy.graph, *algorithms, *others]:
-        for node in graph.node:
-            rename_in_node(node, new)
-        for held in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-            held.name = new.get(held.name, held.name)
+        rename_in_graph(graph, new)
         for sparse in graph.sparse_initializer:
             sparse.values.name = new.get(sparse.values.name, sparse.values.name)
         for annotation in graph.quantization_annotation:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxgrad.ir import Names
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.graph import prune, subgraphs
 from onnxgrad.training.step.step import Step
 
 
@@ -86,7 +86,7 @@ def _take_over(
         node.name = names.exactly(node.name or node.op_type)
         for value in node.outputs:
             rename(value)
-        for inner in (g for a in node.attributes.values() for g in _graphs(a)):
+        for inner in subgraphs(node):
             for deep in (inner, *inner.subgraphs()):
                 for value in [*deep.inputs, *(v for n in deep for v in n.outputs)]:
                     rename(value)
@@ -96,9 +96,3 @@ def _take_over(
                     deep.initializers[value.name or ""] = value
     graph.extend(nodes)
     return own, added
-
-
-def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
-    if attribute.type == ir.AttributeType.GRAPH:
-        return [attribute.as_graph()]
-    return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
