@@ -4,8 +4,10 @@ import io
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 
+from onnxgrad import predict
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data import Data, Field, load_npz, match
 
@@ -130,6 +132,15 @@ def test_what_does_not_fit_is_refused(change, words):
     with pytest.raises(BadInput, match=words) as caught:
         Data({"image": images(), "labels": labels()} | change, [IMAGE, CLASS])
     assert len(str(caught.value).splitlines()) <= 2  # what is wrong, and a hint
+
+
+def test_a_model_that_looks_for_nan_is_fed_it():
+    filling = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        filling (float[N, 2] x) => (float[N, 2] y) <float zero = {0}> { gone = IsNaN (x) y = Where (gone, zero, x) }""")
+    assert predict(filling, np.array([[np.nan, 2]]))["y"].tolist() == [[0, 2]]
+    with pytest.raises(BadInput, match="is not finite: inf in row 0"):
+        predict(filling, np.array([[np.inf, np.nan]], np.float32))
 
 
 def test_the_label_that_the_loss_ignores_is_no_class():

@@ -45,6 +45,7 @@ class Field:
         shares: its first axis is that of an output of the model.
         scalar: it is a single number, which every batch has.
         raw: it takes a column of a table, text or numbers of which some may be missing.
+        gaps: the model itself looks for NaN in it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Field:
     dims: tuple[str, ...] = ()
     scalar: bool = False
     raw: bool = False
+    gaps: bool = False
 
     @classmethod
     def of(cls, value: ir.Value, *, label: bool = False) -> Field:
@@ -72,7 +74,8 @@ class Field:
         if not dims:
             return cls(name, value.dtype.numpy(), (), label=label, scalar=True)
         first, *others = [d.value or "" if isinstance(d, ir.SymbolicDim) else "" for d in value.shape]
-        return cls(name, value.dtype.numpy(), tuple(dims[1:]), dims[0], label, dim=first, dims=tuple(others))
+        gaps = any(node.op_type in ("IsNaN", "Imputer") for node in value.consumers())
+        return cls(name, value.dtype.numpy(), tuple(dims[1:]), dims[0], label, dim=first, dims=tuple(others), gaps=gaps)
 
     @property
     def wanted(self) -> str:
@@ -163,7 +166,7 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.nda
             f"{where} is {tensor_text(array.dtype, array.shape)}; expected {field.wanted}{_hint(array, field)}"
         )
     if _is_float(array.dtype):
-        _finite(array, where, rows)
+        _finite(array, where, rows, field.gaps)
     array = converted(array, field, where)
     check_labels(array, field, where, rows)
     return np.ascontiguousarray(array)
@@ -263,7 +266,7 @@ def converted(array: np.ndarray, field: Field, where: str) -> np.ndarray:
     with np.errstate(all="ignore"):
         result = array.astype(field.dtype)
         if _is_float(array.dtype) and _is_float(field.dtype):
-            _finite(result, f"{where}, as {field.dtype},")
+            _finite(result, f"{where}, as {field.dtype},", gaps=field.gaps)
         elif not np.array_equal(result.astype(array.dtype), array) or not _same_sign(result, array):
             raise BadInput(f"{where} holds {type_text(array.dtype)} that {field.dtype} cannot; expected {field.wanted}")
     return result
@@ -282,8 +285,8 @@ def _same_sign(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.array_equal(a < 0, b < 0)) if "b" not in (a.dtype.kind, b.dtype.kind) else True
 
 
-def _finite(array: np.ndarray, where: str, rows: np.ndarray | None = None) -> None:
-    finite = np.isfinite(array)
+def _finite(array: np.ndarray, where: str, rows: np.ndarray | None = None, gaps: bool = False) -> None:
+    finite = ~np.isinf(array) if gaps else np.isfinite(array)
     if not finite.all():
         raise BadInput(
             f"{where} is not finite: {_at(array, ~finite, rows)}\n  hint: leave the row out, or give it a number"
