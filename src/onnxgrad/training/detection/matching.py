@@ -7,161 +7,92 @@ changes the pairs along it.
 
 from __future__ import annotations
 
-import functools
+from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 
+from onnxgrad.control_flow.iteration import loop
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import not_none
+from onnxgrad.ir.subgraphs import empty, formal, give, loop_lead
 from onnxgrad.training.detection.assigners import Labels, number
 from onnxgrad.training.detection.boxes import Decoded, at, from_centres, hold_constant, overlap
 from onnxgrad.training.detection.head import Head
 from onnxgrad.training.detection.terms import cross_entropies, focal
-from onnxgrad.training.graph.inline_graphs import Inlined
 
 #: Factors of costs and of terms: classes, L1 and GIoU of boxes (Carion et al. 2020); the weight of no object.
 CLASSES, DISTANCE, OVERLAP, NOTHING = 1.0, 5.0, 2.0, 0.1
 #: Of RT-DETR (Zhao et al. 2023): the factor of the cost of classes, and the share of what is no object in its loss.
 VARIFOCAL_COST, VARIFOCAL_SHARE = 2.0, 0.75
 
-#: Costs [N, M, Q] and the number of labels [N, 1] to the label of each query [N, Q], or -1. In the body, `i` is the
-#: label whose row is scanned, `j` the query at the end of a path, `walks` marks pictures that change pairs along one.
-_ASSIGN = """
-<opset_import: ["": 18], domain: "onnxgrad.detection">
-assign (cost, count) => (own_end) {
-    c0 = Constant <value = int64 {0}> ()
-    c1 = Constant <value = int64 {1}> ()
-    axis1 = Constant <value = int64[1] {1}> ()
-    axis2 = Constant <value = int64[1] {2}> ()
-    none = Constant <value = int64 {-1}> ()
-    nil = Constant <value = float {0.0}> ()
-    far = Constant <value = float {1e30}> ()
-    n = Shape <start = 0, end = 1> (cost)
-    m = Shape <start = 1, end = 2> (cost)
-    q = Shape <start = 2, end = 3> (cost)
-    m1 = Squeeze (m)
-    q1 = Squeeze (q)
-    rows = Range (c0, m1, c1)
-    queries = Range (c0, q1, c1)
-    one = Constant <value = int64[1] {1}> ()
-    n_one = Concat <axis = 0> (n, one)
-    n_m = Concat <axis = 0> (n, m)
-    n_q = Concat <axis = 0> (n, q)
-    row_0 = Expand (c0, n_one)
-    low_0 = Expand (nil, n_one)
-    u_0 = Expand (nil, n_m)
-    v_0 = Expand (nil, n_q)
-    far_q = Expand (far, n_q)
-    nil_m = Expand (nil, n_m)
-    nil_q = Expand (nil, n_q)
-    path_0 = Expand (none, n_q)
-    own_0 = Expand (none, n_q)
-    col_0 = Expand (none, n_m)
-    walks_0 = Less (row_0, row_0)
-    two = Constant <value = int64 {4}> ()
-    mm = Mul (m1, m1)
-    most_m = Add (mm, m1)
-    most = Mul (most_m, two)
-    begun = Less (row_0, count)
-    begun_n = Cast <to = 7> (begun)
-    begun_any = ReduceMax <keepdims = 0> (begun_n)
-    begin = Cast <to = 9> (begun_any)
-    row_end, i_end, j_end, walks_end, low_end, u_end, v_end, dist_end, path_end, sr_end, sc_end, col_end, own_end =
-        Loop (most, begin, row_0, row_0, row_0, walks_0, low_0, u_0, v_0, far_q, path_0, nil_m, nil_q, col_0, own_0)
-        <body = step (int64 turn, bool go, int64[N, 1] row, int64[N, 1] i, int64[N, 1] j, bool[N, 1] walks,
-            float[N, 1] low, float[N, M] u, float[N, Q] v, float[N, Q] dist, int64[N, Q] path,
-            float[N, M] sr, float[N, Q] sc, int64[N, M] col, int64[N, Q] own)
-            => (bool again, int64[N, 1] row_n, int64[N, 1] i_n, int64[N, 1] j_n, bool[N, 1] walks_n, float[N, 1] low_n,
-            float[N, M] u_n, float[N, Q] v_n, float[N, Q] dist_n, int64[N, Q] path_n, float[N, M] sr_n,
-            float[N, Q] sc_n, int64[N, M] col_n, int64[N, Q] own_n) {
-            active = Less (row, count)
-            rests = Not (walks)
-            searches = And (active, rests)
-            moves = And (active, walks)
-            here = Equal (rows, i)
-            here_f = Cast <to = 1> (here)
-            here_3 = Unsqueeze (here_f, axis1)
-            costs_3 = MatMul (here_3, cost)
-            costs = Squeeze (costs_3, axis1)
-            u_here = Mul (here_f, u)
-            u_i = ReduceSum (u_here, axis1)
-            r1 = Sub (costs, u_i)
-            r2 = Sub (r1, v)
-            r = Add (r2, low)
-            open = Equal (sc, nil)
-            less = Less (r, dist)
-            better_1 = And (less, open)
-            better = And (better_1, searches)
-            dist_1 = Where (better, r, dist)
-            path_1 = Where (better, i, path)
-            reachable = Where (open, dist_1, far)
-            best = ArgMin <axis = 1, keepdims = 1> (reachable)
-            low_1 = ReduceMin (reachable, axis1)
-            owner = GatherElements <axis = 1> (own, best)
-            free = Less (owner, c0)
-            ends = And (searches, free)
-            at_best = Equal (queries, best)
-            mark_q = And (at_best, searches)
-            mark_q_f = Cast <to = 1> (mark_q)
-            sc_1 = Max (sc, mark_q_f)
-            mark_m = And (here, searches)
-            mark_m_f = Cast <to = 1> (mark_m)
-            sr_1 = Max (sr, mark_m_f)
-            low_2 = Where (searches, low_1, low)
-            known_col = Max (col, c0)
-            dist_col = GatherElements <axis = 1> (dist_1, known_col)
-            up_other = Sub (low_1, dist_col)
-            root = Equal (rows, row)
-            up_root = Expand (low_1, n_m)
-            up_all = Where (root, up_root, up_other)
-            up = Mul (up_all, sr_1)
-            up_now = Where (ends, up, nil)
-            u_n = Add (u, up_now)
-            down_1 = Sub (low_1, dist_1)
-            down_2 = Mul (down_1, sc_1)
-            down = Where (ends, down_2, nil)
-            v_n = Sub (v, down)
-            known_j = Max (j, c0)
-            from_j = GatherElements <axis = 1> (path_1, known_j)
-            from = Max (from_j, c0)
-            at_j = Equal (queries, j)
-            sets_own = And (at_j, moves)
-            own_n = Where (sets_own, from, own)
-            next_j = GatherElements <axis = 1> (col, from)
-            at_from = Equal (rows, from)
-            sets_col = And (at_from, moves)
-            col_n = Where (sets_col, j, col)
-            is_root = Equal (from, row)
-            finished = And (is_root, moves)
-            row_up = Add (row, c1)
-            row_n = Where (finished, row_up, row)
-            j_1 = Where (moves, next_j, j)
-            j_n = Where (ends, best, j_1)
-            i_1 = Where (searches, owner, i)
-            i_2 = Max (i_1, c0)
-            i_n = Where (finished, row_up, i_2)
-            goes_on = Not (finished)
-            walks_1 = And (walks, goes_on)
-            walks_n = Or (walks_1, ends)
-            low_n = Where (finished, nil, low_2)
-            dist_n = Where (finished, far, dist_1)
-            path_n = Where (finished, none, path_1)
-            sr_n = Where (finished, nil, sr_1)
-            sc_n = Where (finished, nil, sc_1)
-            left = Less (row_n, count)
-            left_n = Cast <to = 7> (left)
-            left_any = ReduceMax <keepdims = 0> (left_n)
-            again = Cast <to = 9> (left_any)
-        }>
-}
-"""
+#: The distance of a query that no path has reached.
+_FAR = 1e30
 
 
-@functools.cache
-def assignment() -> onnx.FunctionProto:
-    """The function ``assign`` of costs [N, M, Q] and counts of labels int64 [N, 1]: the label of each query [N, Q]."""
-    return onnx.parser.parse_function(_ASSIGN)
+def _assign(b: Builder, cost: Var, count: Var) -> Var:
+    """The label of each query [N, Q], or -1, for costs [N, M, Q] of the first labels, `count` [N, 1] of them.
+
+    In the body, `row` is the label that is being paired, `i` the label whose costs are scanned, `j` the query at the
+    end of a path, and `walks` marks pictures that change pairs along one.
+    """
+    n, m, q = (b.shape_of(cost, axis, axis + 1) for axis in range(3))
+    rows, queries = b.places_along(cost, 1), b.places_along(cost, 2)
+    nil, none, zero = b.const(0.0, cost.dtype), b.const(-1), b.const(0)
+    starts: dict[str, tuple[Var, Any]] = {
+        **{"row": (zero, [1]), "i": (zero, [1]), "j": (zero, [1]), "walks": (b.const(False), [1]), "low": (nil, [1])},
+        **{"u": (nil, m), "v": (nil, q), "distance": (b.const(_FAR, cost.dtype), q), "path": (none, q)},
+        **{"scanned_rows": (nil, m), "scanned": (nil, q), "column": (none, m), "own": (none, q)},
+    }
+    initial = [b.Expand(start, b.join(n, width)) for start, width in starts.values()]
+    w, body = empty(b, "assign")
+    lead = loop_lead(w)
+    states = [formal(w, first.value, name) for name, first in zip(starts, initial)]
+    body.inputs.extend([x.value for x in (*lead, *states)])
+    row, i, j, walks, low, u, v, distance, path, scanned_rows, scanned, column, own = states
+    active = w.Less(row, count)
+    searches, moves = w.And(active, w.Not(walks)), w.And(active, walks)
+    # a step of a search: the distances by way of label i, and the nearest query that was not scanned
+    here = w.Equal(rows, i)
+    mark = w.cast_like(here, cost)
+    costs = w.Squeeze(w.MatMul(w.Unsqueeze(mark, [1]), cost), [1])
+    reached = costs - w.ReduceSum(mark * u, [1]) - v + low
+    is_open = w.Equal(scanned, 0.0)
+    is_better = w.And(w.And(w.Less(reached, distance), is_open), searches)
+    distance, path = w.Where(is_better, reached, distance), w.Where(is_better, i, path)
+    reachable = w.Where(is_open, distance, _FAR)
+    best, lowest = w.ArgMin(reachable, axis=1, keepdims=1), w.ReduceMin(reachable, [1])
+    owner = w.GatherElements(own, best, axis=1)
+    ends = w.And(searches, w.Less(owner, 0))
+    scanned = w.Max(scanned, w.cast_like(w.And(w.Equal(queries, best), searches), cost))
+    scanned_rows = w.Max(scanned_rows, w.cast_like(w.And(here, searches), cost))
+    # at its end, the duals
+    others = lowest - w.GatherElements(distance, w.Max(column, 0), axis=1)
+    u = u + w.Where(ends, w.Where(w.Equal(rows, row), lowest, others) * scanned_rows, 0.0)
+    v = v - w.Where(ends, (lowest - distance) * scanned, 0.0)
+    # a step along the path: query j gets the label before it, which loses its own query
+    before = w.Max(w.GatherElements(path, w.Max(j, 0), axis=1), 0)
+    own = w.Where(w.And(w.Equal(queries, j), moves), before, own)
+    lost = w.GatherElements(column, before, axis=1)
+    column = w.Where(w.And(w.Equal(rows, before), moves), j, column)
+    is_finished = w.And(w.Equal(before, row), moves)
+    following = row + 1
+    i = w.Where(is_finished, following, w.Max(w.Where(searches, owner, i), 0))
+    j = w.Where(ends, best, w.Where(moves, lost, j))
+    walks = w.Or(w.And(walks, w.Not(is_finished)), ends)
+    low = w.Where(is_finished, 0.0, w.Where(searches, lowest, low))
+    row = w.Where(is_finished, following, row)
+    distance, path = w.Where(is_finished, _FAR, distance), w.Where(is_finished, -1, path)
+    scanned_rows, scanned = w.Where(is_finished, 0.0, scanned_rows), w.Where(is_finished, 0.0, scanned)
+    states = [row, i, j, walks, low, u, v, distance, path, scanned_rows, scanned, column, own]
+    give(w, [_any_less(w, row, count), *states])
+    labels = b.size_of(cost, 1)
+    most = (labels * labels + labels) * 4
+    return loop(b, body, most.value, _any_less(b, initial[0], count).value, initial)[-1]
+
+
+def _any_less(b: Builder, x: Var, y: Var) -> Var:
+    """True if an element of `x` is less than that of `y`."""
+    return b.Cast(b.ReduceMax(b.Cast(b.Less(x, y), to=int(ir.DataType.INT64)), keepdims=0), to=int(ir.DataType.BOOL))
 
 
 def pair(b: Builder, cost: Var, there: Var) -> Var:
@@ -173,9 +104,7 @@ def pair(b: Builder, cost: Var, there: Var) -> Var:
         there: [N, M] of 1 and 0; padding is last.
     """
     count = b.Cast(b.ReduceSum(there, [1], keepdims=1), to=7)
-    (owner,) = Inlined(assignment(), "the assignment").write(b, [hold_constant(b, cost), count])
-    node = not_none(owner.value.producer())
-    b.infer(node)
+    owner = _assign(b, hold_constant(b, cost), count)
     rows = b.Reshape(b.places_along(there, 1), [1, -1, 1])
     return number(b, b.Equal(rows, b.Unsqueeze(owner, [1])))
 
