@@ -341,6 +341,13 @@ def test_scores_of_several_heads_are_scores():
     assert attach(detector("z = Concat <axis = 1> (scaled, scores)"), loss="cross_entropy", trainable=["w"])
 
 
+def test_a_score_that_is_always_the_same_is_a_score():
+    """That of a further class ("none of these"), between 0 and 1 by chance."""
+    tail = """sizes = Shape (scaled)  none = ConstantOfShape <value = float[1] {1.0}> (sizes)
+        z = Concat <axis = 1> (scaled, none)"""
+    assert attach(detector(tail), loss="cross_entropy", trainable=["w"])
+
+
 def test_written_out_probabilities_are_measured_as_such():
     """Also where the file declares no shapes by which the pattern could be told."""
     proto = with_weight(

@@ -209,7 +209,7 @@ def mixed(value: ir.Value, depth: int = 16) -> tuple[ir.Value, ir.Value] | None:
     if node.op_type != "Concat":
         return None
     parts = [v for v in node.inputs if v is not None]
-    limited = [low >= 0 and high <= 1 for low, high in map(bounds, parts)]
+    limited = [0 <= low < high <= 1 for low, high in map(bounds, parts)]
     if any(limited) and not all(limited):
         return parts[limited.index(True)], parts[limited.index(False)]
     return next((found for v in parts if (found := mixed(v, depth - 1)) is not None), None)
