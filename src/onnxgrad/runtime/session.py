@@ -28,6 +28,7 @@ from onnxgrad.ir.passes import Passed, run_passes, warn_of
 from onnxgrad.ir.serialize import serialize, serialize_apart
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
+from onnxgrad.runtime.idle_fusions import idle_fusions
 from onnxgrad.runtime.kernels import wants_kernels
 from onnxgrad.runtime.options import Options
 from onnxgrad.runtime.passes import OPTIMIZATION, PREPARATION, Memory, SessionSetting
@@ -94,7 +95,6 @@ def create(
         if options.target == "native" and wanted and graph is not None:
             model = graph
     wrong = wrong_fusions(model) if options.level != "none" else []
-    without = {"disabled_optimizers": wrong} if wrong else {}
     if isinstance(model, ir.Model) and options.level is None:
         options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")
     native = options.native()
@@ -106,6 +106,8 @@ def create(
 
     def load(model: ir.Model | bytes | str | Path) -> onnxruntime.InferenceSession:
         names, settings = options.provider_names, options.provider_settings
+        left_out = wrong + (idle_fusions(model) if isinstance(model, ir.Model) and options.level != "none" else [])
+        without = {"disabled_optimizers": left_out} if left_out else {}
         return _load_session(
             model,
             lambda s: onnxruntime.InferenceSession(s, native, providers=names, provider_options=settings, **without),
