@@ -39,7 +39,7 @@ from onnxgrad.wording import tensor_text
 
 #: State of as many bytes, or a graph of as many nodes, is worth a search for garbage graphs (10 to 60 ms).
 _MUCH = 1 << 22
-_MANY = 400
+MANY = 400
 
 
 class Owner(Protocol):
@@ -123,7 +123,7 @@ class Resident:
             else:
                 self._loose.append((position, name))
         self._bindings = tuple(self._bind(read, 1 - read) for read in range(2))
-        self._leaves_garbage = is_large or len(model.graph) >= _MANY
+        self._leaves_garbage = is_large or len(model.graph) >= MANY
 
     def _bind(self, read: int, write: int) -> onnxruntime.IOBinding:
         binding = self.session.io_binding()

@@ -14,6 +14,8 @@ from onnxgrad.model_io import load_model, training_info
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.kernels import ATTENTION
 from onnxgrad.runtime.on_device import runner
+from onnxgrad.runtime.resident import MANY
+from onnxgrad.runtime.session import give_back
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.language.limits import with_task
@@ -51,6 +53,8 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     strategy = choose_strategy(ranks_of(exchange.distributed), exchange)
     parts = accumulate * strategy.ranks.size
     training = _with_training(model, recipe.algorithm(), parts > 1, recipe.task)
+    if isinstance(training, Source) and len(training.model.graph) >= MANY:
+        give_back()  # the graph that the algorithm was written into: the step's graphs take its place
     if isinstance(training, Source) and training.compared and strategy.has_several:
         for what, is_set in (
             ("sync_every", exchange.sync_every > 1), ("compress", exchange.compress is not None),
