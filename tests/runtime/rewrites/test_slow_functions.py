@@ -1,4 +1,4 @@
-"""Softplus, Mish and Elu by Exp and Log: the numbers of float64, and those of the operators where they are odd."""
+"""Softplus, Mish, Elu and PRelu by quicker operators: the numbers of float64, and those of the operators if odd."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ FUNCTIONS = {
     "Mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
     "Elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "Elu <alpha = 0.3>": lambda x: np.where(x > 0, x, 0.3 * np.expm1(np.minimum(x, 0))),
+    "PRelu": lambda x: np.where(x > 0, x, np.float64([0.25, -2, 0]) * x),
 }
 
 
 def _model(function, kind="float", rows="N"):
     return onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 20]>
-        g ({kind}[{rows}, 3] x) => ({kind}[{rows}, 3] y) {{ y = {function} (x) }}"""
+        g ({kind}[{rows}, 3] x) => ({kind}[{rows}, 3] y) <{kind}[3] slope = {{0.25, -2, 0}}>
+        {{ y = {function} (x{", slope" if function == "PRelu" else ""}) }}"""
     )
 
 

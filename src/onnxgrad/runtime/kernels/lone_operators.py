@@ -10,7 +10,7 @@ from onnxgrad.runtime.kernels.elementwise_steps import Dims, dims, letter
 #: Operators of which a program is quicker than ONNX Runtime's kernel. It goes through operands that are broadcast in
 #: runs of the last axes, and is slow where these have fewer numbers.
 _QUICK = frozenset(
-    {"Div", "Elu", "LeakyRelu", "Log", "Mish", "Reciprocal", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt"}
+    """Div Elu LeakyRelu Log Mish PRelu Reciprocal Selu Sigmoid Sign Softplus Softsign Sqrt""".split()  # noqa: SIM905
 )
 _RUN = 64
 #: The same of float64, of which ONNX Runtime has no vectors.
