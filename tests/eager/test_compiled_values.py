@@ -66,3 +66,16 @@ def test_gradients_of_an_interpolation_are_those_of_the_values_of_each_call():
     for x in (FLOATS, FLOATS[::-1] * 2, numpy.array([-9.0, 0.1, 9.0])):
         for found, expected in zip(compiled(x, HEIGHTS), og.grad(f, argnums=(0, 1))(x, HEIGHTS), strict=True):
             numpy.testing.assert_allclose(numpy.asarray(found), numpy.asarray(expected), rtol=1e-10)
+
+
+def test_an_array_in_the_shape_that_it_has_is_another_array():
+    def f(x):
+        y = np.reshape(x, x.shape)
+        y[0] = 5.0
+        return np.sum(x * y) + np.sum(np.roll(x, 1) * x[::-1])
+
+    x = FLOATS[0]
+    expected = og.grad(lambda x: np.sum(x[1:] ** 2) + 5 * x[0] + np.sum(np.concat([x[-1:], x[:-1]]) * x[::-1]))(x)
+    numpy.testing.assert_allclose(numpy.asarray(og.grad(f)(x)), numpy.asarray(expected))
+    model = og.export(lambda x: np.roll(x, 1), x)
+    assert "Reshape" not in [n.op_type for n in model.graph.node]

@@ -39,6 +39,7 @@ CASES = [
     ),
     Case("ReduceProd", [X, axes(0)], {"keepdims": 0}, note="axis 0"),
     Case("ReduceProd", [np.array([[0.0, 1.5], [-0.5, 1.3]])], {"keepdims": 0}, note="a zero"),
+    Case("ReduceProd", [np.array([[1.1] * 17, [0.0, *[1.2] * 16], [*[0.9] * 15, 0.0, 0.0]]), axes(1)], note="many"),
     Case("CumSum", [(2, 3), np.array(1)]),
     *[
         Case(

@@ -1,12 +1,14 @@
-"""The end of every derivation: fold constants, rewrite nodes that ONNX Runtime misreads, eliminate dead code.
+"""The end of every derivation: fold constants, rewrite nodes that ONNX Runtime is bad at, eliminate dead code.
 
 A Pad that names its axes, next to a Transpose, is misread by ONNX Runtime's transpose optimizer (found in
 1.31): it permutes the pads as if there were one pair for each axis, so that the model fails to run or, where the
 numbers happen to fit, pads the wrong axes. Derivatives put Transposes next to everything, so every Pad is made
 to name none.
 
-Its fusion of MatMul with a Transpose on the left forgets the transposition where the right operand is a vector (1.31
-and 1.32, level "extended"): so a vector becomes a matrix of one column there.
+A MatMul whose right operand is a vector it computes with a product for each row: that of a 1000×1000 matrix takes 30
+times as long as with a matrix of one column. So a vector becomes a column where there are more than a few rows, and
+everywhere in graphs with a Transpose: a fusion with one on the left forgets the transposition of a product with a
+vector (1.31 and 1.32, level "extended").
 
 If the strides of a window with ``auto_pad="SAME_…"`` leave gaps, its padding is negative by the formula. ONNX Runtime
 then skips the first rows (and refuses a MaxPool), whereas TensorFlow, the origin of the rule, pads with nothing. So
@@ -15,6 +17,7 @@ these pads are made explicit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -24,8 +27,11 @@ from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.fold import fold_constants
 from onnxgrad.ir.graph import prune, walk
 from onnxgrad.ir.infer.inference import Inference
-from onnxgrad.ir.match import constant, is_standard, not_none, rank
+from onnxgrad.ir.match import constant, is_standard, not_none, rank, sizes
 from onnxgrad.ir.names import Names
+
+#: From as many rows on, a product with a column is faster than one with a vector.
+_MANY_ROWS = 8
 
 
 def end_derivation(b: Builder, keep: Iterable[ir.Value] = ()) -> None:
@@ -41,14 +47,16 @@ def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None =
 
 
 def write_otherwise(graph: ir.Graph, names: Names | None = None) -> None:
-    """Rewrite, in place, the nodes of `graph` that ONNX Runtime misreads."""
+    """Rewrite, in place, the nodes of `graph` that ONNX Runtime misreads, or runs slowly."""
     windows = ("AveragePool", "Conv", "LpPool", "MaxPool")
     nodes_of: dict[str, list[ir.Node]] = {name: [] for name in ("Pad", "MatMul", "Transpose", *windows)}
     for node in walk(graph):
         if (op_type := node.op_type) in nodes_of:
             nodes_of[op_type].append(node)
     pads = [n for n in nodes_of["Pad"] if is_standard(n) and len(n.inputs) > 3 and n.inputs[3] is not None]
-    products = [n for n in nodes_of["MatMul"] if _has_vector(n) and rank(n.inputs[1])] if nodes_of["Transpose"] else []
+    products = [n for n in nodes_of["MatMul"] if _has_vector(n) and rank(n.inputs[1])]
+    if not nodes_of["Transpose"]:
+        products = [n for n in products if not has_few_rows(n.inputs[0])]
     if pads or products:
         names, infer = names or Names.of_graph(graph), Inference(dict(graph.opset_imports))
         for nodes, write in ((pads, _name_no_axes), (products, _make_a_column)):
@@ -96,6 +104,12 @@ def _has_vector(product: ir.Node) -> bool:
         return False
     a, b = product.inputs
     return rank(b) in (None, 1) and rank(a) not in (0, 1)
+
+
+def has_few_rows(matrix: ir.Value | None) -> bool:
+    """True if products with `matrix` take no longer than the two views that make a vector a column."""
+    shape = sizes(matrix)
+    return shape is not None and math.prod(shape[:-1]) < _MANY_ROWS
 
 
 def _make_a_column(b: Builder, product: ir.Node) -> None:

@@ -22,6 +22,9 @@ from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
 from onnxgrad.rules.step_functions import lowest
 
+#: From more factors on, products without one of them are computed by a tree.
+_FEW_FACTORS = 16
+
 
 def restored(op: Op, z: Var, x: Var, axes: Any) -> Var:
     """`z`, shaped like the output of a reduction of `x` along `axes`, with these axes back as size 1."""
@@ -109,8 +112,8 @@ def reduce_log_sum_exp(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
 def reduce_prod(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = Π x: gᵢ·Πⱼ≠ᵢ xⱼ
 
-    The products without one factor are computed directly, over a copy of the reduced elements for each of them, with a
-    1 in its place: n² elements for n reduced ones, but right at any number of zeros and to any order, where y/x is not.
+    The products without one factor are computed directly, so they are right at any number of zeros and to any order,
+    where y/x is not: over a copy of the reduced elements for each of them, with a 1 in its place, or by a tree.
     """
     known = reduced_axes(op, x, axes)
     if known is None:
@@ -120,11 +123,32 @@ def reduce_prod(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     last = [a for a in range(x.rank) if a not in known] + known  # the reduced axes to the end, flattened
     moved = x if last == list(range(x.rank)) else op.Transpose(x, perm=last)
     head = x.rank - len(known)
-    shape, rows, diagonal = _rows(op, moved, head)
-    others = op.ReduceProd(op.Where(diagonal, 1.0, rows), [head + 1], keepdims=0)
-    factor = op.reshape(others, shape)
+    sizes = [x.shape[a] if x.shape is not None else None for a in known]
+    count = math.prod(sizes) if all(isinstance(n, int) for n in sizes) else 0
+    if count > _FEW_FACTORS:
+        factor = op.reshape(_others_by_tree(op, op.Reshape(moved, [-1, count]), count), op.shape_of(moved))
+    else:
+        shape, rows, diagonal = _rows(op, moved, head)
+        factor = op.reshape(op.ReduceProd(op.Where(diagonal, 1.0, rows), [head + 1], keepdims=0), shape)
     back = factor if moved is x else op.Transpose(factor, perm=[last.index(a) for a in range(x.rank)])
     return back * restored(op, g, x, axes)
+
+
+def _others_by_tree(op: Op, x: Var, count: int) -> Var:
+    """Πⱼ≠ᵢ xⱼ in each row of `x`, of `count` elements: products of pairs, of pairs of pairs, …, and back down."""
+    width = 1 << (count - 1).bit_length()
+    level = op.Pad(x, [0, 0, 0, width - count], op.const(1, x.dtype)) if width > count else x
+    pairs = []
+    while width > 1:
+        width //= 2
+        pairs.append(op.Split(op.Reshape(level, [-1, width, 2]), [1, 1], axis=2, outputs=2))
+        level = pairs[-1][0] * pairs[-1][1]
+    others = None
+    for left, right in reversed(pairs):
+        siblings = op.Concat(right, left, axis=2)
+        others = siblings if others is None else siblings * op.Reshape(others, [-1, width, 1])
+        width *= 2
+    return op.Slice(op.Reshape(others, [-1, width]), [0], [count], [1])
 
 
 def _others_by_group(op: Op, x: Var, y: Var) -> Var:

@@ -162,7 +162,7 @@ def passes_of(
     said = options.target, options.layout, options.provider_names
     first = run_passes(model, PREPARATION, lambda: Setting(model.graph, *said), options.without, counted)
     original = first.model.graph
-    setting = partial(SessionSetting, original, *said, **({} if memory is None else vars(memory)))
+    setting = partial(SessionSetting, original, *said, level=options.level, **({} if memory is None else vars(memory)))
     optimized = run_passes(first.model, OPTIMIZATION[:upto], setting, options.without, counted)
     return dataclasses.replace(
         optimized, reports=first.reports + optimized.reports, failed=first.failed | optimized.failed

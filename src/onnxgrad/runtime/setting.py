@@ -26,6 +26,7 @@ class Setting:
         given: the graph as it was before all passes.
         target: "native" or "portable".
         layout: "auto" or "plain".
+        level: how much ONNX Runtime optimizes itself; None: what it does by default.
         providers: the names of the execution providers, in order of preference.
         packs: True if ONNX Runtime keeps packed copies of constants.
         has_kernels: True once a named part has become a call of a kernel.
@@ -37,6 +38,7 @@ class Setting:
     layout: str = "auto"
     providers: Sequence[str] = (CPU,)
     packs: bool = True
+    level: str | None = None
     has_kernels: bool = False
     is_rewritten: bool = False
     _scope: tuple[Names, Inference] | None = field(default=None, init=False, repr=False)

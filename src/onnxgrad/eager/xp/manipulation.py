@@ -65,8 +65,8 @@ def reshape(x: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None
     if order not in ("C", "A", "K"):
         raise ValueError(f"order is 'C' or 'F', not {order!r}")
     data = np.reshape(x._data, shape, copy=copy)
-    if x._node is None:
-        return Array(data)
+    if x._node is None or data.shape == x.shape:
+        return Array(data if x._node is None else x._data, x._node)
     return record(standard("Reshape", ((1, data.shape),), **({"allowzero": 1} if 0 in data.shape else {})), [x], data)
 
 

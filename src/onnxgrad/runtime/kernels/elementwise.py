@@ -14,6 +14,7 @@ from onnxgrad.ir.invariants import fault_of, interface_of
 from onnxgrad.ir.passes import Declined, Pass
 from onnxgrad.runtime.kernels.elementwise_groups import GroupCall, plans
 from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, is_known, is_only_here
+from onnxgrad.runtime.kernels.idle_views import drop_idle_views
 from onnxgrad.runtime.kernels.open_norms import open_norms
 from onnxgrad.runtime.setting import Setting
 
@@ -32,15 +33,17 @@ def may_fuse(model: ir.Model) -> bool:
 
 
 def _fuse(model: ir.Model, setting: Setting) -> int:
-    """Replace groups of elementwise operators of `model` by calls. Returns the count."""
+    """Replace groups of elementwise operators of `model` by calls. Returns the count of changes."""
     see_shapes(model)
-    count = 0
+    count = idle = 0
     for graph in list(_graphs(model.graph)):
+        if setting.level == "none":
+            idle += drop_idle_views(graph)
         open_norms(graph)
         count += fuse(graph, count)
     if count:
         model.opset_imports[DOMAIN] = 1
-    return count
+    return count + idle
 
 
 def see_shapes(model: ir.Model) -> None:

@@ -26,6 +26,8 @@ _CODES = {"ReduceSum": "SUM", "ReduceMean": "MEAN"}
 
 #: Where fewer numbers in a row have something in common, sums by the tile are no quicker than those of ONNX Runtime.
 _SHORTEST = 8
+#: Of fewer numbers in all, a call takes longer than the sums.
+_FEW = 256
 
 
 def reductions(source: ir.Value) -> Iterator[Reduction]:
@@ -74,7 +76,7 @@ def _reduction(source: ir.Value, seen: ir.Value, node: ir.Node, place: int) -> R
                 return None
             becomes = _FLAT
         axes = gone
-    if _shortest_run(shape, axes) < _SHORTEST:
+    if _shortest_run(shape, axes) < _SHORTEST and math.prod(d if isinstance(d, int) else _FEW for d in shape) >= _FEW:
         return None
     bits = sum(1 << (len(shape) - 1 - k) for k in axes)
     return Reduction(node.outputs[0], source, _CODES.get(node.op_type, "SUM"), bits, becomes)
