@@ -13,14 +13,19 @@ from __future__ import annotations
 import fnmatch
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx
-from onnx import helper, parser
+import onnx_ir as ir
 
+from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.errors import BadInput
-from onnxgrad.ir import Names, identifier
+from onnxgrad.ir import Builder, Names, Var, identifier
+from onnxgrad.ir.match import normal_domain
+from onnxgrad.ir.subgraphs import empty, formal, give
 from onnxgrad.keywords import check_keywords
 from onnxgrad.training.spec.training_info import model_proto
 
@@ -33,50 +38,45 @@ class Draw:
     """One tensor to be drawn, as float32.
 
     Attributes:
-        name: its value, and the prefix of what is computed on the way.
+        b: writes the graph.
         shape: its dimensions.
         fan_in, fan_out: how many elements go into one element that it makes, and the other way round.
-        seed: the attribute of the random operators, or nothing.
+        seed: of the random operators; None: each run draws other numbers.
     """
 
-    name: str
+    b: Builder
     shape: tuple[int, ...]
     fan_in: int
     fan_out: int
-    seed: str = ""
+    seed: float | None = None
 
-    def random(self, op: str, name: str, shape: tuple[int, ...] | None = None, **numbers: float) -> str:
-        """A random operator with the output `name`."""
-        dims = ", ".join(map(str, self.shape if shape is None else shape))
-        given = "".join(f", {key}: float = {value!r}" for key, value in numbers.items())
-        return f"{name} = {op} <dtype = 1, shape = [{dims}]{given}{self.seed}> ()"
+    def random(self, op: str, shape: tuple[int, ...] | None = None, **numbers: float) -> Var:
+        """The output of a random operator."""
+        dims = ir.AttrInt64s("shape", self.shape if shape is None else shape)
+        attributes: dict[str, Any] = numbers if self.seed is None else {**numbers, "seed": self.seed}
+        return self.b.emit(op, dtype=int(ir.DataType.FLOAT), shape=dims, **attributes)
 
 
-Initializer = Callable[[Draw], list[str]]
+Initializer = Callable[[Draw], Var]
 
 
 def normal(mean: float = 0.0, scale: float = 0.02) -> Initializer:
     """N(mean, scale²), by RandomNormal."""
-    return lambda d: [d.random("RandomNormal", d.name, mean=float(mean), scale=float(scale))]
+    return lambda d: d.random("RandomNormal", mean=float(mean), scale=float(scale))
 
 
 def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
     """U(low, high), by RandomUniform."""
-    return lambda d: [d.random("RandomUniform", d.name, low=float(low), high=float(high))]
+    return lambda d: d.random("RandomUniform", low=float(low), high=float(high))
 
 
 def constant(value: float = 0.0) -> Initializer:
     """Every element is `value`."""
+    return lambda d: _filled(d.b, float(value), d.shape)
 
-    def write(d: Draw) -> list[str]:
-        dims = ", ".join(map(str, d.shape))
-        return [
-            f"{d.name}_of = Constant <value = float {{{float(value)!r}}}> ()",
-            f"{d.name}_shape = Constant <value = int64[{len(d.shape)}] {{{dims}}}> ()",
-            f"{d.name} = Expand ({d.name}_of, {d.name}_shape)",
-        ]
 
-    return write
+def _filled(b: Builder, number: float, shape: Sequence[int]) -> Var:
+    return b.Expand(b.const(number, ir.DataType.FLOAT), np.array(shape, np.int64))
 
 
 def zeros() -> Initializer:
@@ -116,33 +116,13 @@ def _symmetric(bound: float) -> Initializer:
 def truncated_normal(mean: float = 0.0, scale: float = 0.02) -> Initializer:
     """N(mean, scale²) given that it is within two `scale` of the mean (its standard deviation is 0.88·scale)."""
 
-    def write(d: Draw) -> list[str]:
-        n, bound = d.name, math.erf(math.sqrt(2))
-        lines = [
-            d.random("RandomUniform", f"{n}_u", low=-bound, high=bound),
-            f"{n}_half = Constant <value = float {{{math.sqrt(math.pi) / 2!r}}}> ()",
-            f"{n}_limit = Constant <value = float {{{math.sqrt(2)!r}}}> ()",
-            f"{n}_scale = Constant <value = float {{{math.sqrt(2) * scale!r}}}> ()",
-            f"{n}_mean = Constant <value = float {{{float(mean)!r}}}> ()",
-            f"{n}_least = Neg ({n}_limit)",
-            f"{n}_0 = Mul ({n}_u, {n}_half)",
-        ]
-        for i in range(_NEWTON):  # x ← x - (erf x - u)·√π/2·exp(x²), from below
-            lines += [
-                f"{n}_e{i} = Erf ({n}_{i})",
-                f"{n}_r{i} = Sub ({n}_e{i}, {n}_u)",
-                f"{n}_s{i} = Mul ({n}_{i}, {n}_{i})",
-                f"{n}_x{i} = Exp ({n}_s{i})",
-                f"{n}_h{i} = Mul ({n}_x{i}, {n}_half)",
-                f"{n}_d{i} = Mul ({n}_r{i}, {n}_h{i})",
-                f"{n}_{i + 1} = Sub ({n}_{i}, {n}_d{i})",
-            ]
-        return [
-            *lines,
-            f"{n}_in = Clip ({n}_{_NEWTON}, {n}_least, {n}_limit)",
-            f"{n}_z = Mul ({n}_in, {n}_scale)",
-            f"{n} = Add ({n}_z, {n}_mean)",
-        ]
+    def write(d: Draw) -> Var:
+        bound, half, limit = math.erf(math.sqrt(2)), math.sqrt(math.pi) / 2, math.sqrt(2)
+        u = d.random("RandomUniform", low=-bound, high=bound)
+        x = u * half
+        for _ in range(_NEWTON):  # from below
+            x = x - (d.b.Erf(x) - u) * (d.b.Exp(x * x) * half)
+        return d.b.Clip(x, -limit, limit) * (limit * scale) + float(mean)
 
     return write
 
@@ -150,47 +130,28 @@ def truncated_normal(mean: float = 0.0, scale: float = 0.02) -> Initializer:
 def orthogonal(gain: float = 1.0) -> Initializer:
     """gain·Q, Q with orthonormal rows or columns (the first axis against all others), uniformly distributed."""
 
-    def write(d: Draw) -> list[str]:
+    def write(d: Draw) -> Var:
         if len(d.shape) < 2:
             raise BadInput(
                 f"an orthogonal initialization takes a matrix or more, not a tensor of shape {list(d.shape)}"
             )
-        n, rows, rest = d.name, d.shape[0], math.prod(d.shape[1:])
+        b, rows, rest = d.b, d.shape[0], math.prod(d.shape[1:])
         k, m = min(rows, rest), max(rows, rest)
-        dims = ", ".join(map(str, d.shape))
-        final = f"{n}_q" if rows <= rest else f"{n}_turned"
-        body = f"""{n}_body (float[{k}, {m}] {n}_so_far, float[{m}] {n}_row, float[{k}] {n}_at)
-            => (float[{k}, {m}] {n}_next) {{
-            {n}_c1 = MatMul ({n}_so_far, {n}_row)
-            {n}_p1 = MatMul ({n}_c1, {n}_so_far)
-            {n}_r1 = Sub ({n}_row, {n}_p1)
-            {n}_c2 = MatMul ({n}_so_far, {n}_r1)
-            {n}_p2 = MatMul ({n}_c2, {n}_so_far)
-            {n}_r2 = Sub ({n}_r1, {n}_p2)
-            {n}_squared = Mul ({n}_r2, {n}_r2)
-            {n}_sum = ReduceSum <keepdims = 0> ({n}_squared)
-            {n}_length = Sqrt ({n}_sum)
-            {n}_unit = Div ({n}_r2, {n}_length)
-            {n}_axis = Constant <value = int64[1] {{1}}> ()
-            {n}_column = Unsqueeze ({n}_at, {n}_axis)
-            {n}_placed = Mul ({n}_column, {n}_unit)
-            {n}_next = Add ({n}_so_far, {n}_placed)
-        }}"""
-        return [
-            d.random("RandomNormal", f"{n}_g", (k, m), mean=0.0, scale=1.0),
-            f"{n}_none = Constant <value = float {{0.0}}> ()",
-            f"{n}_size = Constant <value = int64[2] {{{k}, {m}}}> ()",
-            f"{n}_empty = Expand ({n}_none, {n}_size)",
-            f"{n}_square = Constant <value = int64[2] {{{k}, {k}}}> ()",
-            f"{n}_zeros = Expand ({n}_none, {n}_square)",
-            f"{n}_eye = EyeLike <dtype = 1> ({n}_zeros)",
-            f"{n}_q = Scan <num_scan_inputs = 2, body = {body}> ({n}_empty, {n}_g, {n}_eye)",
-            *([f"{n}_turned = Transpose <perm = [1, 0]> ({n}_q)"] if rows > rest else []),
-            f"{n}_gain = Constant <value = float {{{float(gain)!r}}}> ()",
-            f"{n}_scaled = Mul ({final}, {n}_gain)",
-            f"{n}_shape = Constant <value = int64[{len(d.shape)}] {{{dims}}}> ()",
-            f"{n} = Reshape ({n}_scaled, {n}_shape)",
-        ]
+        drawn = d.random("RandomNormal", (k, m), mean=0.0, scale=1.0)
+        nothing, eye = _filled(b, 0.0, (k, m)), b.EyeLike(_filled(b, 0.0, (k, k)))
+        inner, body = empty(b, "orthonormalize")
+        float32 = ir.TensorType(ir.DataType.FLOAT)
+        shapes = {"so_far": [k, m], "row": [m], "place": [k]}
+        formals = [formal(inner, ir.Value(type=float32, shape=ir.Shape(dims)), name) for name, dims in shapes.items()]
+        body.inputs.extend([x.value for x in formals])
+        so_far, row, place = formals
+        for _ in range(2):
+            row = row - (so_far @ row) @ so_far
+        unit = row / inner.Sqrt(inner.ReduceSum(row * row, keepdims=0))
+        give(inner, [so_far + inner.Unsqueeze(place, [1]) * unit])
+        (q,) = scan(b, body, [nothing], [(drawn, ScanAxis()), (eye, ScanAxis())], [])
+        q = b.Transpose(q, perm=[1, 0]) if rows > rest else q
+        return b.reshape(q * float(gain), list(d.shape))
 
     return write
 
@@ -253,25 +214,23 @@ def initialize(
         for name in fitting:
             chosen.setdefault(name, _find_initializer(way))
     names = Names(held)
-    lines, outputs, bound = [], [], []
+    opsets = {normal_domain(o.domain): o.version for o in copy.opset_import}
+    graph = ir.Graph([], [], nodes=[], opset_imports=opsets, name="initialization")
+    b = Builder(graph, names, noting=False, prefix="initial")
+    bound = []
     for i, (name, write) in enumerate(chosen.items()):
         tensor = held[name]
         if tensor.data_type not in _FLOATS:
             raise BadInput(f"{name!r} is a tensor of {onnx.TensorProto.DataType.Name(tensor.data_type)}, no float")
         made = names.exactly(identifier(f"{name}_initial"))
         fans = _fans(copy, name, tuple(tensor.dims))
-        plain = tensor.data_type == onnx.TensorProto.FLOAT
-        seed_attribute = "" if seed is None else f", seed: float = {float(seed) + i!r}"
-        lines += write(Draw(made if plain else f"{made}_drawn", tuple(tensor.dims), *fans, seed_attribute))
-        if not plain:
-            lines.append(f"{made} = Cast <to = {tensor.data_type}> ({made}_drawn)")
-        outputs.append(helper.make_tensor_value_info(made, tensor.data_type, tensor.dims))
+        y = write(Draw(b, tuple(tensor.dims), *fans, None if seed is None else float(seed) + i))
+        y = y if tensor.data_type == onnx.TensorProto.FLOAT else b.Cast(y, to=tensor.data_type)
+        y = b.copy(y) if y.value.is_graph_output() else y  # equal constants are one value
+        y.value.name = made
+        graph.outputs.append(y.value)
         bound.append((name, made))
-    text = "initialization () => (" + ", ".join(f"float {v.name}" for v in outputs) + ") {\n" + "\n".join(lines) + "\n}"
-    graph = parser.parse_graph(text)
-    del graph.output[:]
-    graph.output.extend(outputs)
-    info.initialization.CopyFrom(graph)
+    info.initialization.CopyFrom(ir.to_proto(graph))
     del info.initialization_binding[:]
     for key, value in bound:
         info.initialization_binding.add(key=key, value=value)
