@@ -274,6 +274,14 @@ def test_a_declared_shape_of_another_rank_is_wrong(kind, declared):
     assert [str(v.shape) for n in model.graph for v in n.outputs] == ["[N]" if kind == "none" else "[]"] * 2
 
 
+@pytest.mark.parametrize(("axis", "rank"), [("", 1), ("<axis = 1>", 2), ("<axis = -2>", 2)])
+def test_unique_slices_keep_the_rank(axis, rank):
+    text = f"g (float[N, 3] x) => (float[] y) {{ u = Unique {axis} (x) y = ReduceSum <keepdims = 0> (u) }}"
+    model = ir.from_proto(parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}'))
+    infer_model(model)
+    assert len(model.graph[0].outputs[0].shape) == rank
+
+
 def test_a_node_of_a_loop_body_that_does_not_fit_is_an_error_at_once():
     builder, x = _builder()
     formals = [ir.Value(name=name) for name in ("step", "go", "state")]

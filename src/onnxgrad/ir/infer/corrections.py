@@ -185,6 +185,15 @@ def resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         node.outputs[0].shape = ir.Shape([ctx.new_symbolic_dim() for _ in out])
 
 
+def unique(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """With an axis, slices along it are compared, and the result has the rank of the operand."""
+    x, axis, found = node.inputs[0], node.attributes.get_int("axis", None), node.outputs[0].shape
+    if axis is not None and x is not None and x.shape is not None and found is not None and len(found) != len(x.shape):
+        dims = list(x.shape)
+        dims[axis] = found[0]
+        node.outputs[0].shape = ir.Shape(dims)
+
+
 def _ints(value: ir.Value) -> list[int]:
     array = not_none(constant(value))
     return [int(v) for v in array.reshape(-1)]

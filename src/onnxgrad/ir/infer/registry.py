@@ -79,6 +79,7 @@ CORRECTIONS = [
         "sizes are taken as they are where keep_aspect_ratio_policy makes them bounds",
         _correct_after(corrections.resize, ["Resize"]),
     ),
+    Correction("the axis is ignored unless the operand is constant", _correct_after(corrections.unique, ["Unique"])),
     Correction(
         "an operand of unknown rank leaves the result without one, though the weights have it",
         dict.fromkeys(("Conv", "ConvTranspose"), corrections.ranked_by_weights),
