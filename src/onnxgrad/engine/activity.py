@@ -146,7 +146,7 @@ def prepare(
         wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
         path = on_path(nodes, wrt, of, builder)
         seeds = of if reverse else None
-        bodies = {node: body for node, r in path.items() if (body := replacement(node, r, builder, seeds))}
+        bodies = {node: body for node, r in path.items() if (body := replacement(node, r, builder, wrt, seeds))}
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]

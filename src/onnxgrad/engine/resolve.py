@@ -13,7 +13,7 @@ specification gives for it. In reverse mode, a rule may also replace the node be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
@@ -21,6 +21,7 @@ from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.exporter_names import is_detached
 from onnxgrad.ir.notes import notes, properties
 from onnxgrad.lower import expand
+from onnxgrad.lower.log_sigmoid import expand_log_sigmoid
 from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import OWN, Rule, Zero
 
@@ -42,13 +43,19 @@ def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
 
 
 def replacement(
-    node: ir.Node, rule: Rule | None, builder: Builder, of: Sequence[ir.Value] | None
+    node: ir.Node, rule: Rule | None, builder: Builder, wrt: Collection[ir.Value], of: Sequence[ir.Value] | None
 ) -> list[ir.Node] | None:
     """Replace `node` in its graph, if its `rule` asks for it or is missing. Returns the new nodes, or None.
 
     Args:
+        node: on the path.
+        rule: its rule.
+        builder: writes into the graph.
+        wrt: the values that get a derivative.
         of: in reverse mode, the values that have a cotangent.
     """
     if rule is None:
         return expand(builder, node)
+    if not rule.is_custom and (stable := expand_log_sigmoid(builder, node, wrt)) is not None:
+        return stable
     return None if of is None or rule.rewrite is None else rule.rewrite(builder, node, of)
