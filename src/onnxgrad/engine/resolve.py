@@ -56,6 +56,6 @@ def replacement(
     """
     if rule is None:
         return expand(builder, node)
-    if not rule.is_custom and (stable := expand_log_sigmoid(builder, node, wrt)) is not None:
+    if not rule.is_custom and (stable := expand_log_sigmoid(builder, node, set(wrt))) is not None:
         return stable
     return None if of is None or rule.rewrite is None else rule.rewrite(builder, node, of)

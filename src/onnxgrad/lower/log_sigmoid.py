@@ -1,24 +1,33 @@
-"""log σ(x) as -log(1 + exp(-x)), which is x where σ(x) is 0.
+"""log σ(x) and log(1 - σ(x)) as -log(1 + exp(-x)) and -log(1 + exp(x)), which are ±x where σ(x) is 0 or 1.
 
-PyTorch's exporters write logsigmoid as Sigmoid and Log, and ONNX Runtime's Sigmoid is 0 below -17 already: the value
-would be infinite, and a derivative of the two nodes NaN.
+PyTorch's exporters write logsigmoid and the binary cross entropy of logits with Sigmoid and Log, and ONNX Runtime's
+Sigmoid is 0 below -17 already, as 1 - σ(x) is above 17: values would be infinite, and derivatives NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Set
+from functools import partial
 
 import onnx_ir as ir
 
-from onnxgrad.ir import Builder
-from onnxgrad.ir.match import is_op, producer
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import is_op, pattern
 from onnxgrad.lower.registry import replace
 
+_SIGMOID = pattern("Sigmoid", "x", name="sigma")
+#: Of what the logarithm is taken, and the sign of x in the exponent.
+_FORMS = ((_SIGMOID, -1), (pattern("Sub", 1, _SIGMOID, name="rest"), 1))
 
-def expand_log_sigmoid(builder: Builder, node: ir.Node, kept: Collection[ir.Value]) -> list[ir.Node] | None:
-    """Replace `node` if it is the Log of a Sigmoid that is not among the values `kept`; the new nodes, or None."""
-    sigmoid = producer(node.inputs[0], "Sigmoid") if is_op(node, "Log") else None
-    if sigmoid is None or sigmoid.outputs[0] in kept or sigmoid.inputs[0] is None:
-        return None
-    x = sigmoid.inputs[0]
-    return replace(builder, node, lambda b, _: [-b.Softplus(-b.var(x))])
+
+def expand_log_sigmoid(builder: Builder, node: ir.Node, kept: Set[ir.Value]) -> list[ir.Node] | None:
+    """Replace `node` if it is such a Log, of values that are not `kept`; the new nodes, or None."""
+    for form, sign in _FORMS if is_op(node, "Log") else ():
+        found = form.match(node.inputs[0])
+        if found is not None and kept.isdisjoint(v for name, v in found.items() if name != "x"):
+            return replace(builder, node, partial(_write, found["x"], sign))
+    return None
+
+
+def _write(x: ir.Value, sign: int, b: Builder, node: ir.Node) -> list[Var]:
+    return [-b.Softplus(b.var(x) if sign == 1 else -b.var(x))]
