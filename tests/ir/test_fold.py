@@ -29,7 +29,11 @@ def run(model: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
 ATTRIBUTES = {
     "Concat": [{"axis": 0}, {"axis": -1}],
     "ConstantOfShape": [{}, {"value": ir.tensor(np.array([7]))}],
+    "Mod": [{}, {"fmod": 1}],
+    "Range": [{}],
     "ReduceProd": [{"keepdims": keep, "noop_with_empty_axes": noop} for keep in (0, 1) for noop in (0, 1)],
+    "Reshape": [{}, {"allowzero": 0}],
+    "Slice": [{}],
     "Transpose": [{}, {"perm": [1, 2, 0]}],
 }
 
@@ -38,10 +42,20 @@ ATTRIBUTES = {
 def test_numpy_computes_what_the_evaluator_does_with_attributes(op_type, attributes, monkeypatch):
     assert ATTRIBUTES.keys() == constants._OF_NODE.keys()
     x = np.arange(1, 13).reshape(1, 3, 4)
-    axes = [[x], [x, np.zeros(0, np.int64)], [x, np.array([0, -1])]]
-    for operands in {"Concat": [[x, x + 1]], "ConstantOfShape": [[x[0, 0, :2]]], "ReduceProd": axes}.get(
-        op_type, [[x]]
-    ):
+    of_type = {
+        "Concat": [[x, x + 1]],
+        "ConstantOfShape": [[x[0, 0, :2]]],
+        "Mod": [[x - 6, np.array([3, -3, 5, -5])]],
+        "Range": [[np.array(2), np.array(11), np.array(3)], [np.array(5), np.array(-1), np.array(-2)]],
+        "ReduceProd": [[x], [x, np.zeros(0, np.int64)], [x, np.array([0, -1])]],
+        "Reshape": [[x, np.array([4, 0, -1])], [x, np.array([-1])]],
+        "Slice": [
+            [x, np.array([0, -2]), np.array([1, 2**62])],
+            [x, np.array([-1, 3]), np.array([-(2**62), 1]), np.array([2, -2]), np.array([-2, -1])],
+            [x, np.array([5]), np.array([9]), np.array([1])],
+        ],
+    }
+    for operands in of_type.get(op_type, [[x]]):
         values = [ir.Value(name=f"v{i}", type=ir.TensorType(ir.DataType.INT64)) for i in range(len(operands))]
         node = ir.node(op_type, values, attributes)
         node.outputs[0].name, node.outputs[0].dtype = "y", ir.DataType.INT64

@@ -40,9 +40,25 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 }
 
 
-def _product(node: ir.Node, x: np.ndarray, axes: Sequence[int] = ()) -> np.ndarray:
+def _product(node: ir.Node, x: np.ndarray, axes: Sequence[int] | None = None) -> np.ndarray:
+    axes = () if axes is None else axes
     reduced = tuple(axes) if len(axes) or node.attributes.get_int("noop_with_empty_axes", 0) else None
     return np.asarray(np.prod(x, reduced, keepdims=bool(node.attributes.get_int("keepdims", 1))))
+
+
+def _reshape(node: ir.Node, x: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    keeps = not node.attributes.get_int("allowzero", 0)
+    return x.reshape([x.shape[i] if keeps and not d else int(d) for i, d in enumerate(shape)])
+
+
+def _slice(
+    node: ir.Node, x: np.ndarray, starts: np.ndarray, ends: np.ndarray, axes: Any = None, steps: Any = None
+) -> np.ndarray:
+    for i, (start, end) in enumerate(zip(starts, ends)):
+        axis, step = i if axes is None else int(axes[i]), 1 if steps is None else int(steps[i])
+        taken = slice_indices(x.shape[axis], int(start), int(end), step)
+        x = np.take(x, np.asarray(taken, np.int64), axis)
+    return x
 
 
 #: The same of operators with attributes, as they are from opset 18 on.
@@ -51,7 +67,11 @@ _OF_NODE: dict[str, Callable[..., Any]] = {
     "ConstantOfShape": lambda node, shape: np.full(
         tuple(shape), a.as_tensor().numpy().flat[0] if (a := node.attributes.get("value")) is not None else 0
     ),
+    "Mod": lambda node, a, b: (np.fmod if node.attributes.get_int("fmod", 0) else np.mod)(a, b),
+    "Range": lambda node, *ends: np.arange(*ends),
     "ReduceProd": _product,
+    "Reshape": _reshape,
+    "Slice": _slice,
     "Transpose": lambda node, x: np.transpose(x, node.attributes.get_ints("perm", None)),
 }
 #: Computed constants are shapes or parameters; larger tensors are data.
@@ -91,7 +111,7 @@ def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) ->
         if function is not None and opset >= 13 and (node.op_type != "Div" or node.outputs[0].dtype in FLOATS):
             result = function(*(feeds[v] for v in node.inputs if v is not None))
         elif (function := _OF_NODE.get(node.op_type)) is not None and opset >= 18:
-            result = function(node, *(feeds[v] for v in node.inputs if v is not None))
+            result = function(node, *(None if v is None else feeds[v] for v in node.inputs))
         else:
             from onnx.reference import ReferenceEvaluator
 

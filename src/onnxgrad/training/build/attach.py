@@ -325,7 +325,8 @@ class _Attachment:
         notes: Mapping[str, str] | None = None,
     ) -> Var:
         """A new initializer of its own (constants of the builder are shared)."""
-        tensor = ir.tensor(array.astype(dtype.numpy(), copy=False), name=self.builder.names.exactly(identifier(name)))
+        name = self.builder.names.exactly(identifier(name))
+        tensor = ir.Tensor(array.astype(dtype.numpy(), copy=False), dtype=dtype, name=name)
         value = add_initializer(self.graph, tensor)
         if fed:
             value.metadata_props[FED] = "rate"
