@@ -25,6 +25,13 @@ def test_a_recurrence_equals_its_unrolling(steps):
     check(model(RNN), unrolled(model(RNN), steps), rnn_feeds(steps), ["h0", "x", "W", "R"])
 
 
+def test_values_that_a_derivative_stacks_have_the_length_of_what_is_scanned():
+    derived = ir.from_proto(onnxgrad.vjp(model(RNN), wrt=["h0", "x", "W", "R"]))
+    stacked = [v.shape for n in derived.graph if n.op_type == "Scan" for v in n.outputs if len(v.shape) == 3]
+    assert len(stacked) > 2
+    assert {str(shape[0]) for shape in stacked} == {"T"}
+
+
 def test_static_shapes():
     text = RNN.replace("[N,", "[2,").replace("[T,N,", "[3,2,")
     check(model(text), unrolled(model(text), 3), rnn_feeds(3), ["h0", "x", "W", "R"])

@@ -17,6 +17,7 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import captured, free, reach, reads
+from onnxgrad.ir.match import Dim
 from onnxgrad.rules.op import Op
 
 
@@ -101,6 +102,12 @@ class Iteration:
     def slice_results(self) -> list[ir.Value]:
         """The slices that a step of the body returns."""
         return list(self.body.outputs[self.head + self.count :])
+
+    @property
+    def length(self) -> Dim | None:
+        """The number of steps, by the shapes of what is stacked; None if none is known."""
+        stacked = [*zip(self.node.outputs[self.count :], self.outs), *zip(self.scanned, self.ins)]
+        return next((v.shape[slot.axis] for v, slot in stacked if v.shape is not None), None)
 
     def next_like(self, i: int) -> ir.Value:
         """A value of the type and shape of the next state `i`; a Scan requires that states keep their shape."""
@@ -214,12 +221,13 @@ def loop(
 def stack_outputs(op: Op, value: ir.Value) -> ir.Value:
     """Have the primal iteration also stack `value`, from inside its body."""
     it = Iteration.of(op.node)
+    length = it.length
     it.body.outputs.append(op.builder.nested(it.body).copy(value).value)
     (out,) = add_outputs(op.node, 1)
     out.name = op.builder.names.fresh(f"{value.name}_tape")
     out.type = value.type
     if value.shape is not None:
-        out.shape = ir.Shape([None, *value.shape])
+        out.shape = ir.Shape([length, *value.shape])
     return out
 
 
