@@ -16,11 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad.errors import BadInput, printable
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.names import Names
 from onnxgrad.runtime import Options, Session
@@ -30,6 +29,7 @@ from onnxgrad.training.data.raw_columns import RawColumn, checked_raw
 #: Ways to fill missing values, and forms of categories.
 MISSING, CATEGORIES = ("mean", "median", "drop", "indicator"), ("onehot", "index")
 ML, RAW_ROWS = "ai.onnx.ml", "N"
+_FLOAT = int(ir.DataType.FLOAT)
 
 
 @dataclass(frozen=True)
@@ -145,73 +145,51 @@ class Table:
 
     # --- the graph --------------------------------------------------------------------------------
 
-    def model(self) -> onnx.ModelProto:
+    def _raw_inputs(self, names: Sequence[str], rows: Any) -> list[ir.Value]:
+        """The inputs that take raw columns, under these names."""
+        types = [ir.DataType.STRING if c.kind == "text" else ir.DataType.DOUBLE for c in self.columns]
+        return [ir.Value(name=n, type=ir.TensorType(t), shape=ir.Shape([rows])) for n, t in zip(names, types)]
+
+    def model(self) -> ir.Model:
         """The graph from the inputs ``raw_0``, … to ``numbers``."""
-        nodes: list[onnx.NodeProto] = []
-        constants: list[onnx.TensorProto] = []
+        raws = self._raw_inputs([f"raw_{k}" for k in range(len(self.columns))], RAW_ROWS)
+        graph = ir.Graph(raws, [], nodes=[], opset_imports={"": 18, ML: 3}, name="table")
+        b = Builder(graph, noting=False)
+        y = self._emit(b, [b.var(v) for v in raws]).value
+        y.name, y.shape = "numbers", ir.Shape([RAW_ROWS, len(self.numbers)])
+        graph.outputs.append(y)
+        return ir.Model(graph, ir_version=9)
+
+    def _emit(self, b: Builder, raws: Sequence[Var]) -> Var:
+        """The numbers of raw columns, [N, numbers]."""
         parts, marks = [], []
-
-        def constant(name: str, array: Any) -> str:
-            constants.append(numpy_helper.from_array(np.asarray(array), name))
-            return name
-
-        def emit(op: str, *inputs: str, out: str, domain: str = "", **attributes: Any) -> str:
-            nodes.append(helper.make_node(op, list(inputs), [out], domain=domain, **attributes))
-            return out
-
-        column = constant("column", np.array([-1, 1])) if any(c.kind == "text" for c in self.columns) else ""
         runs = itertools.groupby(enumerate(self.columns), lambda kc: kc[0] if kc[1].kind == "text" else -1)
         for run in [list(group) for _, group in runs]:  # a text, or several columns of numbers
             (k, c), columns = run[0], [c for _, c in run]
-            raw = f"raw_{k}"
             if c.kind == "text":
                 first = 1 if self.as_index else 0
                 keys, values = list(c.categories), list(range(first, first + len(c.categories)))
                 if c.fill is not None and "" not in keys:
                     keys, values = [*keys, ""], [*values, first + c.categories.index(str(c.fill))]
-                found = emit("LabelEncoder", raw, out=f"number_{k}", domain=ML, keys_strings=keys, values_int64s=values,
-                             default_int64=first - 1)  # fmt: skip
-                found = emit("Reshape", found, column, out=f"column_{k}")
+                x = _encode(b, raws[k], keys_strings=keys, values_int64s=values, default_int64=first - 1)
                 if not self.as_index:
-                    classes = constant(f"classes_{k}", np.arange(len(c.categories))[None])
-                    equal = emit("Equal", found, classes, out=f"equal_{k}")
-                    found = emit("Cast", equal, out=f"onehot_{k}", to=TensorProto.FLOAT)
-                parts.append(found)
+                    x = b.Cast(b.Equal(x, np.arange(len(c.categories))[None]), to=_FLOAT)
+                parts.append(x)
                 if c.indicator:
-                    mark = emit("LabelEncoder", raw, out=f"mark_{k}", domain=ML, keys_strings=[""], values_floats=[1.0],
-                                default_float=0.0)  # fmt: skip
-                    marks.append(emit("Reshape", mark, column, out=f"marks_{k}"))
+                    marks.append(_encode(b, raws[k], keys_strings=[""], values_floats=[1.0], default_float=0.0))
                 continue
-            found = emit("Concat", *(f"raw_{i}" for i, _ in run), out=f"joined_{k}", axis=0)
-            by_column = constant(f"shape_{k}", np.array([len(run), -1]))
-            found = emit(
-                "Transpose", emit("Reshape", found, by_column, out=f"columns_{k}"), out=f"rows_{k}", perm=[1, 0]
-            )
+            x = b.Concat(*(raws[i] for i, _ in run), axis=0)
+            x = b.Transpose(b.Reshape(x, [len(run), -1]), perm=[1, 0])
             marked = [i for i, c in enumerate(columns) if c.indicator]
             if marked or any(c.fill is not None for c in columns):
-                gone = emit("IsNaN", found, out=f"gone_{k}")
-                fills = constant(f"fill_{k}", [float(c.fill or 0) if self.missing else np.nan for c in columns])
-                found = emit("Where", gone, fills, found, out=f"filled_{k}")
+                gone = b.IsNaN(x)
+                x = b.Where(gone, np.array([float(c.fill or 0) if self.missing else np.nan for c in columns]), x)
                 if marked:
-                    mark = emit("Cast", gone, out=f"mark_{k}", to=TensorProto.FLOAT)
-                    places = constant(f"marked_{k}", np.array(marked))
-                    marks.append(emit("Gather", mark, places, out=f"marks_{k}", axis=1))
+                    marks.append(b.Gather(b.Cast(gone, to=_FLOAT), marked, axis=1))
             if any(c.mean or c.scale != 1 for c in columns):
-                found = emit("Sub", found, constant(f"mean_{k}", [c.mean for c in columns]), out=f"centred_{k}")
-                found = emit("Div", found, constant(f"scale_{k}", [c.scale for c in columns]), out=f"scaled_{k}")
-            parts.append(emit("Cast", found, out=f"float_{k}", to=TensorProto.FLOAT))
-        emit("Concat", *parts, *marks, out="numbers", axis=1)
-        inputs = [
-            helper.make_tensor_value_info(
-                f"raw_{k}", TensorProto.STRING if c.kind == "text" else TensorProto.DOUBLE, [RAW_ROWS]
-            )
-            for k, c in enumerate(self.columns)
-        ]
-        element = TensorProto.INT64 if self.as_index else TensorProto.FLOAT
-        output = helper.make_tensor_value_info("numbers", element, [RAW_ROWS, len(self.numbers)])
-        graph = helper.make_graph(nodes, "table", inputs, [output], constants)
-        opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML, 3)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+                x = b.Div(b.Sub(x, np.array([c.mean for c in columns])), np.array([c.scale for c in columns]))
+            parts.append(b.Cast(x, to=_FLOAT))
+        return b.Concat(*parts, *marks, axis=1)
 
     def write(self, model: ir.Model, name: str) -> tuple[dict[str, TableColumn], str]:
         """Put the graph in front of the input `name` of `model`, in place.
@@ -219,44 +197,29 @@ class Table:
         Returns:
             The columns by their new inputs, and the name of the value in place of the input.
         """
-        graph, own = model.graph, ir.from_proto(self.model())
+        graph, names = model.graph, Names.of(model)
         target = next(v for v in graph.inputs if v.name == name)
-        names = Names.of(model)
-        inputs, columns = list(own.graph.inputs), {}
-        for value in [*own.graph.initializers.values(), *(v for node in own.graph for v in node.outputs)]:
-            wanted = names.fresh(f"{name}_{value.name}")
-            if value.const_value is not None:
-                value.const_value = ir.tensor(value.const_value.numpy(), name=wanted)
-            value.name = wanted
-        rows = target.shape[0] if target.shape is not None else None
-        for value, c in zip(inputs, self.columns):
-            value.name = names.exactly(c.name) if c.name != name else names.fresh(f"{c.name}_column")
-            value.shape = ir.Shape([rows])
-            columns[value.name] = c
-        (end,) = own.graph.outputs
-        nodes = list(own.graph)
-        held = list(own.graph.initializers.values())
-        own.graph.remove(nodes)
-        own.graph.initializers.clear()
-        own.graph.inputs.clear()
-        own.graph.outputs.clear()
-        for value in held:
-            graph.register_initializer(value)
+        called = [names.exactly(c.name) if c.name != name else names.fresh(f"{c.name}_column") for c in self.columns]
+        inputs = self._raw_inputs(called, None if target.shape is None else target.shape[0])
         places = list(graph.inputs)
         at = places.index(target)
         graph.inputs[:] = [*places[:at], *inputs, *places[at + 1 :]]
-        if (target.dtype is not None and target.dtype != end.dtype) or len(target.shape or (0, 0)) == 1:
-            nodes += _fit_to(target, end, names)
-            end = nodes[-1].outputs[0]
-        end.type, end.shape = target.type, target.shape
-        target.replace_all_uses_with(end, replace_graph_outputs=True)
-        first = next(iter(graph), None)
-        if first is None:
-            graph.extend(nodes)
-        else:
-            graph.insert_before(first, nodes)
         model.opset_imports.setdefault(ML, 3)
-        return columns, end.name or ""
+        b = Builder(graph, names, noting=False, prefix=name)
+        b.before = next(iter(graph), None)
+        end = self._emit(b, [b.var(v) for v in inputs])
+        if target.shape is not None and len(target.shape) == 1:
+            end = b.Reshape(end, [-1])
+        if target.dtype not in (None, end.dtype):
+            end = b.Cast(end, to=int(target.dtype or 0))
+        end.value.type, end.value.shape = target.type, target.shape
+        target.replace_all_uses_with(end.value, replace_graph_outputs=True)
+        return dict(zip(called, self.columns)), end.name
+
+
+def _encode(b: Builder, texts: Var, **attributes: Any) -> Var:
+    """The numbers of `texts`, one below the other."""
+    return b.Reshape(b.emit("LabelEncoder", texts, domain=ML, **attributes), [-1, 1])
 
 
 def cut_off(model: ir.Model, name: str, value: str, fed: Sequence[str]) -> None:
@@ -281,18 +244,3 @@ def cut_off(model: ir.Model, name: str, value: str, fed: Sequence[str]) -> None:
             graph.initializers.pop(tensor)
     if not any(node.domain == ML for node in graph.all_nodes()):
         model.opset_imports.pop(ML, None)
-
-
-def _fit_to(target: ir.Value, end: ir.Value, names: Names) -> list[ir.Node]:
-    """Nodes that give `end` the type of `target`, and one axis where it has one."""
-    nodes = []
-    if target.shape is not None and len(target.shape) == 1:
-        axis = ir.Node("", "Constant", [], [ir.AttrInt64s("value_ints", [-1])])
-        axis.outputs[0].name = names.fresh("axis")
-        nodes += [axis, ir.Node("", "Reshape", [end, axis.outputs[0]])]
-        nodes[-1].outputs[0].name = names.fresh("numbers")
-        end = nodes[-1].outputs[0]
-    if target.dtype is not None and target.dtype != end.dtype:
-        nodes.append(ir.Node("", "Cast", [end], [ir.AttrInt64("to", int(target.dtype))]))
-        nodes[-1].outputs[0].name = names.fresh("numbers")
-    return nodes
