@@ -40,6 +40,7 @@ from onnxgrad.model_io.read import (
     training_info,
 )
 from onnxgrad.model_io.save import gathered, to_proto, weight_bytes
+from onnxgrad.model_io.settled_sizes import settle_sizes
 from onnxgrad.model_io.signature import KEY
 from onnxgrad.model_io.symbolic_dims import settle_dims
 from onnxgrad.model_io.upgrade import LOWEST_RULES, changes, raise_opset, raised_functions
@@ -186,6 +187,8 @@ def _open_private(model: AnyModel, first: Callable[[ir.Model], None] | None, kee
         fill_defaults(private)
         opened.functions = Functions(private)
     opened.inference = infer_and_fold(private, opened.functions)
+    if settle_sizes(private.graph):
+        opened.inference = infer_and_fold(private, opened.functions)
     check_nodes(private)
     for cut in targets.cuts:
         cut_out(private, cut, required=KEY not in private.metadata_props)
