@@ -153,6 +153,26 @@ def test_upsample(opset):
         np.testing.assert_allclose(got[at], np.vdot(run(model, {"x": unit})["y"], u), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("opset", [11, 13])
+def test_empty_operands_are_none(opset):
+    """As PyTorch's older exporter writes a Resize to sizes that are computed."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 7, opset_import: ["": {opset}]>
+        g (float[N, 1, 3, 4] x) => (float[M, 1, 5, 6] y) {{
+            none = Constant <value = float[0] {{}}> ()  high = Constant <value = int64[3] {{1, 5, 6}}> ()
+            zero = Constant <value = int64[1] {{0}}> ()  one = Constant <value = int64[1] {{1}}> ()
+            all = Shape (x)  rows = Slice (all, zero, one)  sizes = Concat <axis = 0> (rows, high)
+            y = Resize <mode = "linear", coordinate_transformation_mode = "align_corners"> (x, none, none, sizes) }}""")
+    derived = vjp(model, wrt=["x"], of=["y"])
+    u = np.random.default_rng(0).standard_normal((1, 1, 5, 6)).astype(np.float32)
+    zero = np.zeros((1, 1, 3, 4), np.float32)
+    got = run(derived, {"x": zero, signature(derived).cotangents["y"]: u})[signature(derived).gradients["x"]]
+    for at in np.ndindex(zero.shape):
+        unit = zero.copy()
+        unit[at] = 1
+        np.testing.assert_allclose(got[at], np.vdot(run(model, {"x": unit})["y"], u), rtol=0, atol=1e-5)
+
+
 def floats(form, mode):
     """A model whose region and scales are computed from inputs."""
     graph = onnx.helper.make_graph(

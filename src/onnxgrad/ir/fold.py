@@ -62,6 +62,8 @@ def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> Inference:
     """
     opset = model.graph.opset_imports[""]
     inner = scopes(model.graph)[1:]
+    for node in (n for g in (model.graph, *inner) for n in g if opset >= 13 and is_op(n, "Resize")):
+        _omit_empty(node)
     declared = {v: v.shape for g in (model.graph, *inner) for node in g for v in node.outputs} if inner else {}
 
     def fold(node: ir.Node) -> None:
@@ -74,6 +76,14 @@ def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> Inference:
             value.shape = shape
         inference = infer_model(model, calls, fold)
     return inference
+
+
+def _omit_empty(node: ir.Node) -> None:
+    """Omit a region, scales or sizes of a Resize without elements: before opset 13 none could be left out."""
+    for i, value in enumerate(node.inputs[1:], 1):
+        array = None if value is None else constant(value)
+        if array is not None and not array.size:
+            node.replace_input_with(i, None)
 
 
 def _fold(
