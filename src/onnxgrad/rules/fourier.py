@@ -49,16 +49,20 @@ def _length(op: Op, dft_length: Any, have: Any, from_half: bool) -> Any:
     return (have + have - 2) if from_half else have
 
 
-def _multiplicity(op: Op, length: Any, axis: int, rank: int) -> Var:
-    """The number of elements of the whole spectrum for each element of half of it: 1 at 0 and N/2, else 2."""
+def _multiplicity(op: Op, length: Any, axis: int, z: Var) -> Var:
+    """The number of elements of the whole spectrum for each element of half of it, `z`: 1 at 0 and N/2, else 2."""
     if isinstance(length, int):
         twice = np.arange(length // 2 + 1) * 2
-        c = op.const(2.0 - (twice == 0) - (twice == length))
+        numbers = 2.0 - (twice == 0) - (twice == length)
+        if isinstance(axis, int):
+            return op.const(numbers.reshape(-1, *[1] * (z.rank - 1 - axis)), z.dtype)
+        c = op.const(numbers, z.dtype)
     else:
         one = op.Squeeze(length, [0])
         twice = op.Range(op.const(0), op.Div(one, 2) + 1, op.const(1)) * 2
         single = op.Or(op.Equal(twice, 0), op.Equal(twice, one))
-        c = op.Where(single, op.const(1.0), op.const(2.0))
+        c = op.cast_like(op.Where(single, op.const(1.0), op.const(2.0)), z)
+    rank = z.rank
     if isinstance(axis, int):
         return op.Unsqueeze(c, [*range(axis), *range(axis + 1, rank)])
     return op.Reshape(c, op.ScatterElements(op.const(np.ones(rank, np.int64)), axis, [-1], axis=0))
@@ -80,7 +84,7 @@ def dft(op: Op, g: Var, x: Var, dft_length: Var | None) -> Result:
     count = length if isinstance(length, int) else op.Cast(length, to=int(x.dtype or 0))
     if half and inverse:
         z = op.replay(g, None, *more, inverse=0, onesided=1)
-        z = z * op.cast_like(_multiplicity(op, length, axis, x.rank), z) / count
+        z = z * _multiplicity(op, length, axis, z) / count
         seen = length // 2 + 1 if isinstance(length, int) else op.Div(length, 2) + 1
         return fitted(op, z, axis, seen, have)
     if half:

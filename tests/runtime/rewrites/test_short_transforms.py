@@ -50,3 +50,126 @@ def test_long_transforms_and_open_lengths_stay():
     for shape, length in ((("N", 700, 1), None), (("N", "T", 1), None)):
         model = _model(shape, 1, length, "")
         assert "DFT" in [n.op_type for n in optimized(model).graph]
+
+
+def _run(text, constants, x, results=("y",)):
+    """The operators of the rewritten model, and what it computes."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {text}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in constants.items())
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(model, data_prop=True))
+    found = Session(model, Options(threads=1, target="portable")).run({"x": x})
+    return [n.op_type for n in optimized(model).graph], [found[name] for name in results]
+
+
+def _complex(z):
+    return z[..., 0] + 1j * z[..., 1]
+
+
+AXES = {"one": np.array(1), "two": np.array(2), "zero": np.array(0), "last": np.array([-1])}
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 5, 2), (2, 8, 40, 2)])
+def test_constants_around_it_are_in_the_matrix(shape):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(np.float32)
+    weights = rng.standard_normal((shape[1], 1, 2)).astype(np.float32)
+    conjugate, norm = np.array([1, -1], np.float32), np.array([[[[2.5]]]], np.float32)
+    dims = ",".join(map(str, ("N", *shape[1:])))
+    operators, (y,) = _run(
+        f"""g (float[{dims}] x) => (float[{dims}] y) {{
+            a = Mul (conjugate, x) c = Mul (a, w) f = DFT <inverse = 1> (c, , one) d = Div (f, norm)
+            e = Mul (d, conjugate) y = Abs (e) }}""",
+        {"one": AXES["one"], "conjugate": conjugate, "w": weights, "norm": norm},
+        x,
+    )
+    assert not {"Mul", "Div", "DFT"} & set(operators)
+    wanted = np.fft.ifft(_complex(x * conjugate * weights), axis=1) / 2.5
+    np.testing.assert_allclose(y, abs(np.stack([wanted.real, -wanted.imag], -1)), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(6, 5), (7, 40)])
+@pytest.mark.parametrize("axes", [("two", "one"), ("one", "two")])
+def test_of_a_real_plane_only_the_real_part(size, axes):
+    x = np.random.default_rng(0).standard_normal((3, *size)).astype(np.float32)
+    dims = f"N,{size[0]},{size[1]}"
+    operators, (y,) = _run(
+        f"""g (float[{dims}] x) => (float[{dims}] y) {{
+            r = Unsqueeze (x, last) s = Shape (r) i = ConstantOfShape (s) z = Concat <axis = -1> (r, i)
+            f = DFT (z, , {axes[0]}) h = DFT (f, , {axes[1]}) p = Gather <axis = -1> (h, zero) y = Add (p, x) }}""",
+        AXES,
+        x,
+    )
+    assert not {"Concat", "Gather", "DFT"} & set(operators)
+    assert operators.count("Transpose") <= (size[1] < 32) * 2
+    np.testing.assert_allclose(y, np.fft.fft2(x).real + x, rtol=2e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(6, 5), (7, 40), (6, "M")])
+def test_parts_are_read_and_written_as_planes(size):
+    rng = np.random.default_rng(0)
+    dims = f"N,{size[0]},{size[1]}"
+    x = rng.standard_normal((3, size[0], 9 if size[1] == "M" else size[1])).astype(np.float32)
+    operators, (p, q) = _run(
+        f"""g (float[{dims}] x) => (float[{dims}] p, float[{dims}] q) {{
+            a = Abs (x) r = Unsqueeze (x, last) i = Unsqueeze (a, last) z = Concat <axis = -1> (r, i)
+            f = DFT (z, , one) b = Gather <axis = -1> (f, zero) c = Gather <axis = 3> (f, one)
+            p = Neg (b) q = Neg (c) }}""",
+        AXES,
+        x,
+        ("p", "q"),
+    )
+    assert ("Transpose" in operators) == (size[1] != 40)
+    wanted = -np.fft.fft(x + 1j * abs(x), axis=1)
+    np.testing.assert_allclose(p, wanted.real, rtol=2e-6, atol=1e-5)
+    np.testing.assert_allclose(q, wanted.imag, rtol=2e-6, atol=1e-5)
+
+
+def test_zeros_and_what_is_left_out():
+    x = np.random.default_rng(0).standard_normal((3, 6, 5, 1)).astype(np.float32)
+    operators, (y,) = _run(
+        """g (float[N,6,5,1] x) => (float[N,4,5,1] y) {
+            z = Pad (x, pads) f = DFT (z, , one) c = Slice (f, from, to, axes, steps)
+            p, q = Split <axis = 3, num_outputs = 2> (c) y = Neg (p) }""",
+        {
+            **AXES,
+            "pads": np.array([0, 1, 0, 1, 0, 2, 0, 0]),
+            "from": np.array([1]),
+            "to": np.array([9]),
+            "axes": np.array([1]),
+            "steps": np.array([2]),
+        },
+        x,
+    )
+    assert not {"Pad", "Slice", "Split", "DFT"} & set(operators)
+    z = np.pad(x[..., 0] * 1j, ((0, 0), (1, 2), (0, 0)))
+    np.testing.assert_allclose(y[..., 0], -np.fft.fft(z, axis=1).real[:, 1:9:2], rtol=2e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "f = DFT (x, , one) d = Div (f, none) y = Neg (d)",  # infinite and NaN, as before
+        "f = DFT (x, , one) d = Mul (f, other) y = Neg (d)",  # along another axis
+        "f = DFT (x, , one) d = Mul (f, k) e = Neg (f) y = Add (d, e)",  # read twice
+        "a = Pad (x, across) f = DFT (a, , one) y = Slice (f, from, to, two)",
+    ],
+)
+def test_other_operators_stay(body):
+    x = np.random.default_rng(0).standard_normal((3, 8, 5, 2)).astype(np.float32)
+    constants = {
+        **AXES,
+        "two": np.array([2]),
+        "none": np.zeros(2, np.float32),
+        "other": np.arange(5, dtype=np.float32)[:, None],
+        "k": np.float32(3).reshape(1),
+        "across": np.array([0, 0, 1, 0, 0, 0, 0, 0]),
+        "from": np.array([1]),
+        "to": np.array([6]),
+    }
+    graph = f"g (float[N,8,5,2] x) => (float[N,8,5,2] y) {{ {body} }}"
+    operators, (y,) = _run(graph, constants, x)
+    assert {"Mul", "Div", "Slice"} & set(operators)
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {graph}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in constants.items())
+    plain = Session(model, Options(layout="plain", target="portable")).run({"x": x})["y"]
+    np.testing.assert_allclose(y, plain, rtol=2e-6, atol=1e-5)
