@@ -227,3 +227,18 @@ def test_assignment_in_a_loop():
         return np.sum(a**2)
 
     agree(lambda w: np.sum(og.fori_loop(1, 5, lambda i, a: body(i, a, w), np.ones(5)) ** 2), plain, 0.7)
+
+
+@pytest.mark.parametrize("t", [lambda f: f, og.grad], ids=["value", "grad"])
+def test_rows_of_different_numbers_of_steps_in_a_compiled_gradient(t):
+    def root(a):  # whose backward pass reads the states of all steps
+        x = og.while_loop(lambda x: np.max(np.abs(x * x - a)) > 1e-13, lambda x: 0.5 * (x + a / x), a)
+        return np.sum(x * np.arange(1.0, 3.0))
+
+    rows = numpy.array([[0.1, 0.6], [0.5, 0.6], [9.0, 9.0], [1.0, 1.0]])
+    expected = [numpy.asarray(t(root)(row)) for row in rows]
+    for f in (og.vmap(t(root)), og.jit(og.vmap(t(root)))):
+        numpy.testing.assert_allclose(numpy.asarray(f(rows)), expected, rtol=1e-12)
+    f = og.jit(t(root))
+    for row, y in zip(rows, expected, strict=True):
+        numpy.testing.assert_allclose(numpy.asarray(f(row)), y, rtol=1e-12)

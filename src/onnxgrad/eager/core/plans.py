@@ -23,7 +23,7 @@ from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.primitives import OPSET, STOP, Output, Primitive
 from onnxgrad.eager.core.primitives import output as pick
 from onnxgrad.eager.core.recording import record_several
-from onnxgrad.eager.core.tape import Node, Program, Source
+from onnxgrad.eager.core.tape import Node, Program, Source, exporting
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.partial_eval import residuals
 from onnxgrad.engine.resolve import CONSTANT
@@ -199,11 +199,14 @@ class Written:
 def write(p: Program, whole: bool = False) -> Written:
     """The program `p` in a new graph; with `whole`, graphs that have a pullback are a node each."""
     b = new_builder(node.op for node in p.nodes)
-    return write_into(b, p, [formal(b, p.value(~k), "in") for k in range(len(p.sources))], whole)
+    return write_into(b, p, [formal(b, p.value(~k), "in") for k in range(len(p.sources))], whole, exporting.get())
 
 
-def write_into(b: Builder, p: Program, sources: list[Var], whole: bool = False) -> Written:
-    """The program `p`, written by `b`; `sources` stand for what it reads."""
+def write_into(b: Builder, p: Program, sources: list[Var], whole: bool = False, reused: bool = False) -> Written:
+    """The program `p`, written by `b`; `sources` stand for what it reads.
+
+    With `reused`, the graph is for other numbers too, at which loops may have other numbers of steps.
+    """
     w = Written(b, sources, [], {})
     calls = {i: n.op for i, n in enumerate(p.nodes) if whole and type(n.op) is GraphCall and n.op.pullback is not None}
     for node, (at, *_) in zip(p.nodes, p.wiring) if calls else ():
@@ -215,20 +218,20 @@ def write_into(b: Builder, p: Program, sources: list[Var], whole: bool = False) 
         w.values.append(made)
         several = isinstance(made, tuple)
         for part, (var, value) in enumerate(zip(made, node.value) if several else [(made, node.value)]):
-            _fit(node.op, var, value, several)
+            _fit(node.op, var, value, several, reused)
             w.recorded.setdefault(var.value, (i, part if several else None))
     used = [node.op.versions[1] for node in p.nodes if node.op.versions is not None]
     w.versions = (dict(b.graph.opset_imports), frozenset().union(*used)) if used else None
     return w
 
 
-def _fit(op: Primitive, var: Var, held: np.ndarray, several: bool) -> None:
+def _fit(op: Primitive, var: Var, held: np.ndarray, several: bool, reused: bool) -> None:
     """Record the shape of the tape's value on `var`, which belongs to the structure unless it is one of `several`."""
     if var.dtype != ir.DataType.from_numpy(held.dtype):
         raise RuleError(f"{op} gave {held.dtype}, and in ONNX it gives {var.dtype}")
     if not allows(var.shape, held.shape):
         raise RuleError(f"{op} gave the shape {held.shape}, and in ONNX it gives {var.shape}")
-    if var.value.producer() is None or (several and var.shape is not None):
+    if var.value.producer() is None or (several and var.shape is not None) or (reused and type(op) is Output):
         return
     var.value.shape = ir.Shape([None] * held.ndim if several else held.shape)
 

@@ -124,4 +124,4 @@ def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) ->
         return call_plain(np.searchsorted, (x1, x2, side, sorter), {})
     a, v = as_array(x1), expand_dims(as_array(x2), axis=-1)
     later = (e.less if side == "right" else e.less_equal)(v, a if sorter is None else take(a, sorter, axis=0))
-    return sum(cast(e.logical_not(later), np.int64), axis=-1)
+    return cast(sum(cast(e.logical_not(later), np.float64), axis=-1), np.int64)
