@@ -37,8 +37,9 @@ from onnxgrad.runtime.session import create, give_back
 from onnxgrad.runtime.tensors import aligned, ort_value
 from onnxgrad.wording import tensor_text
 
-#: State of as many bytes, or a graph of as many nodes, is worth a search for garbage graphs (10 to 60 ms).
-_MUCH = 1 << 22
+#: State of as many bytes, or a graph of as many nodes, is worth a search for garbage graphs (10 to 60 ms) before the
+#: first step; more state is worth one before the session is created as well.
+_MUCH, _MORE = 1 << 22, 1 << 25
 MANY = 400
 
 
@@ -83,8 +84,8 @@ class Resident:
         owned: Mapping[str, Owner] | None = None,
     ) -> None:
         check_slots(model, slots, results)
-        is_large = sum(s.initial.nbytes for s in slots.values()) >= _MUCH
-        if is_large:
+        size = sum(s.initial.nbytes for s in slots.values())
+        if size >= _MORE:
             give_back()
         options = (options or Options()).resolve_target()
         self._flushing = None if options.denormals else flushing()
@@ -123,7 +124,7 @@ class Resident:
             else:
                 self._loose.append((position, name))
         self._bindings = tuple(self._bind(read, 1 - read) for read in range(2))
-        self._leaves_garbage = is_large or len(model.graph) >= MANY
+        self._leaves_garbage = size >= _MUCH or len(model.graph) >= MANY
 
     def _bind(self, read: int, write: int) -> onnxruntime.IOBinding:
         binding = self.session.io_binding()
