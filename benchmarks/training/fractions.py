@@ -43,7 +43,7 @@ from onnxgrad.runtime.kernels.programs import KINDS as KINDS_OF_VALUES
 
 KINDS = {
     "products": "MatMul Gemm FusedMatMul FusedGemm TransposeMatMul Einsum Product",
-    "convolutions": "Conv FusedConv Conv3x3 ConvTranspose ConvWeightGrad",
+    "convolutions": "Conv FusedConv Conv3x3 Depthwise ConvTranspose ConvWeightGrad",
     "attention": "Attention AttentionGrad",
     "recurrences": "Recurrence LSTM GRU RNN",
     "normalization": "BatchNorm BatchNormGrad GroupNorm GroupNormGrad LayerNormalization LayerNormGrad"
@@ -149,9 +149,9 @@ def operations(kind: str, inputs: list[list[int]], outputs: list[list[int]], att
         return 2 * float(np.sqrt(a * b * size / np.prod(batches))) * batches[2]  # (mk · kn · mn)^½ = mnk
     if kind == "Conv3x3":  # its weights may be turned round
         return 2 * size * inputs[0][1] * 9
-    if kind in ("Conv", "FusedConv"):
+    if kind in ("Conv", "FusedConv") or (kind == "Depthwise" and not attributes.get("turned")):
         return 2 * size * _count(inputs[1][1:])
-    if kind == "ConvTranspose":
+    if kind == "ConvTranspose" or (kind == "Depthwise" and attributes.get("turned")):
         return 2 * a * _count(inputs[1][1:])
     if kind == "ConvWeightGrad":
         return 2 * b * _count(outputs[0][1:])

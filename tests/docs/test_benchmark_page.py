@@ -77,6 +77,9 @@ def test_operations_of_products_and_convolutions():
     assert operations("Conv", [image, [8, 3, 3, 3]], [filtered], {}) == direct
     assert operations("Conv3x3", [image, [8, 3, 3, 3]], [filtered], {}) == direct
     assert operations("Conv3x3", [image, [3, 8, 3, 3]], [filtered], {"turned": 1}) == direct
+    small, weights = [2, 8, 5, 5], [8, 1, 3, 3]
+    assert operations("Depthwise", [[2, 8, 9, 9], weights], [small], {"turned": 0}) == 2 * (2 * 8 * 5 * 5) * 9
+    assert operations("Depthwise", [small, weights], [[2, 8, 9, 9]], {"turned": 1}) == 2 * (2 * 8 * 5 * 5) * 9
     assert operations("ConvWeightGrad", [image, filtered], [[8, 3, 3, 3]], {}) == direct
     assert operations("Add", [[2], [2]], [[2]], {}) == 0
     weights = [[3, 4]] * 2

@@ -19,9 +19,10 @@ pytestmark = needs_kernels
 
 @pytest.fixture(autouse=True)
 def however_few_pixels(monkeypatch):
-    """Small cases have the kernel, too, and it is alone (test_convolutions.py has the others)."""
+    """Small cases have the kernel, too, and it is alone (test_convolutions.py, test_depthwise.py have the others)."""
     monkeypatch.setattr(conv_kernels, "FEWEST_PIXELS", 0)
     monkeypatch.setattr(convolutions, "gains", lambda *_: False)
+    monkeypatch.setattr(convolutions, "FEWEST_GROUPS", 1 << 40)
 
 
 #: N, C, M, groups, (H, W), kernel, strides, dilations, pads

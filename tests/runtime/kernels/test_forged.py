@@ -31,7 +31,8 @@ KERNELS = {
 }
 ATTRIBUTES = {
     "ConvWeightGrad": ("group", "kernel", "strides", "dilations", "pads"),
-    "Conv3x3": ("pads", "turned"),
+    "Conv3x3": ("group", "kernel", "strides", "dilations", "pads", "size", "turned"),
+    "Depthwise": ("group", "kernel", "strides", "dilations", "pads", "size", "turned"),
     "MaxPoolGrad": ("kernel", "strides", "dilations", "pads", "relu"),
     "Product": ("left", "right", "relu"),
     "BatchNorm": ("epsilon",),
@@ -46,6 +47,8 @@ ATTRIBUTES = {
     "Attention": ("divides", "guarded", "order"),
     "AttentionGrad": ("divides", "guarded", "order"),
 }
+#: Attributes of one integer.
+SCALARS = {"turned", "divides", "group", "relu", "groups", "axis", "guarded", "ignores", "ignored", "reduction"}
 
 
 def called(name, arrays, attributes, outputs=None):
@@ -86,7 +89,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 31
+    assert len(KERNELS) == 32
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -208,7 +211,7 @@ WEIGHTS = {"group": 1, **{name: [*numbers, numbers[0]] for name, numbers in ONES
 POOL = {"relu": 0, **ONES}
 FAR = (1 << 24) - 1
 ORDERED = {"divides": 0, "guarded": 0, "order": [0, 1, 2, 3] * 4}
-NINE = {"pads": [0] * 6, "turned": 0}
+NINE = {**WEIGHTS, "kernel": [1, 3, 3], "size": [1, 1, 1], "turned": 0}
 LOSS = {"ignores": 0, "ignored": 0, "reduction": 2}
 
 
@@ -268,24 +271,64 @@ REFUSED = {
     "a depth of pictures": ("ConvWeightGrad", [image()] * 2, {**WEIGHTS, "kernel": [2, 1, 1]}),
     "taps that multiply": ("ConvWeightGrad", [image(1, 1, 1, 1, 1)] * 2, {**WEIGHTS, "kernel": [1 << 9] * 3}),
     "3×3: a kernel of 2×3": ("Conv3x3", [image(), image(1, 1, 2, 3)], NINE),
+    "3×3: taps of 2×3": ("Conv3x3", [image(1, 1, 2, 3), image(1, 1, 2, 3)], {**NINE, "kernel": [1, 2, 3]}),
     "3×3: other channels": ("Conv3x3", [image(1, 2, 3, 3), image(1, 1, 3, 3)], NINE),
-    "3×3: other channels, turned": ("Conv3x3", [image(1, 2, 3, 3), image(1, 2, 3, 3)], {**NINE, "turned": 1}),
+    "3×3: other channels, turned": (
+        "Conv3x3", [image(1, 2, 3, 3), image(1, 2, 3, 3)], {**NINE, "size": [1, 5, 5], "turned": 1},
+    ),
     "3×3: no channels": ("Conv3x3", [image(1, 0, 3, 3), image(1, 0, 3, 3)], NINE),
-    "3×3: less than the taps": ("Conv3x3", [image(1, 1, 2, 9), image(1, 1, 3, 3)], NINE),
-    "3×3: rows of nothing": ("Conv3x3", [image(1, 1, 1 << 37, 0), image(1, 1, 3, 3)], {**NINE, "pads": [0, 2, 2] * 2}),
-    "3×3: padding below zero": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0, -1, 0] * 2}),
-    "3×3: padding of 2^62": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [*[0] * 5, 1 << 62]}),
+    "3×3: more than padding gives": ("Conv3x3", [image(1, 1, 2, 9), image(1, 1, 3, 3)], {**NINE, "size": [1, 3, 7]}),
+    "3×3: rows of nothing": (
+        "Conv3x3", [image(1, 1, 1 << 37, 0), image(1, 1, 3, 3)], {**NINE, "pads": [0, 2, 2], "size": [1, 1, 2]},
+    ),
+    "3×3: a size below zero": ("Conv3x3", [image(1, 1, 3, 3), image(1, 1, 3, 3)], {**NINE, "size": [1, -1, 1]}),
+    "3×3: padding below zero": (
+        "Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0, -1, 0], "size": [1, 6, 7]},
+    ),
+    "3×3: padding of 2^62": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0, 0, 1 << 62]}),
+    "3×3: a stride": (
+        "Conv3x3", [image(1, 1, 5, 5), image(1, 1, 3, 3)], {**NINE, "strides": [1, 2, 1], "size": [1, 2, 3]},
+    ),
+    "3×3: groups": ("Conv3x3", [image(1, 2, 3, 3), image(2, 1, 3, 3)], {**NINE, "group": 2}),
     "3×3: a bias too long": ("Conv3x3", [image(1, 1, 3, 3), image(1, 1, 3, 3), array(2)], NINE),
     "3×3: a rank of three": ("Conv3x3", [image(1, 3, 3), image(1, 1, 3, 3)], NINE),
-    "3×3: five paddings": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0] * 5}),
-    "3×3: depth that is not there": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [1] * 6}),
-    "3×3: eight taps in depth": ("Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 8, 3, 3)], NINE),
-    "3×3: no tap in depth": ("Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 0, 3, 3)], NINE),
-    "3×3: fewer than the taps": ("Conv3x3", [image(1, 1, 2, 9, 9), image(1, 1, 3, 3, 3)], NINE),
-    "3×3: more padding than taps in depth": (
-        "Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 3, 3, 3)], {**NINE, "pads": [3, 0, 0, 0, 0, 0]},
+    "3×3: two paddings": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0] * 2}),
+    "3×3: depth that is not there": (
+        "Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "kernel": [3] * 3, "size": [1, 7, 7]},
     ),
-    "3×3: no pictures in depth": ("Conv3x3", [image(1, 1, 0, 9, 9), image(1, 1, 3, 3, 3)], {**NINE, "pads": [2] * 6}),
+    "3×3: eight taps in depth": (
+        "Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 8, 3, 3)], {**NINE, "kernel": [8, 3, 3], "size": [2, 7, 7]},
+    ),
+    "3×3: no tap in depth": (
+        "Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 0, 3, 3)], {**NINE, "kernel": [0, 3, 3], "size": [10, 7, 7]},
+    ),
+    "3×3: more pictures than padding gives": (
+        "Conv3x3", [image(1, 1, 2, 9, 9), image(1, 1, 3, 3, 3)], {**NINE, "kernel": [3] * 3, "size": [4, 7, 7]},
+    ),
+    "3×3: more padding than taps in depth": (
+        "Conv3x3", [image(1, 1, 9, 9, 9), image(1, 1, 3, 3, 3)],
+        {**NINE, "kernel": [3] * 3, "pads": [3, 0, 0], "size": [10, 7, 7]},
+    ),
+    "3×3: no pictures in depth": (
+        "Conv3x3", [image(1, 1, 0, 9, 9), image(1, 1, 3, 3, 3)],
+        {**NINE, "kernel": [3] * 3, "pads": [2] * 3, "size": [2, 11, 11]},
+    ),
+    "depthwise: groups of two": ("Depthwise", [image(1, 4, 3, 3), image(4, 2, 3, 3)], {**NINE, "group": 2}),
+    "depthwise: two of each": ("Depthwise", [image(1, 2, 3, 3), image(4, 1, 3, 3)], {**NINE, "group": 2}),
+    "depthwise: no groups": ("Depthwise", [image(1, 2, 3, 3), image(2, 1, 3, 3)], {**NINE, "group": 0}),
+    "depthwise: groups of 2^62": (
+        "Depthwise", [image(1, 2, 3, 3), image(2, 4, 3, 3)], {**NINE, "group": 1 << 62, "turned": 1},
+    ),
+    "depthwise: in depth": ("Depthwise", [image(1, 2, 2, 3, 3), image(2, 1, 1, 3, 3)], {**NINE, "group": 2}),
+    "depthwise: far taps": (
+        "Depthwise", [image(1, 2, 3, 3), image(2, 1, 3, 3)], {**NINE, "group": 2, "dilations": [1, 1 << 20, 1 << 20]},
+    ),
+    "depthwise: a size below zero": (
+        "Depthwise", [image(1, 2, 3, 3), image(2, 1, 3, 3)], {**NINE, "group": 2, "size": [1, 1, -1]},
+    ),
+    "depthwise: a bias too short": (
+        "Depthwise", [image(1, 2, 3, 3), image(2, 1, 3, 3), array(1)], {**NINE, "group": 2},
+    ),
     "pool: no window": ("MaxPoolGrad", [image(), image()], {**POOL, "kernel": [0, 1]}),
     "pool: other channels": ("MaxPoolGrad", [image(1, 2, 1, 1), image()], POOL),
     "pool: a rank of five": ("MaxPoolGrad", [image(1, 1, 1, 1, 1), image()], POOL),
@@ -460,6 +503,20 @@ ODD = {
     "padding far away": (
         "ConvWeightGrad", [image(), image(1, 1, 3, 3)], {**WEIGHTS, "pads": [0, FAR, -FAR]}, [((1, 1, 1, 1), 0)],
     ),
+    "depthwise: pictures of nothing": (
+        "Depthwise", [image(1, 2, 1 << 37, 0), image(2, 1, 3, 3), array(2)], {**NINE, "group": 2, "size": [1, 3, 5]},
+        [((1, 2, 3, 5), 30)],
+    ),
+    "depthwise: a long stride, turned": (
+        "Depthwise", [image(1, 2, 2, 2), image(2, 1, 1, 1)],
+        {**NINE, "group": 2, "kernel": [1] * 3, "strides": [1, FAR, FAR], "size": [1, 9, 9], "turned": 1},
+        [((1, 2, 9, 9), 2)],
+    ),
+    "depthwise: padding far away": (
+        "Depthwise", [image(1, 2, 3, 3), image(2, 1, 3, 3)],
+        {**NINE, "group": 2, "pads": [0, FAR, -FAR], "size": [1, 3, 3]},
+        [((1, 2, 3, 3), 0)],
+    ),
     "pool: windows of nothing": (
         "MaxPoolGrad", [np.zeros((1, 1, 1 << 37, 0), np.float32), image()], POOL, [((1, 1, 1, 1), 0)],
     ),
@@ -595,10 +652,11 @@ def _random(rng, name):
         elif key == "order":
             orders = [rng.permutation(4) if rng.random() < 0.5 else range(4) for _ in range(7 if "Grad" in name else 4)]
             attributes[key] = [int(i) for order in orders for i in order]
-        elif key in ("divides", "group", "relu", "groups", "axis", "guarded", "ignores", "ignored", "reduction"):
+        elif key in SCALARS:
             attributes[key] = number() if rng.random() < 0.3 else 1
         else:
-            attributes[key] = [number() for _ in range(2 if rng.random() < 0.97 else rng.integers(1, 4))]
+            count = 3 if "turned" in ATTRIBUTES[name] else 2
+            attributes[key] = [number() for _ in range(count if rng.random() < 0.97 else rng.integers(1, 4))]
     return arrays, attributes, len(results) if rng.random() < 0.9 else int(rng.integers(1, len(results) + 1))
 
 

@@ -38,10 +38,7 @@ def conv_weight_grad(site: Occurrence) -> KernelCall | None:
     pixels = [n for n in sizes[2:] if n is not None]
     if site.attributes["group"] == 1 and len(pixels) == len(sizes[2:]) and math.prod(pixels) < FEWEST_PIXELS:
         return None
-    missing = 5 - len(sizes)
-    row = {"kernel": 1, "strides": 1, "dilations": 1, "pads": 0}
-    attributes = {**site.attributes, **{name: [n] * missing + [*site.attributes[name]] for name, n in row.items()}}
-    return KernelCall("ConvWeightGrad", site.inputs, attributes)
+    return KernelCall("ConvWeightGrad", site.inputs, convolutions.three_axes(site.attributes))
 
 
 @kernel("ConvInputGrad")
@@ -63,4 +60,5 @@ def conv_input_grad(site: Occurrence) -> KernelCall | None:
     tail = [n + 2 - m - h for n, m, h in zip(big, small[2:], head) if m is not None]
     if not all(0 <= p <= 2 for p in head + tail) or not convolutions.gains(small[0], (w[0] or 0, w[1] or 0), big):
         return None
-    return KernelCall(convolutions.KERNEL, site.inputs, {"pads": [0, *head, 0, *tail], "turned": 1})
+    attributes = convolutions.three_axes({**at, "kernel": w[2:], "turned": 1})
+    return KernelCall(convolutions.KERNEL, site.inputs, attributes)

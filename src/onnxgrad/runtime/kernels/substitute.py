@@ -246,9 +246,9 @@ ATTENTION = Pass(
 CONVOLUTIONS = Pass(
     "convolutions",
     PHASE,
-    "convolutions as products of transformed tiles",
-    "Conv of 3×3 taps side by side, weights that change",
-    lambda model, _: any(n.op_type == "Conv" for g in _with_bodies(model.graph) for n in g),
+    "convolutions as products of transformed tiles, or of vectors of channels",
+    "Conv of 3×3 taps side by side, depthwise Conv and ConvTranspose; weights that change",
+    lambda model, _: any(n.op_type in ("Conv", "ConvTranspose") for g in _with_bodies(model.graph) for n in g),
     _for_each_graph(fuse_convolutions),
     Setting.lacks_kernels,
 )

@@ -304,7 +304,6 @@ static void read(Attributes *from, void *settings) {
 static void compute(Call *call, const void *settings) { compute_any(call, settings, 0); }
 static void compute_grad(Call *call, const void *settings) { compute_any(call, settings, 1); }
 
-
 const Kernel attention_kernels[] = {
     {"Attention", "fffFF", "f", sizeof(Settings), read, compute},
     {"AttentionGrad", "ffffFF", "fff", sizeof(Settings), read, compute_grad},

@@ -8,14 +8,13 @@
  *
  * The places are cut into boxes and these into shares, by the sizes alone, and the sums of shares are added in order:
  * the result is the same for every number of threads. */
-#include "gemm.h"
 #include "winograd.h"
 #include <math.h>
 
 enum {
   TASKS = 16,          /* of one call, if it is worth it */
-  NUMBERS = 256,       /* places of a product, of which the operands stay near the processor, */
-  PLACES_MOST = 4096,  /* and of a box at most, */
+  NUMBERS = 256,       /* places of a box, at least, */
+  PLACES_MOST = 1024,  /* and at most, so that they stay near the processor, */
   CHUNK = 96 * 1024,   /* or of x and y as many as this */
   PARTIALS = 1 << 20,  /* numbers in all partial sums */
   FINISHED = 4096,     /* sums added up by one task, at least */
@@ -29,7 +28,7 @@ typedef struct {
   const Correlation *at;
   const float *x, *y;
   float *out, *partial;
-  int64_t places[4], box[4], part[4];   /* images and the axes of y; what is copied together, and multiplied together */
+  int64_t places[4], box[4];            /* images and the axes of y; those that are copied and multiplied together */
   int64_t reach[3];                     /* numbers of x on each axis of a box, */
   int64_t pitch[3];                     /* and from one to the next, there or in x */
   int64_t channel, image;               /* the same of channels and images */
@@ -39,28 +38,27 @@ typedef struct {
   int in_place, by_groups, is_plain;    /* whether x has all that is met; columns are groups; nothing is laid out */
 } Job;
 
-/* Boxes of at most `room` places, whole along the last axes, and about equally large. */
-static void cut(const int64_t size[4], int64_t room, int64_t box[4]) {
+void cut_box(const int64_t size[4], int64_t room, int64_t box[4]) {
   for (int i = 3; i >= 0; i--) {
     box[i] = quotient(size[i], quotient(size[i], least(size[i], most(room, 1))));
     room = box[i] < size[i] ? 1 : room / size[i];
   }
 }
 
-static void corner_of(const Job *j, int64_t unit, int64_t corner[4], int64_t size[4]) {
+void find_box(const int64_t all[4], const int64_t box[4], int64_t unit, int64_t corner[4], int64_t size[4]) {
   for (int i = 3; i >= 0; i--) {
-    const int64_t count = quotient(j->places[i], j->box[i]);
-    corner[i] = unit % count * j->box[i], unit /= count;
-    size[i] = least(j->box[i], j->places[i] - corner[i]);
+    const int64_t count = quotient(all[i], box[i]);
+    corner[i] = unit % count * box[i], unit /= count;
+    size[i] = least(box[i], all[i] - corner[i]);
   }
 }
 
-/* A box of one channel, with zeros beyond x. */
-static void lay_box(const Job *j, const float *from, const int64_t start[3], float *to) {
-  const int64_t *size = j->at->size, width = j->reach[2];
+/* A box of one channel, `reach` numbers from `start` on, with zeros beyond it. */
+static void lay_box(const float *from, const int64_t size[3], const int64_t start[3], const int64_t reach[3], float *to) {
+  const int64_t width = reach[2];
   const int64_t left = least(most(-start[2], 0), width), right = most(least(size[2] - start[2], width), left);
-  for (int64_t d = start[0]; d < start[0] + j->reach[0]; d++)
-    for (int64_t h = start[1]; h < start[1] + j->reach[1]; h++, to += width) {
+  for (int64_t d = start[0]; d < start[0] + reach[0]; d++)
+    for (int64_t h = start[1]; h < start[1] + reach[1]; h++, to += width) {
       const int is_there = d >= 0 && d < size[0] && h >= 0 && h < size[1];
       clear(to, is_there ? left : width);
       if (!is_there) continue;
@@ -75,38 +73,26 @@ static int64_t packed(const Job *j) { return quotient(j->wide, COLUMNS) * least(
 static void multiply(const Job *j, int64_t g, int64_t from_c, int64_t c, int64_t unit, float *x, float *sums) {
   const Correlation *at = j->at;
   int64_t corner[4], size[4], start[3];
-  corner_of(j, unit, corner, size);
+  find_box(j->places, j->box, unit, corner, size);
   for (int i = 0; i < 3; i++) start[i] = corner[i + 1] * at->strides[i] - at->pads[i];
   const int64_t volume = at->size[0] * at->size[1] * at->size[2], outs = at->out[0] * at->out[1] * at->out[2];
   const int64_t pixels = size[1] * size[2] * size[3], width = least(COLUMNS, j->wide), per_image = packed(j) * pixels;
   const float *from = j->x + ((corner[0] * at->groups + g) * at->c + from_c) * volume;
   const float *small = j->y + (corner[0] * at->groups + g) * at->m * outs +
                        (corner[1] * at->out[1] + corner[2]) * at->out[2] + corner[3];
-  float *y = x;
-  if (j->in_place) {
-    from += start[0] * j->pitch[0] + start[1] * j->pitch[1] + start[2];
-  } else {
-    for (int64_t n = 0; n < size[0]; n++)
-      for (int64_t k = 0; k < c; k++)
-        lay_box(j, from + (n * at->groups * at->c + k) * volume, start, x + n * j->image + k * j->channel);
-    from = x, y += size[0] * j->image;
-  }
+  for (int64_t n = 0; n < size[0] && !j->in_place; n++)
+    for (int64_t k = 0; k < c; k++)
+      lay_box(from + (n * at->groups * at->c + k) * volume, at->size, start, j->reach, x + n * j->image + k * j->channel);
+  float *y = j->in_place ? x : x + size[0] * j->image;
+  from = j->in_place ? from + start[0] * j->pitch[0] + start[1] * j->pitch[1] + start[2] : x;
   for (int64_t n = 0; n < size[0]; n++)
     pack_panels(small + n * at->groups * at->m * outs, 1, outs, pixels, at->m, width, y + n * per_image);
   const int outer = at->out[0] > 1; /* then there is one image */
-  const int64_t line = size[3] * width, *part = j->part;
-  const int64_t deep = at->strides[0] * j->pitch[0], down = at->strides[1] * j->pitch[1];
-  const int64_t a_step[3] = {outer ? deep : j->image, down, at->strides[2]};
-  const int64_t b_step[3] = {outer ? size[2] * line : per_image, line, width};
-  for (int64_t o = 0; o < size[outer]; o += part[outer])
-    for (int64_t p = 0; p < size[2]; p += part[2])
-      for (int64_t q = 0; q < size[3]; q += part[3])
-        gemm(&(Product){
-            .a = from + o * a_step[0] + p * a_step[1] + q * a_step[2], .row_at = j->row_at, .add = sums, .c = sums,
-            .b = y + o * b_step[0] + p * b_step[1] + q * b_step[2], .panel = pixels * width, .rows = c * j->taps,
-            .columns = j->wide, .add_pitch = j->wide, .c_pitch = j->wide,
-            .count = {least(part[outer], size[outer] - o), least(part[2], size[2] - p), least(part[3], size[3] - q)},
-            .a_step = {a_step[0], a_step[1], a_step[2]}, .b_step = {b_step[0], b_step[1], b_step[2]}});
+  gemm(&(Product){
+      .a = from, .row_at = j->row_at, .b = y, .panel = pixels * width, .add = sums, .c = sums, .rows = c * j->taps,
+      .columns = j->wide, .add_pitch = j->wide, .c_pitch = j->wide, .count = {size[outer], size[2], size[3]},
+      .a_step = {outer ? at->strides[0] * j->pitch[0] : j->image, at->strides[1] * j->pitch[1], at->strides[2]},
+      .b_step = {outer ? size[2] * size[3] * width : per_image, size[3] * width, width}});
 }
 
 INLINE void add_taps(const int taps, const Job *j, const float *x, const float *y, const int64_t size[4],
@@ -131,33 +117,23 @@ INLINE void add_taps(const int taps, const Job *j, const float *x, const float *
 static void multiply_groups(const Job *j, int64_t first, int64_t unit, float *x, float *sums) {
   const Correlation *at = j->at;
   int64_t corner[4], size[4];
-  corner_of(j, unit, corner, size);
+  find_box(j->places, j->box, unit, corner, size);
   const int64_t groups = least(LANES, at->groups - first), h = at->size[1], w = at->size[2];
   const int64_t oh = at->out[1], ow = at->out[2], taps = j->taps, image = corner[0] * at->groups + first;
   float *y = x + at->c * j->channel;
   for (int64_t c = 0; c < at->c; c++)
     lay_pixels(x + c * j->channel, j->reach[1], j->reach[2], LANES, j->x + (image * at->c + c) * h * w, groups,
-               at->c * h * w, h, w, corner[2] * at->strides[1] - at->pads[1], corner[3] * at->strides[2] - at->pads[2]);
+               at->c * h * w, h, w, corner[2] * at->strides[1] - at->pads[1], corner[3] * at->strides[2] - at->pads[2], 1, 1);
   for (int64_t m = 0; m < at->m; m++) {
     lay_pixels(y, size[2], size[3], LANES, j->y + (image * at->m + m) * oh * ow, groups, at->m * oh * ow, oh, ow,
-               corner[2], corner[3]);
+               corner[2], corner[3], 1, 1);
     for (int64_t c = 0; c < at->c; c++, sums += taps * LANES)
       for (int64_t k = 0; k < taps;) {
         const int64_t *offset = j->row_at + k;
         const float *from = x + c * j->channel;
         float *to = sums + k * LANES;
-#define SOME(n) add_taps(n, j, from, y, size, offset, to), k += n; break
-        switch (taps - k) {
-          case 1: SOME(1);
-          case 2: SOME(2);
-          case 3: SOME(3);
-          case 4: SOME(4);
-          case 5: case 10: SOME(5);
-          case 6: SOME(6);
-          case 7: case 14: SOME(7);
-          case 8: case 16: SOME(8);
-          default: SOME(TAPS);
-        }
+#define SOME(n) if (taps - k >= n) add_taps(n, j, from, y, size, offset, to), k += n
+        SOME(TAPS); else SOME(7); else SOME(5); else SOME(4); else SOME(3); else SOME(2); else SOME(1);
       }
   }
 }
@@ -181,21 +157,15 @@ static void share(void *state, int64_t index, float *space) {
   }
 }
 
-/* Adds up the shares; of each row of the sums, a vector at a time. */
+/* Some vectors of the sums, as weights. */
 static void finish(void *data, int64_t from, int64_t to) {
   const Job *j = data;
-  const Correlation *at = j->at;
-  const int64_t vectors = j->wide / LANES, all = j->by_groups ? at->groups : at->m;
+  const int64_t vectors = j->wide / LANES, each = j->by_groups ? LANES : j->at->m;
   for (int64_t i = from; i < to; i++) {
-    const int64_t block = i / vectors, first = j->by_groups ? block * LANES : i % vectors * LANES;
-    const int64_t some = least(LANES, all - first);
-    const float *sums = j->partial + block * j->rows * j->wide + i % vectors * LANES;
-    float *out = j->out + (j->by_groups ? first : block * at->m + first) * j->rows;
-    for (int64_t r = 0; r < j->rows; r++, sums += j->wide) {
-      lanes sum = *(const lanes *)sums;
-      for (int64_t k = 1; k < j->shares; k++) sum += *(const lanes *)(sums + k * j->outs);
-      for (int64_t k = 0; k < some; k++) out[k * j->rows + r] = sum[k];
-    }
+    const int64_t block = i / vectors, first = i % vectors * LANES, done = block * each + first;
+    const int64_t some = least(least(each - first, LANES), (j->by_groups ? 1 : j->at->m) * j->at->groups - done);
+    turn_rows(j->out + done * j->rows, j->rows, j->rows, some, some, j->partial + block * j->rows * j->wide + first, j->wide,
+              j->rows, some);
   }
 }
 
@@ -245,10 +215,9 @@ static int plan(Job *j) {
   const int64_t *by = at->strides, wider = least(by[0], 4) * least(by[1], 4) * least(by[2], 4);
   const int64_t together = CHUNK / (at->m + (j->in_place ? 0 : at->c * wider));
   const int64_t room = j->by_groups ? NUMBERS : least(most(together, NUMBERS), PLACES_MOST);
-  cut(j->places, room, j->box);
+  cut_box(j->places, room, j->box);
   const int64_t pixels = j->box[1] * j->box[2] * j->box[3];
   j->box[0] = at->out[0] > 1 || j->by_groups ? 1 : least(j->box[0], most(at->images / tasks, quotient(NUMBERS, pixels)));
-  cut(j->box, NUMBERS, j->part);
   double laid = 1, met = 1;
   for (int i = 0; i < 3; i++) {
     j->reach[i] = (j->box[i + 1] - 1) * at->strides[i] + (at->kernel[i] - 1) * at->dilations[i] + 1;
@@ -288,6 +257,7 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
     j.partial = scratch(call, j.shares * j.outs, sizeof(float));
     const int64_t laid = j.by_groups ? at->c * j.channel : j.in_place ? 0 : j.box[0] * j.image;
     parallel_spaces(call, j.shares * j.panels, rounded(laid) + packed(&j) * outputs, share, &j);
+    if (j.shares > 1) add_parts(call, j.partial, 0, j.partial, j.outs, j.shares);
     parallel_ranges(call, j.outs / (j.rows * LANES), quotient(FINISHED, LANES * j.rows), finish, &j);
   } else {
     j.is_plain = 1;
@@ -304,36 +274,61 @@ static void read(Attributes *from, void *settings) {
   attribute_ints(from, "pads", s->pads, 3);
 }
 
-/* Whether a kernel knows what to do with one axis: so many taps, so far apart. */
-static int within_reach(int64_t taps, int64_t stride, int64_t dilation, int64_t padding) {
-  return taps > 0 && taps <= MOST_TAPS && stride > 0 && stride < FAR && dilation > 0 && dilation < FAR &&
-         (taps - 1) * dilation < FAR && padding > -FAR && padding < FAR;
+void read_convolution(Attributes *from, void *settings) {
+  Convolution *v = settings;
+  read(from, &v->at);
+  v->turned = attribute_int(from, "turned") != 0;
+  attribute_ints(from, "size", v->size, 3);
 }
 
-/* (x, y); of one axis or two, the first ones are of one number. */
+/* What the sides say: the shape of the weights. Of fewer axes than three, the first are of one number. */
+static int correlates(Correlation *at, const Shape *big, const Shape *small, Shape *weights) {
+  int sound = big->rank >= 3 && big->rank <= 5 && small->rank == big->rank && big->dims[0] == small->dims[0];
+  if (!sound || at->groups < 1 || big->dims[1] % at->groups || small->dims[1] % at->groups) return 0;
+  const int missing = 5 - (int)big->rank;
+  at->images = big->dims[0], at->m = small->dims[1] / at->groups, at->c = big->dims[1] / at->groups;
+  *weights = (Shape){.rank = big->rank, .dims = {small->dims[1], at->c}};
+  for (int64_t i = 0, taps = 1; i < 3 && sound; taps *= at->kernel[i++]) {
+    const int64_t last = at->kernel[i] - 1, dilation = at->dilations[i], stride = at->strides[i], pad = at->pads[i];
+    at->size[i] = i < missing ? 1 : big->dims[2 + i - missing], at->out[i] = i < missing ? 1 : small->dims[2 + i - missing];
+    sound = last >= 0 && last < MOST_TAPS / taps && stride > 0 && stride < FAR && dilation > 0 && dilation < FAR &&
+            last * dilation < FAR && pad > -FAR && pad < FAR && (i >= missing || (!last && !pad));
+    if (i >= missing) weights->dims[2 + i - missing] = last + 1;
+  }
+  return sound;
+}
+
+int open_convolution(Call *call, const void *settings, Convolution *v) {
+  const Shape x = shape_of(call, 0), w = shape_of(call, 1), bias = shape_of(call, 2);
+  *v = *(const Convolution *)settings;
+  v->x = input(call, 0), v->w = input(call, 1), v->bias = input(call, 2);
+  Shape y = {.rank = x.rank}, like;
+  int sound = !call->failed && x.rank >= 3 && x.rank <= 5 && w.rank == x.rank;
+  sound = sound && !__builtin_mul_overflow(w.dims[v->turned], v->turned ? v->at.groups : 1, &y.dims[1]);
+  for (size_t i = 2; i < x.rank && sound; i++) y.dims[i] = v->size[i + 3 - x.rank], sound = y.dims[i] >= 0;
+  if (sound) y.dims[0] = x.dims[0];
+  sound = sound && correlates(&v->at, v->turned ? &y : &x, v->turned ? &x : &y, &like) && same_shape(&w, &like);
+  sound = sound && (!v->bias || (bias.rank == 1 && bias.dims[0] == y.dims[1]));
+  if (refused(call, !sound, "Conv3x3, Depthwise: operands or attributes do not belong together")) return 0;
+  v->c = v->turned ? v->at.m : v->at.c, v->m = v->turned ? v->at.c : v->at.m;
+  memcpy(v->in, v->turned ? v->at.out : v->at.size, sizeof v->in);
+  memcpy(v->out, v->turned ? v->at.size : v->at.out, sizeof v->out);
+  v->y = output(call, 0, &y);
+  return !call->failed && y.count;
+}
+
+/* (x, y) to the cotangent of the weights */
 static void compute(Call *call, const void *settings) {
   Correlation at = *(const Correlation *)settings;
   const Shape big = shape_of(call, 0), small = shape_of(call, 1);
   const float *x = input(call, 0), *y = input(call, 1);
+  Shape shape;
   if (call->failed) return;
-  int sound = big.rank >= 3 && big.rank <= 5 && small.rank == big.rank && big.dims[0] == small.dims[0] && at.groups > 0;
-  sound = sound && big.dims[1] % at.groups == 0 && small.dims[1] % at.groups == 0;
-  const int missing = sound ? 5 - (int)big.rank : 0;
-  int64_t taps = 1;
-  for (int i = 0; i < 3 && sound; i++) {
-    at.size[i] = i < missing ? 1 : big.dims[2 + i - missing], at.out[i] = i < missing ? 1 : small.dims[2 + i - missing];
-    sound = within_reach(at.kernel[i], at.strides[i], at.dilations[i], at.pads[i]) && at.kernel[i] <= MOST_TAPS / taps;
-    sound = sound && (i >= missing || (at.kernel[i] == 1 && !at.pads[i]));
-    taps *= sound ? at.kernel[i] : 1;
-  }
-  if (refused(call, !sound, "ConvWeightGrad: operands or attributes do not belong together")) return;
-  at.images = big.dims[0], at.m = small.dims[1] / at.groups, at.c = big.dims[1] / at.groups;
-  Shape shape = {.rank = big.rank, .dims = {small.dims[1], at.c}};
-  for (int i = missing; i < 3; i++) shape.dims[2 + i - missing] = at.kernel[i];
+  if (refused(call, !correlates(&at, &big, &small, &shape), "ConvWeightGrad: operands or attributes do not belong together")) return;
   float *out = output(call, 0, &shape);
   if (call->failed) return;
   if (!big.count || !small.count) {
-    memset(out, 0, (size_t)(small.dims[1] * at.c * taps) * sizeof *out);
+    memset(out, 0, (size_t)shape.count * sizeof *out);
     return;
   }
   int is_plain = 1; /* whether the axes are as good as one */

@@ -108,6 +108,41 @@ void gemm(const Product *p) {
   }
 }
 
+/* A square of `rows` rows of `some` numbers, to rows of `room` numbers that are `apart`, or `at` these places. */
+INLINE void turn_square(float *to, int64_t apart, const int64_t *at, int64_t room, const float *from, int64_t down,
+                        int64_t rows, int64_t some) {
+  lanes a[LANES];
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) a[i] = i < rows ? lanes_read(from + i * down, some, 0) : lanes_of(0);
+  turn(a);
+#pragma GCC unroll 16
+  for (int q = 0; q < LANES; q++)
+    if (q < some) lanes_write(to + (at ? at[q] : q * apart), room, a[q]);
+}
+
+void turn_rows(float *to, int64_t apart, int64_t wide, int64_t pitch, int64_t run, const float *from, int64_t down,
+               int64_t rows, int64_t count) {
+  for (int64_t p = 0; p < count; p += LANES) {
+    if (p + LANES > count) p = most(count - LANES, 0); /* the last ones, some of them once more */
+    const int64_t some = least(LANES, count - p), column = p % run, gap = (pitch - run) * apart;
+    float *out = to + p * apart + p / run * gap;
+    int64_t at[LANES];
+    for (int64_t q = 0; q < LANES; q++) at[q] = q * apart;
+    for (int64_t q = run - column; q < some; q += run)
+      for (int64_t i = q; i < some; i++) at[i] += gap;
+    for (int64_t k = 0; k < wide; k += LANES) {
+      if (k + LANES > wide) k = most(wide - LANES, 0);
+      const float *here = from + k * down + p;
+      if (some == LANES && column + LANES <= run && k + LANES <= least(wide, rows))
+        turn_square(out + k, apart, NULL, LANES, here, down, LANES, LANES);
+      else if (some == LANES && k + LANES <= wide)
+        turn_square(out + k, apart, at, LANES, here, down, rows - k, LANES);
+      else
+        turn_square(out + k, apart, at, wide - k, here, down, rows - k, some);
+    }
+  }
+}
+
 /* Rows of numbers beside each other, into all panels at a time. */
 INLINE void pack_rows(const float *from, int64_t down, int64_t depth, int64_t columns, int64_t width, float *to) {
   const int64_t whole = columns / width * width, rest = columns - whole;
@@ -126,27 +161,13 @@ INLINE void pack_rows(const float *from, int64_t down, int64_t depth, int64_t co
 
 void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, int64_t columns, int64_t width,
                  float *to) {
-  if (along == 1 && width == COLUMNS) {
-    pack_rows(from, down, depth, columns, COLUMNS, to);
-  } else if (along == 1) {
-    pack_rows(from, down, depth, columns, width, to);
-  } else {
-    for (int64_t q = 0; q < columns; q += width, from += width * along, to += depth * width) {
-      const int64_t there = least(width, columns - q);
-      int64_t k = 0;
-      for (; down == 1 && width % LANES == 0 && k + LANES <= depth; k += LANES)
-        for (int64_t c = 0; c < width; c += LANES) {
-          lanes square[LANES];
-#pragma GCC unroll 16
-          for (int i = 0; i < LANES; i++)
-            square[i] = c + i < there ? *(const lanes *)(from + (c + i) * along + k) : lanes_of(0);
-          turn(square);
-#pragma GCC unroll 16
-          for (int i = 0; i < LANES; i++) *(lanes *)(to + (k + i) * width + c) = square[i];
-        }
-      for (; k < depth; k++)
-        for (int64_t c = 0; c < width; c++) to[k * width + c] = c < there ? from[k * down + c * along] : 0;
-    }
+  if (along == 1 && width == COLUMNS) pack_rows(from, down, depth, columns, COLUMNS, to);
+  if (along == 1 && width != COLUMNS) pack_rows(from, down, depth, columns, width, to);
+  for (int64_t q = 0; q < columns && along != 1; q += width, from += width * along, to += depth * width) {
+    const int64_t there = least(width, columns - q);
+    if (down == 1) turn_rows(to, width, width, depth, depth, from, along, there, depth);
+    for (int64_t k = 0; k < depth && down != 1; k++)
+      for (int64_t c = 0; c < width; c++) to[k * width + c] = c < there ? from[k * down + c * along] : 0;
   }
 }
 

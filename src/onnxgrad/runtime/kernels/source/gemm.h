@@ -50,6 +50,11 @@ void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, 
 /* The same of a matrix, or of its transpose that is `turned`, into panels of COLUMNS, by all threads. */
 void pack_matrix(Call *, const float *from, int64_t depth, int64_t columns, int64_t turned, float *to);
 
+/* The transpose of `rows` rows of `count` numbers that are `down` apart: rows of `wide` numbers with zeros behind these,
+ * `apart` from each other; each `run` of them begin at a multiple of `pitch`. */
+void turn_rows(float *to, int64_t apart, int64_t wide, int64_t pitch, int64_t run, const float *from, int64_t down,
+               int64_t rows, int64_t count);
+
 /* A part of a product: `rows` of `columns` numbers, `pitch` apart, which belong at `row` and `column`. May be changed. */
 typedef struct {
   float *at;

@@ -4,7 +4,6 @@
 #ifndef _WIN32
 #include <unistd.h>
 #endif
-
 #include "kernel.h"
 
 /* The version of ONNX Runtime's interface that kernels use: that of release 1.18. Newer releases have it, too. */
@@ -12,7 +11,7 @@ enum { INTERFACE_VERSION = 18 };
 
 #define TABLES(X)                                                                 \
   X(optimizer) X(convolution) X(normalization) X(pooling) X(softmax) X(attention) \
-  X(elementwise) X(elementwise_double) X(recurrence) X(product) X(sum) X(winograd)
+  X(elementwise) X(elementwise_double) X(recurrence) X(product) X(sum) X(winograd) X(depthwise)
 #define DECLARED(name) extern const Kernel name##_kernels[];
 #define LISTED(name) name##_kernels,
 TABLES(DECLARED)

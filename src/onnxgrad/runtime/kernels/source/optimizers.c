@@ -29,10 +29,8 @@ static int64_t first_of(const Picked *p, int64_t row) {
   int64_t from = 0, to = p->count;
   while (from < to) {
     const int64_t middle = from + (to - from) / 2;
-    if (row_at(p, middle) < row)
-      from = middle + 1;
-    else
-      to = middle;
+    if (row_at(p, middle) < row) from = middle + 1;
+    else to = middle;
   }
   return from;
 }

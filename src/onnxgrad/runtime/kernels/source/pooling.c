@@ -48,12 +48,9 @@ INLINE void compare(const Job *j, const int64_t step, const float *x, const floa
 static void windows(const Job *j, const float *x, const float *g, int64_t p, float *out) {
   const int64_t step = j->s->strides[1];
   for (int64_t q = 0; q < j->ow; q += RUN)
-    if (step == 1)
-      compare(j, 1, x, g, p, q, least(q + RUN, j->ow), out);
-    else if (step == 2)
-      compare(j, 2, x, g, p, q, least(q + RUN, j->ow), out);
-    else
-      compare(j, step, x, g, p, q, least(q + RUN, j->ow), out);
+    if (step == 1) compare(j, 1, x, g, p, q, least(q + RUN, j->ow), out);
+    else if (step == 2) compare(j, 2, x, g, p, q, least(q + RUN, j->ow), out);
+    else compare(j, step, x, g, p, q, least(q + RUN, j->ow), out);
 }
 
 /* Two vectors beside each other, of which `count` numbers are there. */

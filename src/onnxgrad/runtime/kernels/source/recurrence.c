@@ -29,9 +29,8 @@ typedef struct {
   int64_t times, rows, block, pieces, room; /* block: rows that go together; room: numbers that a piece has */
   const float *operand[OPERANDS];
   float *result[RESULTS];
-  float *packed[VALUES], *rooms; /* matrices, laid out */
+  float *packed[VALUES]; /* matrices, laid out */
   int64_t own[VALUES];           /* where registers and states are in a room, in columns */
-  int alone;
 } Job;
 
 /* Rows in memory; those of a constant are all one number. */
@@ -94,7 +93,7 @@ static void do_step(const Job *j, const Step *s, float *room, int64_t time, int6
     Product job = {.a = x[0].at, .b = j->packed[s->at[3]], .add = s->at[2] < 0 ? NULL : x[1].at, .c = to.at, .rows = count,
                    .columns = m.columns, .count = {1, 1, m.depth}, .a_step = {0, 0, 1}, .b_step = {0, 0, COLUMNS},
                    .down = x[0].pitch, .panel = m.depth * COLUMNS, .add_pitch = x[1].pitch, .c_pitch = to.pitch};
-    if (j->alone && m.depth * m.columns >= LARGE)
+    if (j->pieces == 1 && m.depth * m.columns >= LARGE)
       parallel_ranges(j->call, m.panels, 2, multiply, &job);
     else
       gemm(&job);
@@ -112,12 +111,11 @@ static void do_step(const Job *j, const Step *s, float *room, int64_t time, int6
   }
 }
 
-static void piece(void *data, size_t i) {
+static void piece(void *data, int64_t i, float *room) {
   const Job *j = data;
   const Program *p = j->program;
-  float *room = j->rooms + (int64_t)i * j->room;
   memset(room, 0, (size_t)j->room * sizeof(float));
-  for (int64_t row = (int64_t)i * j->block; row < j->rows; row += j->pieces * j->block) {
+  for (int64_t row = i * j->block; row < j->rows; row += j->pieces * j->block) {
     const int64_t count = least(j->block, j->rows - row);
     for (int k = 0; k < p->values; k++)
       if (p->value[k].kind == STATE)
@@ -186,7 +184,6 @@ static void compute(Call *call, const void *settings) {
   take_operands(call, &j);
   if (!call->failed) give_results(call, &j);
   if (call->failed || !j.rows) return;
-
   int64_t weight = 0; /* of a matrix that is multiplied twice, twice */
   for (int i = 0; i < p->steps; i++)
     if (p->step[i].code == PRODUCT) weight += matrix_of(p, &p->step[i]).panels * p->step[i].first[3] * COLUMNS;
@@ -194,7 +191,6 @@ static void compute(Call *call, const void *settings) {
   j.block = j.rows <= 4 || j.rows >= 16 ? 8 : 6;
   if (weight > LARGE && j.rows >= 32) j.block = 16;
   j.pieces = least((j.rows + j.block - 1) / j.block, PIECES);
-  j.alone = j.pieces == 1;
   j.room = p->columns;
   for (int i = 0; i < p->values; i++) {
     j.own[i] = p->value[i].kind == STATE ? j.room : p->value[i].place;
@@ -202,7 +198,6 @@ static void compute(Call *call, const void *settings) {
   }
   j.room *= j.block;
   float *packed = scratch(call, weight, sizeof(float));
-  j.rooms = scratch(call, j.pieces * j.room, sizeof(float));
   for (int i = 0; i < p->steps && !call->failed; i++) {
     const Step *s = &p->step[i];
     if (s->code != PRODUCT || j.packed[s->at[3]]) continue;
@@ -211,7 +206,7 @@ static void compute(Call *call, const void *settings) {
     j.packed[s->at[3]] = packed;
     packed += m.panels * m.depth * COLUMNS;
   }
-  parallel(call, (size_t)j.pieces, piece, &j);
+  parallel_spaces(call, j.pieces, j.room, piece, &j);
 }
 
 const Kernel recurrence_kernels[] = {

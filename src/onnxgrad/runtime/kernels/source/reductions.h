@@ -5,7 +5,6 @@
  * in the order of the pieces: the results are the same for every number of threads. Where the first axis is summed over,
  * and a slice of it is large, a piece is a part of every slice, so that pieces share few results or none. */
 #pragma once
-
 #include "moments.h"
 
 /* Axes; pieces at most, numbers of a piece at least, and of a slice that is cut; results that are added up together;

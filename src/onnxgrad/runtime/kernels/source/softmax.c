@@ -1,17 +1,18 @@
 /* Softmax cross-entropy and its cotangent: L = sum -w*log p, with p = softmax x at the label of a row, and k*w*(p - [label]).
  *
- * Numbers of a row, along the axis, lie side by side, or rows do: then some that are neighbours are taken together.
+ * Numbers of a row, along the axis, lie side by side, or rows do: then some that are neighbours are turned round.
  * Every number is computed by one thread, in the order of the axis. */
 #include "exponential.h"
-#include "kernel.h"
+#include "gemm.h"
 
-enum { TOGETHER = 4096, NEIGHBOURS = 256 }; /* numbers added up in float; rows side by side that are taken together */
+enum { TOGETHER = 4096, NEIGHBOURS = 1 << 14 }; /* numbers added up in float; those of rows that are taken together */
 
 typedef struct {
   const float *x, *weights, *share;
   const int64_t *labels; /* -1 where one is ignored */
   float *out, *losses;
-  int64_t classes, inner, blocks, shares; /* neither, one, or one for each row */
+  int64_t classes, inner, pitch, block, blocks; /* pitch: from a row to the next; block: rows taken together */
+  int64_t shares;                               /* neither, one, or one for each row */
 } Loss;
 
 INLINE float factor_of(const Loss *j, int64_t row) {
@@ -40,9 +41,9 @@ static void idle(const float *x, int64_t classes, float *out) {
 static void score_rows(void *data, int64_t from, int64_t to) {
   const Loss *j = data;
   for (int64_t row = from; row < to; row++) {
-    const float *x = j->x + row * j->classes;
+    const float *x = j->x + row * j->pitch;
     const int64_t label = j->labels[row];
-    float *out = j->out ? j->out + row * j->classes : NULL;
+    float *out = j->out ? j->out + row * j->pitch : NULL;
     if (label < 0) {
       finish_row(j, row, 0, 0, 1);
       if (out) idle(x, j->classes, out);
@@ -79,48 +80,17 @@ static void score_rows(void *data, int64_t from, int64_t to) {
   }
 }
 
-static void score_neighbours(void *data, int64_t from, int64_t to) {
+static void score_neighbours(void *data, int64_t index, float *space) {
   const Loss *j = data;
-  for (int64_t block = from; block < to; block++) {
-    const int64_t image = block / j->blocks, first = block % j->blocks * NEIGHBOURS;
-    const int64_t count = least(NEIGHBOURS, j->inner - first), row = image * j->inner + first;
-    const float *x = j->x + image * j->classes * j->inner + first;
-    float *out = j->out ? j->out + image * j->classes * j->inner + first : NULL;
-    float most[NEIGHBOURS], sum[NEIGHBOURS] = {0}, factor[NEIGHBOURS] = {0}, hit[NEIGHBOURS], chosen[NEIGHBOURS];
-    for (int64_t k = 0; k < NEIGHBOURS; k++) most[k] = -INFINITY;
-    for (int64_t k = 0; k < count; k++) { /* `out` may lie where x does */
-      const int64_t label = j->labels[row + k];
-      chosen[k] = label < 0 ? 0 : x[label * j->inner + k];
-    }
-    for (int64_t c = 0; c < j->classes; c++)
-      for (int64_t k = 0; k < count; k += LANES) {
-        lanes *here = (lanes *)(most + k);
-        *here = lanes_most(lanes_read(x + c * j->inner + k, count - k, 0), *here);
-      }
-    for (int64_t c = 0; c < j->classes; c++)
-      for (int64_t k = 0; k < count; k += LANES) {
-        const lanes here = lanes_read(x + c * j->inner + k, count - k, 0);
-        const lanes e = lanes_exp(here - *(const lanes *)(most + k));
-        *(lanes *)(sum + k) += e;
-        if (out) lanes_write(out + c * j->inner + k, count - k, e);
-      }
-    for (int64_t k = 0; k < count; k++) {
-      const int64_t label = j->labels[row + k];
-      finish_row(j, row + k, chosen[k], most[k], sum[k]);
-      if (!out) continue;
-      factor[k] = factor_of(j, row + k);
-      hit[k] = label < 0 ? 0 : factor[k] * (out[label * j->inner + k] / sum[k] - 1);
-    }
-    for (int64_t c = 0; c < j->classes && out; c++)
-      for (int64_t k = 0; k < count; k += LANES) {
-        const lanes e = lanes_read(out + c * j->inner + k, count - k, 0);
-        lanes_write(out + c * j->inner + k, count - k, e / *(const lanes *)(sum + k) * *(const lanes *)(factor + k));
-      }
-    for (int64_t k = 0; k < count && out; k++) {
-      const int64_t label = j->labels[row + k];
-      if (label >= 0) out[label * j->inner + k] = hit[k];
-    }
-  }
+  const int64_t image = index / j->blocks, first = index % j->blocks * j->block, row = image * j->inner + first;
+  const int64_t at = image * j->classes * j->inner + first, count = least(j->block, j->inner - first);
+  Loss here = *j;
+  here.x = space, here.out = j->out ? space : NULL, here.labels += row;
+  if (j->losses) here.losses += row;
+  if (j->shares > 1) here.share += row;
+  turn_rows(space, j->pitch, j->pitch, count, count, j->x + at, j->inner, j->classes, count);
+  score_rows(&here, 0, count);
+  if (j->out) turn_rows(j->out + at, j->inner, count, j->classes, j->classes, space, j->pitch, count, j->classes);
 }
 
 enum { NONE, SUM, MEAN };
@@ -168,9 +138,12 @@ static void cross_entropy(Call *call, const void *settings) {
   if (j.losses) memset(j.losses, 0, (size_t)rows * sizeof(float)); /* of no classes */
   if (x.count) {
     for (size_t i = 2; i < x.rank; i++) j.inner *= x.dims[i];
-    j.blocks = j.inner == 1 ? 1 : (j.inner + NEIGHBOURS - 1) / NEIGHBOURS;
-    const int64_t pieces = x.dims[0] * j.blocks, unit = 4096 / (j.classes * least(j.inner, NEIGHBOURS)) + 1;
-    parallel_ranges(call, pieces, unit, j.inner == 1 ? score_rows : score_neighbours, &j);
+    j.pitch = j.inner == 1 ? j.classes : rounded(j.classes);
+    j.block = least(rounded(most(NEIGHBOURS / j.pitch, 1)), j.inner), j.blocks = quotient(j.inner, j.block);
+    if (j.inner == 1)
+      parallel_ranges(call, x.dims[0], 4096 / j.classes + 1, score_rows, &j);
+    else
+      parallel_spaces(call, x.dims[0] * j.blocks, j.block * j.pitch, score_neighbours, &j);
   }
   if (!loss || s->reduction == NONE) return;
   double sum = 0;

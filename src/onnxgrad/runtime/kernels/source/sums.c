@@ -3,8 +3,8 @@
  * `RunningSum` makes it, `RunningSumAdd` is called by each step, or `RunningSumProduct` (`products.c`), and
  * `RunningSumEnd` gives what has become of it. What goes from one to the next, and is the state of the Scan, is where
  * the buffer lies: nothing else is ever written to. */
-#include <string.h>
 #include "kernel.h"
+#include "lanes.h"
 
 typedef struct {
   float *out;
@@ -15,10 +15,11 @@ typedef struct {
 
 static void add_up(void *data, int64_t from, int64_t to) {
   const Parts *j = data;
-  for (int64_t i = from; i < to; i++) {
-    float sum = j->deep ? j->parts[i] : 0;
-    for (int64_t d = 1; d < j->deep; d++) sum += j->parts[d * j->count + i];
-    j->out[i] = j->adds ? j->out[i] + sum : sum;
+  for (int64_t i = from; i < to; i += LANES) {
+    lanes sum = j->deep ? lanes_read(j->parts + i, to - i, 0) : lanes_of(0);
+    for (int64_t d = 1; d < j->deep; d++) sum += lanes_read(j->parts + d * j->count + i, to - i, 0);
+    if (j->adds) sum = lanes_read(j->out + i, to - i, 0) + sum;
+    lanes_write(j->out + i, to - i, sum);
   }
 }
 

@@ -13,8 +13,7 @@
  * One of 3×3×3 taps, or of others in depth, is the sum of those of the pictures that its taps in depth meet. Each number
  * of y depends on its tile alone, so it is the same however the tiles are divided among threads. For the cotangent of the
  * weights, the products are of channels of x by tiles by channels of y; the tiles are cut into shares by the sizes
- * alone, whose sums are added in order. There, numbers of x and y that are large make the rounding of all nine taps
- * coarser, where it would be that of the taps that they belong to. */
+ * alone, whose sums are added in order. */
 #include "winograd.h"
 #include <math.h>
 
@@ -171,8 +170,7 @@ static void transform_weights(void *data, int64_t from, int64_t to) {
 }
 
 /* A' s A and the bias of tiles side by side, as to[row][column][channel] of `width` columns. Whether all are finite. */
-static int give_y(float *to, int64_t width, const float *from, int64_t place, int64_t wide_m, const float *bias,
-                       int64_t m) {
+static int give_y(float *to, int64_t width, const float *from, int64_t place, int64_t wide_m, const float *bias, int64_t m) {
   lanes doubt = {0};
   for (int64_t t = 0; t * INNER < width; t++)
     for (int64_t k = 0; k < wide_m; k += LANES) {
@@ -218,7 +216,7 @@ static void convolve_band(void *data, int64_t band, float *memory) {
       const int is_there = behind >= 0 && behind < j->d;
       const float *from = j->x + at.image / j->od * j->c * channel_x + (is_there ? behind * picture : 0);
       lay_pixels(pixels, SIDE, INNER * t->across + 2, j->wide_c, from, j->c, channel_x, is_there ? j->h : 0, j->w_x,
-                 at.top - j->top, at.column - j->left);
+                 at.top - j->top, at.column - j->left, 1, 1);
       transform(SIDE, x + (row - first) * t->across * j->wide_c, place_x, pixels, t->across, j->wide_c);
     }
     for (int64_t place = 0; place < PLACES; place++)
@@ -234,11 +232,9 @@ static void convolve_band(void *data, int64_t band, float *memory) {
     float *out = j->y + at.image / j->od * j->m * channel + (at.image % j->od * j->oh + at.top) * j->ow + at.column;
     if (width <= 0) continue;
     const int finite = give_y(pixels, width, y + (row - first) * t->across * j->wide_m, place_y, j->wide_m, j->bias, j->m);
-    if (width == j->ow) /* rows follow each other */
-      give_run(out, channel, j->m, pixels, j->wide_m, rows * width);
-    else
-      for (int64_t r = 0; r < rows; r++)
-        give_run(out + r * j->ow, channel, j->m, pixels + r * width * j->wide_m, j->wide_m, width);
+    const int64_t runs = width == j->ow ? 1 : rows, length = rows * width / runs; /* whole rows follow each other */
+    for (int64_t r = 0; r < runs; r++)
+      turn_rows(out + r * j->ow, channel, length, j->m, j->m, pixels + r * width * j->wide_m, j->wide_m, length, j->m);
     if (finite) continue;
     for (int64_t m = 0; m < j->m; m++)
       for (int64_t r = 0; r < rows; r++)
@@ -249,49 +245,26 @@ static void convolve_band(void *data, int64_t band, float *memory) {
   }
 }
 
-/* `turned`: w is [c, m, …, 3, 3], and its taps are in the opposite order: the transposed convolution. */
-typedef struct {
-  int64_t pads[6], turned; /* before each axis, then behind; in depth, too */
-} Settings;
-
-static void read(Attributes *from, void *settings) {
-  Settings *s = settings;
-  attribute_ints(from, "pads", s->pads, 6);
-  s->turned = attribute_int(from, "turned");
-}
-
 static void compute(Call *call, const void *settings) {
-  const Settings *s = settings;
-  const Shape big = shape_of(call, 0), taps = shape_of(call, 1);
-  const float *x = input(call, 0), *w = input(call, 1), *bias = input(call, 2);
-  if (call->failed) return;
-  int sound = (big.rank == 4 || big.rank == 5) && taps.rank == big.rank;
-  const size_t at = big.rank - 2; /* of rows; in depth there is one picture, and one tap, or an axis of them */
-  const int64_t deep = sound && at > 2 ? taps.dims[2] : 1, d = sound && at > 2 ? big.dims[2] : 1;
-  sound = sound && taps.dims[at] == 3 && taps.dims[at + 1] == 3 && deep >= 1 && deep <= 7 && d;
-  for (int i = 0; i < 6; i++) sound = sound && s->pads[i] >= 0 && s->pads[i] <= (i % 3 ? 2 : deep - 1);
-  const int64_t m = sound ? taps.dims[s->turned ? 1 : 0] : 0, c = sound ? taps.dims[s->turned ? 0 : 1] : 0;
-  sound = sound && c && c == big.dims[1] && d + s->pads[0] + s->pads[3] >= deep;
-  for (int i = 0; i < 2; i++)
-    sound = sound && big.dims[at + i] && big.dims[at + i] + s->pads[1 + i] + s->pads[4 + i] > 2;
-  if (sound && bias) {
-    const Shape more = shape_of(call, 2);
-    sound = more.rank == 1 && more.dims[0] == m;
+  Convolution v;
+  if (!open_convolution(call, settings, &v)) return;
+  int64_t before[3];
+  int sound = v.c && v.at.groups == 1 && v.at.kernel[0] <= 7;
+  for (int i = 0; i < 3; i++) {
+    const int64_t last = v.at.kernel[i] - 1;
+    before[i] = v.turned ? last - v.at.pads[i] : v.at.pads[i];
+    const int64_t behind = v.out[i] + last - v.in[i] - before[i];
+    sound = sound && (!i || last == 2) && v.in[i] && v.at.strides[i] == 1 && v.at.dilations[i] == 1 && before[i] >= 0 &&
+            before[i] <= last && behind >= 0 && behind <= last;
   }
   if (refused(call, !sound, "Conv3x3: operands or attributes do not belong together")) return;
+  const int64_t deep = v.at.kernel[0], m = v.m, c = v.c;
   Job j = {
-      .x = x, .w = w, .bias = bias, .c = c, .m = m, .h = big.dims[at], .w_x = big.dims[at + 1],
-      .oh = big.dims[at] + s->pads[1] + s->pads[4] - 2, .ow = big.dims[at + 1] + s->pads[2] + s->pads[5] - 2,
-      .taps = deep, .d = d, .od = d + s->pads[0] + s->pads[3] - deep + 1,
-      .front = s->pads[0], .top = s->pads[1], .left = s->pads[2],
-      .of_m = 9 * deep * (s->turned ? 1 : c), .of_c = 9 * deep * (s->turned ? m : 1), .turned = s->turned,
+      .x = v.x, .w = v.w, .bias = v.bias, .y = v.y, .images = v.at.images * v.out[0], .c = c, .m = m, .h = v.in[1],
+      .w_x = v.in[2], .oh = v.out[1], .ow = v.out[2], .taps = deep, .d = v.in[0], .od = v.out[0], .front = before[0],
+      .top = before[1], .left = before[2], .of_m = 9 * deep * (v.turned ? 1 : c), .of_c = 9 * deep * (v.turned ? m : 1),
+      .turned = v.turned,
   };
-  Shape shape = {.rank = big.rank, .dims = {big.dims[0], m, j.od}};
-  shape.dims[at] = j.oh;
-  shape.dims[at + 1] = j.ow;
-  j.y = output(call, 0, &shape);
-  j.images = big.dims[0] * j.od;
-  if (call->failed || !j.images || !m) return;
   j.wide_m = rounded(m), j.wide_c = rounded(c);
   j.place = deep * c * j.wide_m + GAP;
   const int64_t band = most(BAND, j.place * PLACES / 2); /* where there are many weights, they are read less often */
@@ -327,10 +300,10 @@ static void sum_share(void *data, int64_t index, float *x) {
       const Corner from = corner_of(t, row);
       const int64_t done = (row - first) * t->across;
       lay_pixels(pixels, SIDE, INNER * t->across + 2, j->wide_c, j->x + (from.image * at->c + from_c) * plane_x, c, plane_x,
-                 at->size[1], at->size[2], from.top - at->pads[1], from.column - at->pads[2]);
+                 at->size[1], at->size[2], from.top - at->pads[1], from.column - at->pads[2], 1, 1);
       transform(SIDE, x + done * j->wide_c, place_x, pixels, t->across, j->wide_c);
       lay_pixels(pixels, INNER, INNER * t->across, j->wide_m, j->y + from.image * at->m * plane_y, at->m, plane_y,
-                 at->out[1], at->out[2], from.top, from.column);
+                 at->out[1], at->out[2], from.top, from.column, 1, 1);
       transform(INNER, y + done * j->wide_m, place_y, pixels, t->across, j->wide_m);
     }
     for (int64_t place = 0; place < PLACES; place++)
@@ -390,5 +363,5 @@ void winograd(Call *call, const Correlation *at, const float *x, const float *y,
 }
 
 const Kernel winograd_kernels[] = {
-    {"Conv3x3", "ffF", "f", sizeof(Settings), read, compute},
+    {"Conv3x3", "ffF", "f", sizeof(Convolution), read_convolution, compute},
     {0}};
