@@ -1,7 +1,10 @@
 """Movement of elements up the ladder."""
 
 import numpy as np
+import onnx
+import onnxruntime
 
+from onnxgrad import vjp
 from onnxgrad.testing import Case
 from tests.rules.dtypes import dtypes
 from tests.rules.ladder import ladder
@@ -65,3 +68,14 @@ CASES = [
 ]
 test_rule = ladder("shape", CASES)
 test_dtype = dtypes(CASES)
+
+
+def test_an_axis_that_is_one_number():
+    """As PyTorch's newer exporter writes attention with grouped queries; ONNX Runtime squeezes by vectors alone."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[2, N] x) => (float[2, 1, N] y) <int64 axis = {1}> { y = Unsqueeze (x, axis) }""")
+    session = onnxruntime.InferenceSession(vjp(model, wrt="x", of="y").SerializeToString())
+    g = np.arange(6, dtype=np.float32).reshape(2, 1, 3)
+    (back,) = session.run(["x_grad"], {"x": g[:, 0], "y_cotangent": g})
+    assert np.array_equal(back, g[:, 0])

@@ -35,7 +35,7 @@ def squeeze(op: Op, g: Var, x: Var, axes: Var | None) -> Result:
 @linear("Unsqueeze")
 def unsqueeze(op: Op, g: Var, x: Var, axes: Var) -> Result:
     """y = x with more axes of size 1: g without these axes"""
-    return op.Squeeze(g, axes)
+    return op.Squeeze(g, op.Reshape(axes, [-1]) if axes.rank == 0 else axes)  # one number, as exporters write it
 
 
 @linear("Expand")
