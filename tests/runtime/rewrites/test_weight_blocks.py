@@ -120,3 +120,13 @@ def test_the_cotangent_is_reordered_once():
     changed = passed(("blocked_layout", "weight_blocks"), _model(SITES["plain"], wrt=("x", "w")))
     reordered = [n.inputs[0].name for n in changed.graph if n.op_type == "ReorderInput"]
     assert reordered.count("y_cotangent") == 1
+
+
+@pytest.mark.parametrize("name", ["plain", "more channels in"])
+def test_blocks_of_the_forward_pass_are_not_kept(name):
+    """The convolution and the cotangent of its weights, which runs much later, read blocks of their own."""
+    changed = passed(("blocked_layout", "weight_blocks"), _model(SITES[name]))
+    readers = [{n.op_type for n in v.consumers()} for node in changed.graph if node.op_type == "ReorderInput"
+               for v in node.outputs]  # fmt: skip
+    assert {"Conv"} in readers
+    assert not any({"Conv", "Reshape"} <= of for of in readers)

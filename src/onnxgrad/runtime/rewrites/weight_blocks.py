@@ -55,7 +55,10 @@ class _Correlations(Blocks):
         parts = w.inner // lanes
         data = self.stack(lined, parts, (height, width), (above, pitch), (before, line), lanes)
         pitches = 0, pitch // stride
-        kernel = self.once(found.small, "operand")
+        if found.is_exchanged:  # in another shape, or ONNX Runtime keeps the blocks of the forward pass beside it
+            kernel = self.fresh(self.view(found.small, -1, w.outer, rows * columns, 1))
+        else:
+            kernel = self.once(found.small, "operand")
         kernel = self.stack(kernel, w.outer // self.block, (rows, columns), pitches, (0, columns), self.block)
         y = emit_blocked(
             self.b,
