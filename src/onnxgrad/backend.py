@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import unittest
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.training import lower_gradients
 from onnxgrad.training.spec.graph_call import DOMAIN
+from onnxgrad.training.spec.initialization import trains as any_trains
 
 #: Tensors of types that numpy lacks, as the runtime calls them.
 _ODD = re.compile(r"tensor\((bfloat16|float[468]\w+|u?int[24])\)")
@@ -138,13 +139,7 @@ def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def trains(model: onnx.ModelProto) -> bool:
     """True if the model uses the training domain outside its training information."""
-    return _any_trains(model.graph.node) or any(_any_trains(f.node) for f in model.functions)
-
-
-def _any_trains(nodes: Sequence[onnx.NodeProto]) -> bool:
-    return any(
-        n.domain == DOMAIN or any(_any_trains(g.node) for a in n.attribute for g in (a.g, *a.graphs)) for n in nodes
-    )
+    return any_trains(model.graph.node) or any(any_trains(f.node) for f in model.functions)
 
 
 is_compatible = Backend.is_compatible

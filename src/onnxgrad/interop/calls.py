@@ -28,7 +28,7 @@ class Call:
     """Arrays in, arrays out, by position.
 
     Attributes:
-        model: what runs.
+        model: the model to run.
         inputs: names of the arguments.
         outputs: names of the results.
         fixed: arguments that nothing is differentiated with respect to.

@@ -74,13 +74,13 @@ def create(
     """A session of ONNX Runtime for `model`, which may be larger than a protobuf message.
 
     Args:
-        model: what to run.
-        options: how.
-        flush: whether its threads take denormal numbers for zeros. The first session of a process that does has the
-            calling thread do so as well, from now on.
+        model: the model to run.
+        options: the settings of ONNX Runtime.
+        flush: treat denormal numbers as zeros in the session's threads. The first such session of a process makes the
+            calling thread do so as well, from then on.
         renewed: inputs that are state, and the outputs that are their new values.
-        overwritten: where the inputs are put of which kernels may put the new value in the memory of the old one.
-        shared: the same for standard operators, where there are no kernels.
+        overwritten: receives the inputs whose new value a kernel may write over the old one.
+        shared: receives the same for standard operators, where there are no kernels.
 
     Raises:
         BadInput: ONNX Runtime cannot load it.
@@ -153,10 +153,10 @@ def passes_of(
     """`model` after the passes of a session, with a report of each.
 
     Args:
-        model: what is to run.
-        options: how, with a target that is decided.
+        model: the model to run.
+        options: the settings of ONNX Runtime, with "portable" or "native" as the target.
         memory: the state of the session.
-        upto: how many of the optimizations run; default: all.
+        upto: the number of optimizations that run; default: all.
         counted: count the nodes before and after each pass.
     """
     said = options.target, options.layout, options.provider_names

@@ -188,9 +188,9 @@ class _Discarded:
     mask of a query that is `dead`, as it sees no key, is 0. Either way, queries get 0 that see no key.
 
     Attributes:
-        shown: what is left of the probabilities.
-        of_p: the cotangent of that.
-        nodes: those that discard.
+        shown: the probabilities with zeros.
+        of_p: their cotangent.
+        nodes: the nodes that set zeros.
         dead: the condition, where it is not IsNaN.
     """
 

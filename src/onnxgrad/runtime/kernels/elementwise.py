@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnxgrad.errors import OnnxGradError
 from onnxgrad.ir.execution_order import ordered_by, reorder
-from onnxgrad.ir.graph import in_order, prune, subgraphs
+from onnxgrad.ir.graph import in_order, prune, scopes, take_over
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.invariants import fault_of, interface_of
 from onnxgrad.ir.passes import Declined, Pass
@@ -24,7 +24,7 @@ PHASE = "kernels"
 
 def may_fuse(model: ir.Model) -> bool:
     """True if an operator that programs have reads another one in `model`, or ONNX Runtime lacks it."""
-    for graph in _graphs(model.graph):
+    for graph in scopes(model.graph):
         for node in filter(is_known, graph):
             makers = (v.producer() for v in node.inputs if v is not None)
             if is_only_here(node) or any(maker is not None and is_known(maker) for maker in makers):
@@ -36,7 +36,7 @@ def _fuse(model: ir.Model, setting: Setting) -> int:
     """Replace groups of elementwise operators of `model` by calls. Returns the count of changes."""
     see_shapes(model)
     count = idle = 0
-    for graph in list(_graphs(model.graph)):
+    for graph in scopes(model.graph):
         if setting.level == "none":
             idle += drop_idle_views(graph)
         open_norms(graph)
@@ -54,7 +54,7 @@ def see_shapes(model: ir.Model) -> None:
     """
     if any(
         node.outputs[0].shape is None and (is_known(node) or graph is not model.graph)
-        for graph in _graphs(model.graph)
+        for graph in scopes(model.graph)
         for node in graph
     ):
         declared = interface_of(model.graph)
@@ -77,13 +77,6 @@ def fuse(graph: ir.Graph, serial: int = 0) -> int:
     return len(calls)
 
 
-def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
-    yield graph
-    for node in graph:
-        for body in subgraphs(node):
-            yield from _graphs(body)
-
-
 def _write(graph: ir.Graph, calls: Sequence[GroupCall], serial: int) -> None:
     """Replace the nodes of the calls' results, and drop unused nodes."""
     place: dict[ir.Node, float] = {node: i for i, node in enumerate(graph)}
@@ -99,13 +92,10 @@ def _write(graph: ir.Graph, calls: Sequence[GroupCall], serial: int) -> None:
         graph.append(node)
         for i, (old, made) in enumerate(zip(results, node.outputs)):
             made.name = "" if old is None else f"{name}.{i}"
-            if old is None:
-                continue
-            made.type, made.shape = old.type, old.shape
-            new[old] = made
+            if old is not None:
+                new[old] = made
     for old, made in new.items():
-        old.replace_all_uses_with(made, replace_graph_outputs=True)
-        made.name, old.name = old.name, made.name
+        take_over(made, old)
     _sort(graph, place)
     prune(graph)
 
@@ -126,7 +116,7 @@ ELEMENTWISE = Pass(
     PHASE,
     "one pass over memory for many elementwise operators",
     "elementwise operators, sums of them, normalizations that they read",
-    lambda model, _: any(is_known(n) or n.domain == DOMAIN for g in _graphs(model.graph) for n in g),
+    lambda model, _: any(is_known(n) or n.domain == DOMAIN for g in scopes(model.graph) for n in g),
     _fuse,
     Setting.keeps_operators,
 )

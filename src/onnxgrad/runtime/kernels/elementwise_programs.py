@@ -24,9 +24,9 @@ class Reduction:
     """A sum, at the end of a program.
 
     Attributes:
-        result: what it is.
-        source: of what, which a step gives.
-        code: what programs call it.
+        result: the sum.
+        source: its operand, the result of a step.
+        code: its operation in programs.
         axes: of `source`, as bits from the last one on.
         becomes: what becomes of them.
     """

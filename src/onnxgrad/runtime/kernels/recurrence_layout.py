@@ -35,7 +35,7 @@ class RowLayout:
     """The memory of a body's values: in results, in a joined value, or in registers.
 
     Attributes:
-        made: what the body computes, and the width of each.
+        made: the values that the body computes, with their widths.
         results: number, place, width and direction of each.
         states: place of the next value, width.
         clock: gives a value that tells how many steps there are, if no step reads one.

@@ -42,7 +42,7 @@ class _Chain:
     Attributes:
         nodes: in order.
         leaves: the vectors that they start from.
-        ends: what the graph gives back, as places in `nodes`.
+        ends: the places in `nodes` of outputs of the graph.
         form: everything but the leaves; equal where the same is done.
     """
 

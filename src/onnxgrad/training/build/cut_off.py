@@ -28,7 +28,7 @@ def cut_off(
         nodes: those of the algorithm, in order.
         inputs: its own inputs.
         initializers: its own initializers.
-        ends: what it computes.
+        ends: the values that it computes.
         bindings: which initializer takes which of these values.
     """
     info = onnx.TrainingInfoProto()

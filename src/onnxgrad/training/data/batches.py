@@ -47,14 +47,14 @@ class Data:
     Args:
         source: arrays by name, rows, a path (see `onnxgrad.training.data.sources`), or arrays by position (see
             `named_by_position`).
-        fields: what the step wants.
-        name: what to call the data in messages.
-        images: how pictures become arrays.
+        fields: the inputs of the step that data feed.
+        name: of the data in messages.
+        images: the conversion of pictures to arrays.
         inputs: which columns feed which input (see `onnxgrad.training.data.wide`).
         classes: the names of all classes in the order of their numbers, where the source names its own (folders of
             pictures, labels that are text). Default: those of the source, sorted.
-        text: how text becomes tokens, where it does.
-        trained: how the data were prepared that the model was trained on, for what is not given.
+        text: the conversion of text to tokens. Default: that of `trained`.
+        trained: the preparation of the data that the model was trained on, for settings that are not given.
         pad_to: sizes of padded axes are rounded up to a multiple of it.
         tables: how columns that are joined are prepared, where they have missing values, text or dates.
         fit_rows: the rows that this is fitted on. Default: all.

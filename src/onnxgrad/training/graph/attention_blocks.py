@@ -113,16 +113,16 @@ class _Attention:
     """Attention: a product of queries and keys, elementwise nodes, a softmax, and a product with values.
 
     Attributes:
-        last: what gives the result: the second product, or a Reshape of it.
+        last: the node of the result: the second product, or a Reshape of it.
         q, kt, v: queries, transposed keys, values; several heads of queries may share one of keys.
         product: the first product, as scores see it.
-        score: what the softmax is taken of.
-        probabilities: what it gives.
+        score: the operand of the softmax.
+        probabilities: its result.
         nodes: those between `product` and `score`, and those of masks, in order.
         moving: those that depend on the product.
-        reads: what the nodes read besides, with its axes of queries and keys.
+        reads: the other operands of the nodes, with their axes of queries and keys.
         lost: conditions, one number per query, under which the result is 0.
-        hides_lost: whether it is 0 where the softmax is no number.
+        hides_lost: True if the result is 0 where the softmax is no number.
     """
 
     last: ir.Node

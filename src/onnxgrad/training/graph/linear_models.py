@@ -40,7 +40,7 @@ class _Scores:
         weights: of shape [features, scores].
         biases: of shape [scores], or empty.
         transform: NONE, LOGISTIC or SOFTMAX.
-        opposite: whether these are the scores of the second of two classes, and those of the first their negatives.
+        opposite: True if these are the scores of the second of two classes, and those of the first their negatives.
         labels: by class; empty for a regression.
     """
 

@@ -49,7 +49,7 @@ class Precision:
 
     Attributes:
         dtype: FLOAT16 or BFLOAT16.
-        runs: whether a node may take operands of that type.
+        runs: returns True if a node may take operands of that type.
         scale: the first loss scale.
         growth: after so many good steps the scale is doubled; 0: never.
         in_parts: the step is to be cut at its gradients (see `split_step`).

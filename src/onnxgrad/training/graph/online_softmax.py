@@ -56,12 +56,12 @@ class BlockedScores:
     Attributes:
         q, kt, v: queries [.., S, D], keys [.., D, T] and values [.., T, E]; several heads of queries may share one of
             keys.
-        product: what q·kt is called.
-        nodes: what makes scores of that, element by element, in order; masks may be computed among them.
+        product: the name of q·kt.
+        nodes: the elementwise nodes from the product to the scores, in order; masks may be computed among them.
         moving: those of them that depend on it.
-        score: what the softmax is taken of.
-        reads: what the nodes read besides, and its axes of queries and of keys, None where it has none.
-        hides_lost: whether a query that sees no key gets 0, where a softmax is no number.
+        score: the operand of the softmax.
+        reads: the other operands of the nodes, with their axes of queries and of keys; None for a missing axis.
+        hides_lost: True if the result is 0 for a query that sees no key, where a softmax is no number.
     """
 
     q: Var

@@ -37,7 +37,7 @@ class Mode:
     """The differences between training and inference mode.
 
     Attributes:
-        on: whether anything; if not, the network trains in inference mode.
+        on: False: the network trains in inference mode.
         frozen: globs over the names of BatchNormalization nodes that stay in inference mode.
         dropout: the share that is dropped behind nodes: by type, or by a glob over their names or outputs.
     """

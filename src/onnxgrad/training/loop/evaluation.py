@@ -62,7 +62,7 @@ class Evaluation:
         loss: output of the tail.
         boundary: inputs of the tail that the inference graph computes.
         labels: batch inputs that the inference graph does not read.
-        predictions: what scores are taken of.
+        predictions: the outputs that are compared with labels.
         most_rows: the rows of a batch, where memory allows for no more.
     """
 

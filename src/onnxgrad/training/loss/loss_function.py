@@ -26,7 +26,7 @@ class LossFunction:
     Attributes:
         write: emits it, given prediction, labels and options.
         options: its options with their defaults; the axis of the classes is found out (see `class_axis`).
-        labels: what its label inputs are, given the prediction and the options.
+        labels: returns its label inputs for a prediction and options.
         contains: the activations that it contains, which are stripped off the prediction.
         mean: what its mean is taken over: "elements" of the prediction, "labels" that count, their "weights", or
             "rows" of the batch; "batch" where examples of a batch are compared with each other.

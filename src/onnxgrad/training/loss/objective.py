@@ -43,7 +43,7 @@ class Objective:
 
     Args:
         builder: writes behind the inference graph.
-        terms: what is summed.
+        terms: the losses that are added.
         output: finds the value of the model that a name stands for (None: the only float output).
         rows: the axis of a prediction along which the rows of the data lie (see `row_axis`).
         whole: True if losses must be functions of the predictions as a whole.

@@ -63,7 +63,7 @@ class Recorded:
         name: of the loss in messages.
         model: the graph.
         function: from arrays of float64 by position to a number.
-        reads: what the inputs of the graph are: values of the model, or inputs for data.
+        reads: the values of the model, or inputs for data, that feed the inputs of the graph.
         values: which of them are values of the model.
         classes: the numbers of classes of inputs for data that hold class numbers.
     """

@@ -34,7 +34,7 @@ class LossOfWeights:
     """The loss as a function of the weights.
 
     Attributes:
-        weights: what is trained.
+        weights: the weights that train.
         at: the weights, as values of their own.
         loss: the loss there.
         ends: the predictions there.

@@ -47,8 +47,8 @@ def ways_down(layers: Sequence[Sensitivity], cost: Cost, size: int, multiple: in
     """Steps towards smaller models: the sets that each of them removes.
 
     Args:
-        layers: what can be narrowed.
-        cost: what is to be saved.
+        layers: the layers that can be narrowed.
+        cost: the quantity to save.
         size: the number of sets.
         multiple: widths above it stay multiples of it.
     """

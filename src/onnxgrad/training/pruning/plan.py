@@ -29,8 +29,8 @@ class PrunePlan:
         kind: channels, heads or weights.
         amount: the share that goes in the end, or how many of how many weights stay.
         schedule: how the share grows between `begin` and `end`, which are shares of the steps of the run.
-        score: what is small goes first.
-        times: how many times pruning takes place in between.
+        score: the measure of importance: small ones go first.
+        times: the number of times that pruning takes place in between.
     """
 
     text: str

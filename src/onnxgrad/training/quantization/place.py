@@ -127,7 +127,7 @@ def place_quantizers(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[
 
     Args:
         model: is not changed.
-        scheme: how.
+        scheme: the form of the stored integers.
         batches: inputs by name, over which activations are calibrated.
 
     Raises:

@@ -35,7 +35,7 @@ class LearnedScale:
 
     Attributes:
         value: the initializer.
-        rounds: what it scales.
+        rounds: the value that is rounded to its multiples.
         largest: Qp, the largest quantized number, counted from the zero point.
     """
 

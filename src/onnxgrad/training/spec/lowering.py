@@ -65,7 +65,7 @@ class Opening:
     """A model prepared for `write_out`: its Gradients are bound, and values that training changes are no constants.
 
     Args:
-        model: what `open_model` takes.
+        model: as of `open_model`.
         variables: names of further initializers that are no constants.
         first: what else sees the model as it was written, before anything is done with it; gives further `variables`.
     """
