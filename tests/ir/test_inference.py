@@ -264,14 +264,30 @@ def test_an_operator_of_operands_that_do_not_fit_is_an_error_at_once():
 
 
 @pytest.mark.parametrize("kind", ["none", "mean"])
-@pytest.mark.parametrize("declared", ["c", "[M, 2] c"])
+@pytest.mark.parametrize("declared", ["", "[M, 2]"])
 def test_a_declared_shape_of_another_rank_is_wrong(kind, declared):
     """PyTorch's newer exporter declares losses of rows to be one number."""
-    text = f"(float[N, 3] x, int64[N] y, float s) => (float[] l) <float{declared}> {{"
+    text = f"(float[N, 3] x, int64[N] y, float s) => (float[] l) <float{declared} c> {{"
     text += f' c = SoftmaxCrossEntropyLoss <reduction = "{kind}"> (x, y) l = Mul (c, s) }}'
     model = ir.from_proto(parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> g {text}'))
     infer_model(model)
     assert [str(v.shape) for n in model.graph for v in n.outputs] == ["[N]" if kind == "none" else "[]"] * 2
+
+
+#: PyTorch's older exporter asks for the rank, of values of every batch size; `y` is declared as the dead branch has it.
+BY_RANK = """<ir_version: 10, opset_import: ["": 18]>
+    g (float[N, 3] x) => (float[M, M, M] y) {
+        s = Shape (x) n = Size (s) two = Constant <value = int64 {2}> () d = Sub (n, two)
+        zero = Constant <value = int64[1] {0}> () less = Less (d, zero)
+        y = If (less) <
+            then_branch = t () => (a) { a = Unsqueeze (x, zero) },
+            else_branch = e () => (b) { b = Identity (x) }> }"""
+
+
+def test_a_branch_that_the_rank_decides_is_known():
+    model = ir.from_proto(parser.parse_model(BY_RANK))
+    infer_and_fold(model)
+    assert str(model.graph.outputs[0].shape) == "[N,3]"
 
 
 @pytest.mark.parametrize(("axis", "rank"), [("", 1), ("<axis = 1>", 2), ("<axis = -2>", 2)])

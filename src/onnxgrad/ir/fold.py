@@ -14,6 +14,7 @@ follow from constants, or from the shape of something whose shape is fixed, beco
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -135,6 +136,8 @@ def _whole_value(node: ir.Node, opset: int) -> np.ndarray | None:
             return None
         dims = list(source.shape)[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)]
         return np.array(dims, np.int64) if all(isinstance(d, int) for d in dims) else None
+    if node.op_type == "Size" and (source := node.inputs[0]) is not None and source.shape is not None:
+        return np.array(math.prod(source.shape), np.int64) if source.shape.is_static() else None
     inferred = value.const_value  # the elements of a shape
     if inferred is not None and node.op_type != "Constant":
         return inferred.numpy()

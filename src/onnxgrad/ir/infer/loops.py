@@ -57,13 +57,16 @@ def enter_body(node: ir.Node) -> None:
 
 
 def infer_if(ctx: InferenceContext, node: ir.Node) -> None:
-    """Types and shapes of the outputs of an If: those that both branches have in common."""
+    """Types and shapes of the outputs of an If: those of the branch that is taken, or what both have in common."""
     then, other = (node.attributes[name].as_graph().outputs for name in ("then_branch", "else_branch"))
+    condition = None if node.inputs[0] is None else constant(node.inputs[0])
+    if condition is not None and condition.size == 1:
+        then = other = then if condition.all() else other
     for out, a, b in zip(node.outputs, then, other):
         out.type = out.type or a.type or b.type
         if isinstance(out.type, ir.SequenceType):
             out.shape = better(elements_in_common(a, b), out.shape)
-        elif out.shape is None:
+        elif out.shape is None or (a.shape is not None and a is b and len(a.shape) != len(out.shape)):
             out.shape = in_common(a.shape, b.shape, ctx.new_symbolic_dim)
 
 
