@@ -363,3 +363,29 @@ def test_what_depends_on_no_argument_keeps_its_value():
     close(product(2.0), 3 * (math.cos(2.0) * 2 + math.sin(2.0)))
     close(og.grad(product)(2.0), 3 * (2 * math.cos(2.0) - 2.0 * math.sin(2.0)))
     close(og.grad(lambda s: PULLED(s) ** 2)(1.0), 2 * math.cos(2.0) ** 2)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: og.grad(lambda y: np.sum((y - x) ** 4))(numpy.zeros(3)),
+        lambda x: og.grad(lambda s: np.sum(s * x) ** 2)(2.0) * x,
+        lambda x: og.hessian(lambda z: np.sum(z**3 * x))(numpy.ones(3)) @ x,
+        lambda x: og.vjp(lambda z: z * z * x, numpy.ones(3))[1](x),
+    ],
+)
+def test_derivatives_at_constants_inside_are_off_the_tape(f):
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return f(x)
+
+    x = X[0]
+    compiled = og.jit(counted)
+    for k in (1.0, 2.0):
+        y = compiled(k * x)
+        assert y._node is None
+        close(y, f(np.asarray(k * x)))
+    assert len(calls) == 1
+    close(og.jit(og.grad(lambda x: np.sum(f(x))))(x), og.grad(lambda x: np.sum(f(x)))(x))
