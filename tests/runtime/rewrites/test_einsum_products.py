@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from onnxgrad.ir.einsum_labels import einsum_labels
@@ -90,3 +92,19 @@ def test_gradients_share_transposes_and_products():
     graph = optimized(ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))).graph
     absolute = [n.outputs[0] for n in graph if n.op_type == "Abs"]
     assert [len(v.uses()) for v in absolute] == [1, 1, 1]
+
+
+def test_no_transpose_of_the_runtime_moves_single_numbers(tmp_path):
+    """Weights lie in one order for both products; ONNX Runtime would turn both exchanges into one that is slow."""
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[N,7,5,19] x, float[7,2,5,19] w, float[N,2,5,19] g)
+        => (float[] y, float[] dx) { a = Abs (x) c = Abs (g)
+        y = Einsum <equation = "Nacd,abcd->Nbcd"> (a, w) dx = Einsum <equation = "Nbcd,abcd->Nacd"> (c, w) }"""
+    model = optimized(ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))))
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "run.onnx")
+    onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    nodes = onnx.load(tmp_path / "run.onnx").graph.node
+    orders = [list(n.attribute[0].ints) for n in nodes if n.op_type == "Transpose"]
+    assert [3, 2, 1, 0] not in orders
+    assert [2, 3, 1, 0] not in orders
+    assert orders

@@ -217,8 +217,12 @@ class _Writer:
         if runs[-1][-1] == to[-1] and _count(runs[-1], self.sizes) >= _ROW:  # rows move faster one axis at a time
             return self.b.Transpose(x, perm=[term.index(c) for c in to])
         order = sorted(runs, key=to.index)
-        moved = self.b.Transpose(self.reshaped(x, list(term), runs), perm=[runs.index(r) for r in order])
-        return self.reshaped(moved, order, list(to))
+        rows, perm = self.reshaped(x, list(term), runs), [runs.index(r) for r in order]
+        if len(runs) > 2:
+            return self.reshaped(self.b.Transpose(rows, perm=perm), order, list(to))
+        # a last axis of 1, or ONNX Runtime merges it with the exchange of `matrix` to one that moves single numbers
+        moved = self.b.Transpose(self.b.Reshape(rows, [0, 0, 1]), perm=[*perm, 2])
+        return self.reshaped(moved, [*order, ""], list(to))
 
     def multiply(self, x: Var, y: Var, one: str, other: str, out: str) -> tuple[Var, str]:
         """Σ x·y, and its letters in their order."""
