@@ -383,8 +383,7 @@ def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
 def _given_constant(output: ir.Value) -> np.ndarray:
     """The elements of an output that is a constant."""
     node = output.producer()
-    array = not_none(constant(output) if node is None else constant(node.inputs[0]))
-    return array
+    return not_none(constant(output) if node is None else constant(node.inputs[0]))
 
 
 def _overwrites_inputs(node: ir.Node) -> bool:

@@ -95,11 +95,9 @@ def _call(op: Op, mode: Mode, moved: tuple[bool, ...], seeds: Cotangents) -> dic
     def var(source: Source) -> Var:
         kind, i = source
         if kind == "operand":
-            value = not_none(operands[i])
-            return op.builder.var(value)
+            return op.builder.var(not_none(operands[i]))
         if kind == "seed":
-            seed = not_none(seeds[i])
-            return seed
+            return not_none(seeds[i])
         if kind == "linear":
             return given_back[i]
         return op.output(i if kind == "result" else results + i)

@@ -97,8 +97,7 @@ class _Layer:
 
     def operand(self, name: str) -> Var:
         """An operand that every node has."""
-        value = not_none(self.operands[name])
-        return value
+        return not_none(self.operands[name])
 
     def part(self, name: str, direction: int) -> Var | None:
         """An operand's slice for one direction."""

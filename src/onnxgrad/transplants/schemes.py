@@ -31,8 +31,7 @@ def tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 def array_of(value: ir.Value) -> np.ndarray:
     """The elements of `tensor_of`."""
-    tensor = not_none(tensor_of(value))
-    return tensor.numpy()
+    return not_none(tensor_of(value)).numpy()
 
 
 @dataclass
@@ -352,8 +351,7 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
 
 
 def _dtype(value: ir.Value) -> ir.DataType:
-    tensor = not_none(tensor_of(value))
-    return ir.DataType(tensor.dtype)
+    return ir.DataType(not_none(tensor_of(value)).dtype)
 
 
 def _tensor(array: np.ndarray, dtype: ir.DataType) -> ir.TensorProtocol:

@@ -59,8 +59,7 @@ class TargetWeight:
         """The tensors that store `after` in the form of this weight."""
         if self.scheme is not None:
             return self.scheme.store(after, before)
-        tensor = not_none(tensor_of(self.value))
-        dtype = ir.DataType(tensor.dtype)
+        dtype = ir.DataType(not_none(tensor_of(self.value)).dtype)
         return {self.value: ir.Tensor(np.asarray(after, dtype.numpy(), order="C"), dtype=dtype)}
 
     @property

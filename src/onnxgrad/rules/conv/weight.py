@@ -188,8 +188,7 @@ def _stop_if_empty(op: Op, kernel: Var) -> Var:
     rows = op.Max(op.shape_of(kernel, 1, 2), 1)
     same = op.reshape(kernel, vector(op, [dim(op, kernel, 0), rows, *spatial(op, kernel)]))
     same.value.shape = kernel.value.shape
-    node = not_none(same.value.producer())
-    node.name = name_stop(op.builder.names, CONVOLUTION, op.node)
+    not_none(same.value.producer()).name = name_stop(op.builder.names, CONVOLUTION, op.node)
     return same
 
 

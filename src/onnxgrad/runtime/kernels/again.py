@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.execution_order import execution_order, sort
 from onnxgrad.ir.graph import ancestors
-from onnxgrad.ir.match import is_op, permutation, producer
+from onnxgrad.ir.match import is_op, not_none, permutation, producer
 from onnxgrad.ir.names import Names
 from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, dims
@@ -119,8 +119,7 @@ class _Repeating:
         self._insert(again, [v if v in saved else None for v in node.outputs], late[0].leaf, place - step)
         new = dict(zip(node.outputs, again.outputs))
         for reader in late:
-            old = reader.node.inputs[reader.operand]
-            assert old is not None
+            old = not_none(reader.node.inputs[reader.operand])
             reader.node.replace_input_with(reader.operand, new[old])
         for value in saved:
             if not value.uses():  # ONNX Runtime frees a result that nothing reads at the end of the step

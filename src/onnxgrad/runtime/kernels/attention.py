@@ -47,8 +47,7 @@ class _View:
         """The view of a value's source through Transposes."""
         order = tuple(range(_rank(value)))
         while (node := producer(value, "Transpose")) is not None and (found := permutation(node)) is not None:
-            source = not_none(node.inputs[0])
-            value, order = source, tuple(found[i] for i in order)
+            value, order = not_none(node.inputs[0]), tuple(found[i] for i in order)
         return cls(value, order)
 
     @classmethod

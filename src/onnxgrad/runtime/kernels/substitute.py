@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
 from onnxgrad.ir.execution_order import sort
-from onnxgrad.ir.graph import add_initializer, prune, reads, replace_everywhere, subgraphs
+from onnxgrad.ir.graph import add_initializer, prune, reads, replace_everywhere, scopes, subgraphs
 from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import pattern
 from onnxgrad.ir.notes import notes
@@ -166,14 +166,7 @@ def wants_kernels(model: ir.Model) -> bool:
 
 def names_any(model: ir.Model, known: Collection[str]) -> bool:
     """True if `model`, or a graph inside it, has a part with one of the names `known`."""
-    return any(part.name in known for graph in _with_bodies(model.graph) for part in named_parts(graph))
-
-
-def _with_bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
-    yield graph
-    for node in graph:
-        for body in subgraphs(node):
-            yield from _with_bodies(body)
+    return any(part.name in known for graph in scopes(model.graph) for part in named_parts(graph))
 
 
 def _call_kernels(model: ir.Model, setting: Setting) -> int:
@@ -193,7 +186,7 @@ def _call(model: ir.Model, known: Mapping[str, Fits]) -> int:
     except ValueError:
         raise Declined("calls of several results wait for each other") from None
     model.opset_imports[DOMAIN] = 1
-    for graph in reversed(list(_with_bodies(model.graph))):
+    for graph in reversed(scopes(model.graph)):
         prune(graph)
         _without_indices(graph)
     return places
@@ -209,7 +202,7 @@ def _call_attention(model: ir.Model, setting: Setting) -> int:
 
     if not _call(model, {MARK: mark}):
         return 0
-    for graph in _with_bodies(model.graph):
+    for graph in scopes(model.graph):
         bring_transposes_near(setting.builder(graph, "near_attention"))
     return _for_each_graph(fuse_attention)(model, setting)
 
@@ -218,7 +211,7 @@ def _for_each_graph(fuse: Callable[[ir.Graph, str], int]) -> Callable[[ir.Model,
     """A fusion in each graph of a model, inner ones first."""
 
     def apply(model: ir.Model, setting: Setting) -> int:
-        places = sum(fuse(graph, DOMAIN) for graph in reversed(list(_with_bodies(model.graph))))
+        places = sum(fuse(graph, DOMAIN) for graph in reversed(scopes(model.graph)))
         setting.has_kernels |= places > 0
         return places
 
@@ -248,7 +241,7 @@ CONVOLUTIONS = Pass(
     PHASE,
     "convolutions as products of transformed tiles, or of vectors of channels",
     "Conv of 3×3 taps side by side, depthwise Conv and ConvTranspose; weights that change",
-    lambda model, _: any(n.op_type in ("Conv", "ConvTranspose") for g in _with_bodies(model.graph) for n in g),
+    lambda model, _: any(n.op_type in ("Conv", "ConvTranspose") for g in scopes(model.graph) for n in g),
     _for_each_graph(fuse_convolutions),
     Setting.lacks_kernels,
 )

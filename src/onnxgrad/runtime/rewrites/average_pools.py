@@ -58,8 +58,7 @@ def _works() -> bool:
     b = Builder(graph, noting=False)
     for include in (0, 1):
         plain = b.AveragePool(x, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 2, 1], count_include_pad=include)
-        node = not_none(plain.value.producer())
-        graph.outputs.extend([plain.value, _write(b, node).value])
+        graph.outputs.extend([plain.value, _write(b, not_none(plain.value.producer())).value])
     image = np.random.default_rng(0).standard_normal((2, 12, 7, 6)).astype(np.float32)
     try:
         found = run(ir.Model(graph, ir_version=9), {"x": image})

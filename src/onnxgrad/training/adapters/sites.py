@@ -39,8 +39,7 @@ class Site:
     @property
     def data(self) -> ir.Value:
         """The operand that the weight is combined with."""
-        value = not_none(self.node.inputs[1 if self.at == 0 else 0])
-        return value
+        return not_none(self.node.inputs[1 if self.at == 0 else 0])
 
     @property
     def is_left(self) -> bool:

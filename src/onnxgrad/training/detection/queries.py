@@ -120,9 +120,7 @@ def part_of_stack(value: ir.Value) -> ir.Value:
     stacked = [producer(v, "Unsqueeze") for v in joined.inputs]
     if any(n is None or _axes(n) != [axis] for n in stacked):
         return value
-    part = not_none(stacked[int(index)])
-    found = not_none(part.inputs[0])
-    return found
+    return not_none(not_none(stacked[int(index)]).inputs[0])
 
 
 def _axes(node: ir.Node) -> list[int] | None:

@@ -38,7 +38,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.exporter_names import folded_buffers, is_buffer, is_parameter
 from onnxgrad.ir.graph import reads
-from onnxgrad.ir.match import is_standard
+from onnxgrad.ir.match import is_standard, not_none
 from onnxgrad.training.graph.frozen_norms import frozen_norms, norms_groups
 
 #: Operators that read weights.
@@ -152,8 +152,7 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
     Args:
         named: True if names of other candidates are those of parameters of modules.
     """
-    assert value.const_value is not None
-    array = value.const_value.numpy()
+    array = not_none(value.const_value).numpy()
     limit = min(1e8, 0.99 * float(ml_dtypes.finfo(array.dtype).max))
     with np.errstate(invalid="ignore"):
         low, high = float(array.min(initial=0)), float(array.max(initial=0))

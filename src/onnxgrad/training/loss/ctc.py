@@ -57,8 +57,7 @@ def ctc_rows(
     index = b.Expand(b.Unsqueeze(states, [time]), b.join(b.shape_of(y, 0, 2), b.shape_of(states, 1, 2)))
     index.value.shape = ir.Shape([n, y.shape[1], width] if time else [y.shape[0], n, width])  # type: ignore[index]
     likely = b.LogSoftmax(y, axis=-1)
-    node = not_none(likely.value.producer())
-    node.metadata_props[METADATA] = f"{given.name} {blank} {time}"
+    not_none(likely.value.producer()).metadata_props[METADATA] = f"{given.name} {blank} {time}"
     emitted = b.Max(b.GatherElements(likely, index, axis=2), DEAD)
     before = b.Expand(b.const(np.array([[0.0]]), y.dtype), b.join(b.shape_of(labels, 0, 1), [1]))
     start = b.Pad(before, b.join([0], b.Sub(b.shape_of(states, 1, 2), [1])), b.const(DEAD, y.dtype), [1])

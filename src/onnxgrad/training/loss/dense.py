@@ -60,8 +60,7 @@ def _shares(b: Builder, y: Var, labels: Var, axis: int, ignore_index: int | None
 
 def _note(y: Var, labels: Var, kind: str, ignored: int | None = None) -> Var:
     """Note at the node of `y` what it is compared with, for the metrics of a run."""
-    node = not_none(y.value.producer())
-    node.metadata_props[COMPARED] = json.dumps([labels.name, kind, ignored])
+    not_none(y.value.producer()).metadata_props[COMPARED] = json.dumps([labels.name, kind, ignored])
     return y
 
 

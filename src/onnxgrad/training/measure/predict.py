@@ -218,8 +218,7 @@ def _predict_documents(
     options: Options | None,
 ) -> dict[str, np.ndarray]:
     """For each document its tokens that count, and over these the mean loss, the perplexity and the accuracy."""
-    scores = not_none(scores_of(model, outputs[0] if outputs else None))
-    name = scores.name or ""
+    name = not_none(scores_of(model, outputs[0] if outputs else None)).name or ""
     sums: np.ndarray = np.zeros((3, int(language.index.max()) + 1))
     begin = 0
     for batch, found in batches_of(model, rows, [name], language.batch_size(batch_size, rows), options):

@@ -108,8 +108,7 @@ class _Cut:
         finish(graph)
         names: dict[str, str] = {}
         if self.shapes:
-            dtype = not_none(values[BUCKET].dtype)
-            step, names = taking(step, self.shapes, dtype, (BUCKET, TOTAL))
+            step, names = taking(step, self.shapes, not_none(values[BUCKET].dtype), (BUCKET, TOTAL))
         graph = step.model.graph
         used = values_read(graph)
         inputs = {v.name or "": v for v in graph.inputs if v in used}

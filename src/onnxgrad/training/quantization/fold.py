@@ -42,8 +42,7 @@ def folded(model: ir.Model) -> ir.Model:
 
 
 def _array(graph: ir.Graph, name: str) -> np.ndarray:
-    held = not_none(graph.initializers[name].const_value)
-    return held.numpy()
+    return not_none(graph.initializers[name].const_value).numpy()
 
 
 def _set(graph: ir.Graph, name: str, array: np.ndarray) -> None:

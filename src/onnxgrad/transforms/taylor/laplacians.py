@@ -99,8 +99,7 @@ class _Walk:
             if k == 1:
                 self.stacks[value] = stack
             else:
-                total = not_none(plus(pushed.get(value), _total(stack, value)))
-                pushed[value] = total
+                pushed[value] = not_none(plus(pushed.get(value), _total(stack, value)))
         self.sums |= pushed
 
     def _is_of_one_element(self, node: ir.Node, x: ir.Value) -> bool:

@@ -83,8 +83,7 @@ def _full_series(op: Op, xs: Sequence[Series | None], i: int, order: int) -> Ser
     own = xs[i]
     if own is not None:
         return own
-    x = not_none(op.inputs[i])
-    return [x, *[None] * order]
+    return [not_none(op.inputs[i]), *[None] * order]
 
 
 def _order(xs: Sequence[Series | None]) -> int:
@@ -92,13 +91,11 @@ def _order(xs: Sequence[Series | None]) -> int:
 
 
 def _only(xs: Sequence[Series | None]) -> Series:
-    x = not_none(xs[0])
-    return x
+    return not_none(xs[0])
 
 
 def _result(op: Op) -> Var:
-    y = not_none(op.outputs[0])
-    return y
+    return not_none(op.outputs[0])
 
 
 @_equation("Mul")
