@@ -12,6 +12,7 @@ from onnxgrad.runtime.rewrites.batched_updates import BATCHED_UPDATES, compute_s
 from onnxgrad.runtime.rewrites.blocked_layout import BLOCKED_LAYOUT
 from onnxgrad.runtime.rewrites.depthwise_weight import DEPTHWISE_WEIGHT
 from onnxgrad.runtime.rewrites.einsum_products import EINSUM_PRODUCTS
+from onnxgrad.runtime.rewrites.few_channels import FEW_CHANNELS
 from onnxgrad.runtime.rewrites.few_pixels import FEW_PIXELS
 from onnxgrad.runtime.rewrites.flat_depth import FLAT_DEPTH
 from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
@@ -33,6 +34,7 @@ from onnxgrad.runtime.setting import Setting
 #: In the order in which they are applied.
 REWRITES: tuple[Pass[Setting], ...] = (
     FEW_PIXELS,
+    FEW_CHANNELS,
     FLAT_DEPTH,
     BLOCKED_LAYOUT,
     DEPTHWISE_WEIGHT,
