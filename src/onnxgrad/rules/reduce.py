@@ -123,8 +123,8 @@ def reduce_prod(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     last = [a for a in range(x.rank) if a not in known] + known  # the reduced axes to the end, flattened
     moved = x if last == list(range(x.rank)) else op.Transpose(x, perm=last)
     head = x.rank - len(known)
-    sizes = [x.shape[a] if x.shape is not None else None for a in known]
-    count = math.prod(sizes) if all(isinstance(n, int) for n in sizes) else 0
+    sizes = [d for a in known if isinstance(d := x.dims[a], int)]
+    count = math.prod(sizes) if len(sizes) == len(known) else 0
     if count > _FEW_FACTORS:
         factor = op.reshape(_others_by_tree(op, op.Reshape(moved, [-1, count]), count), op.shape_of(moved))
     else:

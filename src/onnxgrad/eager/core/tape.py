@@ -208,7 +208,7 @@ def program(
             at = place.get(held)
             if at is None:
                 at = place[held] = ~len(sources)
-                sources.append(value_of(p) if type(p) is Node and p in free else p)  # type: ignore[arg-type]
+                sources.append(value_of(p) if type(p) is Node and p in free else p)
                 tracked = tracked or (type(p) is Node and p not in free and carries_derivative(p.value))
             refs.append(at)
         place[node] = len(kept)
