@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.infer.corrections import BROADCASTING
 from onnxgrad.ir.infer.formulas import factors
-from onnxgrad.ir.match import Dim, constant, is_op
+from onnxgrad.ir.match import Dim, constant, is_op, not_none
 from onnxgrad.ir.names import Names
 
 #: A quotient of a multiple, in lowest terms: it is not 1.
@@ -33,23 +33,24 @@ def settle_sizes(graph: ir.Graph) -> bool:
     reshapes = [node for node in graph if node.op_type == "Reshape"]
     opened = {node: name for node in reshapes if (name := _open_size(node)) is not None}
     settled = _settled(graph) if opened else {}
-    names = Names.of_graph(graph) if settled else None
     found = {node: settled[name] for node, name in opened.items() if name in settled}
+    if not found:
+        return False
+    names = Names.of_graph(graph)
     for node, number in found.items():
-        target = constant(node.inputs[1])
-        assert target is not None
-        assert names is not None
+        target = not_none(constant(node.inputs[1]))
+        sizes = ir.tensor(np.where(target == -1, number, target), name=names.fresh("settled_size"))
         value = ir.Value(
-            name=names.fresh("settled_size"), const_value=ir.tensor(np.where(target == -1, number, target))
+            name=sizes.name, type=ir.TensorType(sizes.dtype), shape=ir.Shape(target.shape), const_value=sizes
         )
-        value.type, value.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(target.shape)
         graph.register_initializer(value)
         node.replace_input_with(1, value)
     texts = {opened[node] for node in found}
-    for value in (v for node in graph for v in node.outputs if found and v.shape is not None):
-        if any(text in str(d.value) for d in value.shape if not isinstance(d, int) for text in texts):
+    for value in (v for node in graph for v in node.outputs):
+        dims = () if value.shape is None else value.shape.dims
+        if any(text in str(d.value) for d in dims if not isinstance(d, int) for text in texts):
             value.shape = None
-    return bool(found)
+    return True
 
 
 def _open_size(node: ir.Node) -> str | None:
