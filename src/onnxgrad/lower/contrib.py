@@ -79,7 +79,7 @@ def refuse(node: ir.Node, attribute: str, *allowed: Any, hint: str = "export the
         raise NotDifferentiable(f"its attribute {attribute} is {value.value}, which is not supported\n  hint: {hint}")
 
 
-def refuse_operand(x: Var | None, name: str, hint: str = "export the model without it") -> None:
+def refuse_operand(x: Var | None, name: str) -> None:
     """Raise NotDifferentiable where an optional operand is there."""
     if x is not None:
-        raise NotDifferentiable(f"its input {name} ({x.name!r}) is not supported\n  hint: {hint}")
+        raise NotDifferentiable(f"its input {name} ({x.name!r}) is not supported\n  hint: export the model without it")

@@ -247,7 +247,7 @@ def zero(
     declare(*names, domain=domain, **traits)
 
 
-def undefined(*names: str, reason: str, domain: str = "", since: int = 1) -> None:
+def undefined(*names: str, reason: str, domain: str = "") -> None:
     """Operators that have no derivative; a path through them is refused with `reason`."""
     for name in names:
-        registry.set(name, Undefined(reason), domain, since)
+        registry.set(name, Undefined(reason), domain)
