@@ -12,9 +12,7 @@ pytestmark = needs_kernels
 NONE = Options(threads=1, level="none", target="native")
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
 ENDS = "(double[3,4] x, double[4] v, double[9,4] w) => (double[{}] y) "
-INTS = (
-    "<int64[1] zero = {0}, int64[1] one = {1}, int64[1] last = {-1}, int64[2] wide = {1, 4}, int64[2] x_shape = {3, 4}>"
-)
+INTS = "<int64[1] zero = {0}, int64[1] one = {1}, int64[1] last = {-1}, int64[2] wide = {1, 4}, int64[2] x_shape = {3, 4}, int64[2] turned = {4, 3}>"
 
 
 def views_left(model):
@@ -26,6 +24,7 @@ CASES = {
     "back to the shape before": ("a = Reshape(v, wide) b = Squeeze(a, zero) e = Exp(b) y = Exp(e)", "4", 0),
     "back to an operand": ("e = Exp(x) a = Unsqueeze(e, zero) b = Reshape(a, x_shape) y = Mul(b, x)", "3,4", 0),
     "a view that stays": ("e = Exp(v) a = Reshape(e, wide) y = Add(a, x)", "3,4", 1),
+    "another shape of as many axes": ("e = Exp(x) a = Reshape(e, turned) t = Tanh(a) y = Neg(t)", "4,3", 1),
     "a result": ("e = Exp(v) a = Reshape(e, wide) y = Squeeze(a, zero)", "4", 2),
     "a sum that keeps an axis": ("e = Exp(x) s = ReduceSum(e, one) y0 = Squeeze(s, last) y = Exp(y0)", "3", 0),
     "a sum that another reads": (
