@@ -49,6 +49,7 @@ WORKLOADS = (
     "global_filter",
     "traffic_graph",
     "axial_attention",
+    "diffusion",
 )
 STEPS = 4  #: in a turn
 ALL = "all of them"

@@ -151,7 +151,7 @@ def _after(found: _Transform) -> _Transform | None:
 
 
 def _cuts(node: ir.Node, rank: int) -> dict[int, slice] | None:
-    """What a Slice keeps of each axis that it names; None if it is computed, or goes backwards."""
+    """The part of each axis that a Slice keeps, by axis; None if it is computed, or goes backwards."""
     starts, ends, axes, steps = (constant(v) for v in (*node.inputs[1:], None, None)[:4])
     if starts is None or ends is None or axes is None or (steps is None and len(node.inputs) > 4):
         return None
@@ -235,7 +235,7 @@ def _emit(b: Builder, found: _Transform) -> Var:
     else:
         z = _ordered(x, layout.axes(axis, last, parts_first))
     ahead = [0] * len(layout.ahead)  # as they are
-    behind = [int(x.shape[a]) for a in layout.behind] if x.shape is not None else []
+    behind = [n for a in layout.behind if x.shape is not None and isinstance(n := x.shape[a], int)]  # all are known
     puts_first = _reads_planes(found, bool(behind))
     matrix = found.matrix.transpose(*((1, 0) if parts_first else (0, 1)), *((3, 2) if puts_first else (2, 3)))
     sizes, flat = matrix.shape[2:], matrix.reshape(n * parts, -1)
