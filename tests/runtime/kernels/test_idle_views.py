@@ -13,8 +13,8 @@ NONE = Options(threads=1, level="none", target="native")
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
 ENDS = "(double[3,4] x, double[4] v, double[9,4] w) => (double[{}] y) "
 INTS = (
-    "<int64[1] zero = {0}, int64[1] one = {1}, int64[1] last = {-1}, int64[2] wide = {1, 4}, int64[2] x_shape = {3, 4}, "
-    "int64[2] turned = {4, 3}>"
+    "<int64[1] zero = {0}, int64[1] one = {1}, int64[1] last = {-1}, int64[2] wide = {1, 4}, "
+    "int64[2] x_shape = {3, 4}, int64[2] turned = {4, 3}>"
 )
 
 
