@@ -82,16 +82,16 @@ def _match(node: ir.Node) -> _Transform | None:
     return _Transform(x, node.outputs[0], axis, matrix) if 0 < matrix.size <= _LARGEST else None
 
 
-def _around(found: _Transform) -> _Transform:
+def _absorb(found: _Transform) -> _Transform:
     """`found` with the operators before and after it that its matrix can take in."""
-    while (before := _before(found)) is not None:
+    while (before := _absorb_operand(found)) is not None:
         found = before
-    while (after := _after(found)) is not None:
+    while (after := _absorb_result(found)) is not None:
         found = after
     return found
 
 
-def _before(found: _Transform) -> _Transform | None:
+def _absorb_operand(found: _Transform) -> _Transform | None:
     """`found` with the operator that computes its operand."""
     node, x = found.x.producer(), found.x
     source = None if node is None or not node.inputs else node.inputs[0]
@@ -120,7 +120,7 @@ def _before(found: _Transform) -> _Transform | None:
     return replace(found, x=source, matrix=found.matrix[rows, parts])
 
 
-def _after(found: _Transform) -> _Transform | None:
+def _absorb_result(found: _Transform) -> _Transform | None:
     """`found` with the only operator that reads its result."""
     y = found.y
     if len(y.uses()) != 1 or y.is_graph_output() or y.shape is None or not found.keeps_parts:
@@ -235,7 +235,7 @@ def _emit(b: Builder, found: _Transform) -> Var:
     else:
         z = _ordered(x, layout.axes(axis, last, parts_first))
     ahead = [0] * len(layout.ahead)  # as they are
-    behind = [n for a in layout.behind if x.shape is not None and isinstance(n := x.shape[a], int)]  # all are known
+    behind = [d for a in layout.behind if x.shape is not None and isinstance(d := x.shape[a], int)]  # all are known
     puts_first = _reads_planes(found, bool(behind))
     matrix = found.matrix.transpose(*((1, 0) if parts_first else (0, 1)), *((3, 2) if puts_first else (2, 3)))
     sizes, flat = matrix.shape[2:], matrix.reshape(n * parts, -1)
@@ -289,7 +289,7 @@ def _write(b: Builder) -> int:
     places = 0
     for node in list(b.graph):
         if (found := _match(node)) is not None:
-            found = _around(found)
+            found = _absorb(found)
             b.before = found.y.producer()
             y = _emit(b, found)
             replace_value(y, found.y)
