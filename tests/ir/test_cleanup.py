@@ -40,3 +40,14 @@ def test_a_vector_becomes_a_column_beside_many_rows(rows, before, is_column):
         gradient(a, x).values(), (2 * p[..., None] * x, np.tensordot(2 * p, a, p.ndim)), strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_trained_file_keeps_its_products_and_its_step_has_columns():
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[N, 5] x) => (float[N] y)
+        <float[5] w = {1, 2, 3, 4, 5}, float one = {1}> { p = MatMul(x, w)  y = Add(p, one) }"""
+    )
+    attached = onnxgrad.attach(model, loss="mse", trainable=["w"])
+    assert [n.op_type for n in attached.graph.node] == ["MatMul", "Add"]
+    step = onnxgrad.compile_step(attached).model
+    assert "Unsqueeze" in [n.op_type for n in step.graph]

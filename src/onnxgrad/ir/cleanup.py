@@ -42,12 +42,12 @@ def end_derivation(b: Builder, keep: Iterable[ir.Value] = ()) -> None:
 
 def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None = None) -> None:
     """Clean up a derived `graph`, in place; values of `keep` stay even if no output needs them."""
-    write_otherwise(graph, names)
+    write_otherwise(graph, names, slow=True)
     prune(graph, keep)
 
 
-def write_otherwise(graph: ir.Graph, names: Names | None = None) -> None:
-    """Rewrite, in place, the nodes of `graph` that ONNX Runtime misreads, or runs slowly."""
+def write_otherwise(graph: ir.Graph, names: Names | None = None, slow: bool = False) -> None:
+    """Rewrite, in place, the nodes of `graph` that ONNX Runtime misreads, and with `slow` those that it runs slowly."""
     windows = ("AveragePool", "Conv", "LpPool", "MaxPool")
     nodes_of: dict[str, list[ir.Node]] = {name: [] for name in ("Pad", "MatMul", "Transpose", *windows)}
     for node in walk(graph):
@@ -56,7 +56,7 @@ def write_otherwise(graph: ir.Graph, names: Names | None = None) -> None:
     pads = [n for n in nodes_of["Pad"] if is_standard(n) and len(n.inputs) > 3 and n.inputs[3] is not None]
     products = [n for n in nodes_of["MatMul"] if _has_vector(n) and rank(n.inputs[1])]
     if not nodes_of["Transpose"]:
-        products = [n for n in products if not has_few_rows(n.inputs[0])]
+        products = [n for n in products if slow and not has_few_rows(n.inputs[0])]
     if pads or products:
         names, infer = names or Names.of_graph(graph), Inference(dict(graph.opset_imports))
         for nodes, write in ((pads, _name_no_axes), (products, _make_a_column)):
