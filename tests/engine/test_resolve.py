@@ -53,6 +53,6 @@ def test_an_operator_without_a_rule_is_replaced():
     builder, x = _builder()
     node = builder.emit("DynamicQuantizeLinear", x, outputs=3)[0].value.producer()
     assert rule_of(node, builder) is None
-    new = replacement(node, None, builder, None)
+    new = replacement(node, None, builder, (), None)
     assert new
     assert node.graph is None

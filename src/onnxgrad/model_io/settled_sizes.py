@@ -32,7 +32,7 @@ def settle_sizes(graph: ir.Graph) -> bool:
         return False  # none is open
     reshapes = [node for node in graph if node.op_type == "Reshape"]
     opened = {node: name for node in reshapes if (name := _open_size(node)) is not None}
-    settled = _settled(graph) if opened else {}
+    settled = _sizes_that_fit(graph) if opened else {}
     found = {node: settled[name] for node, name in opened.items() if name in settled}
     if not found:
         return False
@@ -71,7 +71,7 @@ def _quotient(size: Dim, number: int | None = None) -> str | None:
     return found[1][0] if found[1][0].startswith("floor(") else None
 
 
-def _settled(graph: ir.Graph) -> dict[str, int]:
+def _sizes_that_fit(graph: ir.Graph) -> dict[str, int]:
     """The numbers for rounded quotients that alone fit the operators of `graph`."""
     settled: dict[str, int] = {}
     for node in graph:

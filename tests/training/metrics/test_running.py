@@ -54,7 +54,7 @@ MACRO = ["f1_macro", "precision_macro", "recall_macro", "auc_macro", "average_pr
 
 
 def test_means_over_labels(rng):
-    """Those of scikit-learn, over batches. A label that does not occur has no part in areas; predicted, it is 0 else."""
+    """Those of scikit-learn, over batches. Areas leave out a label that does not occur."""
     metrics = pytest.importorskip("sklearn.metrics")
     t = (rng.random((60, 5)) > [0.9, 0.7, 0.5, 1, 0.2]).astype(np.float32)
     y = (rng.standard_normal((60, 5)) + t).round(1)

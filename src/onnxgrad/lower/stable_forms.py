@@ -1,7 +1,8 @@
-"""log σ(x) and log(1 - σ(x)) as -log(1 + exp(-x)) and -log(1 + exp(x)), which are ±x where σ(x) is 0 or 1.
+"""Forms in which an operator stays finite, where its own result and derivative would be infinite or NaN.
 
-PyTorch's exporters write logsigmoid and the binary cross entropy of logits with Sigmoid and Log, and ONNX Runtime's
-Sigmoid is 0 below -17 already, as 1 - σ(x) is above 17: values would be infinite, and derivatives NaN.
+log σ(x) is -log(1 + exp(-x)), and log(1 - σ(x)) is -log(1 + exp(x)): ±x where σ(x) is 0 or 1. PyTorch's exporters write
+logsigmoid and the binary cross entropy of logits with Sigmoid and Log, and ONNX Runtime's Sigmoid is 0 below -17
+already, as 1 - σ(x) is above 17.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _SIGMOID = pattern("Sigmoid", "x", name="sigma")
 _FORMS = ((_SIGMOID, -1), (pattern("Sub", 1, _SIGMOID, name="rest"), 1))
 
 
-def expand_log_sigmoid(builder: Builder, node: ir.Node, kept: Set[ir.Value]) -> list[ir.Node] | None:
-    """Replace `node` if it is such a Log, of values that are not `kept`; the new nodes, or None."""
+def write_stable(builder: Builder, node: ir.Node, kept: Set[ir.Value]) -> list[ir.Node] | None:
+    """Replace `node` if it has such a form, without values that are `kept`; the new nodes, or None."""
     for form, sign in _FORMS if is_op(node, "Log") else ():
         found = form.match(node.inputs[0])
         if found is not None and kept.isdisjoint(v for name, v in found.items() if name != "x"):
