@@ -73,6 +73,7 @@ INLINE lanes polynomial(lanes x, const real *coefficients, int count) {
 #define EVERY_8(f, i) EVERY_4(f, i), EVERY_4(f, (i) + 4)
 #define EVERY_16(f, i) EVERY_8(f, i), EVERY_8(f, (i) + 8)
 #define EVERY(f) NUMBERED(EVERY_, LANES)(f, 0)
+#define PLACE(i) i
 
 /* The first `count` numbers at `from`, all of a vector at most, and `rest` in the place of others. */
 #if defined(__AVX512F__) && !defined(DOUBLE) && !defined(__SANITIZE_ADDRESS__)
@@ -82,7 +83,6 @@ INLINE lanes part_at(const real *from, int64_t count, lanes rest) {
 }
 INLINE void put_part(real *to, int64_t count, lanes v) { _mm512_mask_storeu_ps(to, FIRST(count), (__m512)v); }
 #elif defined(__AVX__) && !defined(DOUBLE) && !defined(__SANITIZE_ADDRESS__)
-#define PLACE(i) i
 #define FIRST(count) ((lanes_mask){EVERY(PLACE)} < (int)(count))
 INLINE lanes part_at(const real *from, int64_t count, lanes rest) {
   return lanes_where(FIRST(count), (lanes)_mm256_maskload_ps(from, (__m256i)FIRST(count)), rest);

@@ -3,10 +3,7 @@
 #include "kernel.h"
 #include "lanes.h"
 
-enum {
-  FAR = 1 << 24, /* no attribute is as large */
-  RUN = 256,     /* windows at a time */
-};
+enum { FAR = 1 << 24 }; /* no attribute is as large */
 
 typedef struct {
   int64_t kernel[2], strides[2], dilations[2], pads[2], relu;
@@ -19,40 +16,6 @@ typedef struct {
   int64_t h, w, oh, ow;
 } Job;
 
-/* Windows q to `end` of row p, at most RUN: tap by tap, so that there are no branches. */
-INLINE void compare(const Job *j, const int64_t step, const float *x, const float *g, int64_t p, int64_t q, int64_t end,
-                    float *out) {
-  const Settings *s = j->s;
-  const int64_t top = p * s->strides[0] - s->pads[0], first = top < 0 ? quotient(-top, s->dilations[0]) : 0;
-  const int64_t corner = (top + first * s->dilations[0]) * j->w - s->pads[1];
-  float best[RUN];
-  int32_t where[RUN]; /* from the first tap of the first row that is inside */
-  for (int64_t n = 0; n < end - q; n++) best[n] = 0, where[n] = -1;
-  for (int64_t i = first; i < s->kernel[0] && top + i * s->dilations[0] < j->h; i++)
-    for (int64_t k = 0; k < s->kernel[1] && k * s->dilations[1] - s->pads[1] < j->w; k++) {
-      const int64_t column = k * s->dilations[1] - s->pads[1], at = (i - first) * s->dilations[0] * j->w + column;
-      const int64_t left = most(column < 0 ? quotient(-column, step) : 0, q);
-      const int64_t right = least(quotient(j->w - column, step), end);
-      const float *from = x + corner + s->pads[1] + at;
-      for (int64_t n = left; n < right; n++) {
-        const float here = from[n * step], old = best[n - q];
-        const int takes = (here > old) | (here != here) | (where[n - q] < 0);
-        best[n - q] = takes ? here : old;
-        where[n - q] = takes ? (int32_t)(at + s->pads[1]) : where[n - q];
-      }
-    }
-  for (int64_t n = q; n < end; n++)
-    if (where[n - q] >= 0) out[corner + n * step + where[n - q]] += s->relu && !(best[n - q] > 0) ? g[n] * 0 : g[n];
-}
-
-static void windows(const Job *j, const float *x, const float *g, int64_t p, float *out) {
-  const int64_t step = j->s->strides[1];
-  for (int64_t q = 0; q < j->ow; q += RUN)
-    if (step == 1) compare(j, 1, x, g, p, q, least(q + RUN, j->ow), out);
-    else if (step == 2) compare(j, 2, x, g, p, q, least(q + RUN, j->ow), out);
-    else compare(j, step, x, g, p, q, least(q + RUN, j->ow), out);
-}
-
 /* Two vectors beside each other, of which `count` numbers are there. */
 INLINE void read_two(const float *from, int64_t count, lanes to[2]) {
   to[0] = lanes_read(from, count, 0);
@@ -63,6 +26,51 @@ INLINE void read_two(const float *from, int64_t count, lanes to[2]) {
 INLINE void write_two(float *to, int64_t count, lanes a, lanes b) {
   lanes_write(to, count, SHUFFLE(a, b, LOW));
   if (count > LANES) lanes_write(to + LANES, count - LANES, SHUFFLE(a, b, HIGH));
+}
+
+/* The numbers of windows left … right of a vector of them, each `step` from the one before; any number for others. */
+INLINE lanes spread_at(const float *from, const int64_t step, int64_t left, int64_t right) {
+  lanes two[2];
+  if (!left && step <= 2) {
+    read_two(from, step * (right - 1) + 1, two);
+    return step == 1 ? two[0] : SHUFFLE(two[0], two[1], EVEN);
+  }
+#define NUMBER(n) from[most(left, least(n, right - 1)) * step]
+  return (lanes){EVERY(NUMBER)};
+}
+
+/* The windows of row p from q on, a vector of them at most, tap by tap. */
+INLINE void compare(const Job *j, int64_t step, const float *x, const float *g, int64_t p, int64_t q, float *out) {
+  const Settings *s = j->s;
+  const int64_t top = p * s->strides[0] - s->pads[0], first = top < 0 ? quotient(-top, s->dilations[0]) : 0;
+  const int64_t corner = (top + first * s->dilations[0]) * j->w, before = q * step - s->pads[1];
+  const int64_t count = least(LANES, j->ow - q);
+  const lanes_mask place = {EVERY(PLACE)};
+  lanes best = {0}, sent = lanes_read(g + q, count, 0);
+  lanes_mask where = ~(lanes_mask){0}; /* from the first tap of the first row that is inside */
+  for (int64_t i = first; i < s->kernel[0] && top + i * s->dilations[0] < j->h; i++)
+    for (int64_t k = 0; k < s->kernel[1]; k++) {
+      const int64_t column = before + k * s->dilations[1], at = (i - first) * s->dilations[0] * j->w;
+      const int64_t left = column < 0 ? quotient(-column, step) : 0;
+      const int64_t right = column + (count - 1) * step < j->w ? count : quotient(j->w - column, step);
+      if (left >= right) continue;
+      const lanes here = spread_at(x + corner + at + column, step, left, right);
+      const lanes_mask inside = (place >= (whole)left) & (place < (whole)right);
+      const lanes_mask takes = ((here > best) | (here != here) | (where < 0)) & inside;
+      best = lanes_where(takes, here, best);
+      where = (takes & (whole)(at + k * s->dilations[1])) | (~takes & where);
+    }
+  if (s->relu) sent *= (lanes)((lanes_mask)lanes_of(1) & (best > 0));
+  for (int64_t n = 0; n < count; n++)
+    if (where[n] >= 0) out[corner + before + n * step + where[n]] += sent[n];
+}
+
+static void windows(const Job *j, const float *x, const float *g, int64_t p, float *out) {
+  const int64_t step = j->s->strides[1];
+  for (int64_t q = 0; q < j->ow; q += LANES)
+    if (step == 1) compare(j, 1, x, g, p, q, out);
+    else if (step == 2) compare(j, 2, x, g, p, q, out);
+    else compare(j, step, x, g, p, q, out);
 }
 
 /* Two rows of x in tiles of two by two, as many as numbers of g, a vector at most. */
@@ -95,21 +103,17 @@ INLINE void two_by_two(const int relu, const float *x, int64_t w, const float *g
 static void plane(void *data, int64_t from, int64_t to) {
   const Job *j = data;
   const Settings *s = j->s;
-  int quick = 1;
+  int quick = 2 * j->oh <= j->h && 2 * j->ow <= j->w;
   for (int i = 0; i < 2; i++)
     quick = quick && s->kernel[i] == 2 && s->strides[i] == 2 && s->dilations[i] == 1 && s->pads[i] == 0;
-  quick = quick && 2 * j->oh <= j->h && 2 * j->ow <= j->w;
   for (int64_t n = from; n < to; n++) {
     const float *x = j->x + n * j->h * j->w, *g = j->g + n * j->oh * j->ow;
     float *out = j->out + n * j->h * j->w;
     if (!quick || 2 * j->oh != j->h || 2 * j->ow != j->w) memset(out, 0, j->h * j->w * sizeof *out);
     for (int64_t p = 0; p < j->oh; p++, g += j->ow)
-      if (!quick)
-        windows(j, x, g, p, out);
-      else if (s->relu)
-        two_by_two(1, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
-      else
-        two_by_two(0, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
+      if (!quick) windows(j, x, g, p, out);
+      else if (s->relu) two_by_two(1, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
+      else two_by_two(0, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
   }
 }
 
@@ -133,10 +137,6 @@ static void compute(Call *call, const void *settings) {
   if (refused(call, !sound, "MaxPoolGrad: operands or attributes do not belong together")) return;
   Job j = {.s = s, .g = input(call, 0), .x = input(call, 1), .out = output(call, 0, &big)};
   if (call->failed || !big.count) return;
-  if (!small.count) {
-    memset(j.out, 0, (size_t)big.count * sizeof *j.out);
-    return;
-  }
   j.h = big.dims[2], j.w = big.dims[3], j.oh = small.dims[2], j.ow = small.dims[3];
   parallel_ranges(call, big.dims[0] * big.dims[1], 4096 / least(j.h * j.w, 4096), plane, &j);
 }
