@@ -102,9 +102,9 @@ static const float *added(const Run *run, int64_t *next, int64_t start, int64_t 
     const int64_t begin = row_at(p, at) * p->width, from = begin > start ? begin : start;
     const int64_t end = least(begin + p->width, start + count);
     const float *g = run->g + place_at(p, at) * p->width - begin;
-    int64_t i = from;
-    for (; i + LANES <= end; i += LANES) *(lanes *)(room + i - start) += *(const lanes *)(g + i);
-    for (; i < end; i++) room[i - start] += g[i];
+    float *sums = room - start;
+    for (int64_t i = from; i < end; i += LANES)
+      lanes_write(sums + i, end - i, lanes_read(sums + i, end - i, 0) + lanes_read(g + i, end - i, 0));
   }
   return room;
 }
@@ -128,8 +128,8 @@ static int prepare(Call *call, Run *run, size_t states, size_t scalars, int64_t 
   for (size_t i = 0; i < states; i++) {
     run->state[i] = input(call, 2 + i);
     run->state_new[i] = run->state[i] ? output(call, 1 + i, &shape) : NULL;
-    if (!run->state[i]) continue;
-    if (shape_of(call, 2 + i).count != shape.count) fail(call, "a state has not the size of its parameter");
+    if (run->state[i] && shape_of(call, 2 + i).count != shape.count)
+      fail(call, "a state has not the size of its parameter");
   }
   for (size_t i = 0; i < scalars; i++) {
     const float *scalar = input(call, at + i);
@@ -224,12 +224,10 @@ static void update_part(const void *data, const Part *part) {
     if (!prepare(call, &run, states, scalars, constants)) return;                                     \
     const float *s = run.scalar, *k = run.constant;                                                   \
     (void)s, (void)k;                                                                                 \
-    if (run.is_product)                                                                               \
-      each_part(call, run.a, run.b, run.sums, run.rows, run.columns, update_part, &run);    \
-    else if (p->key && run.in_place && (still))                                                       \
-      parallel_ranges(call, p->count, GRAIN / least(p->width, GRAIN), name##_rows, &run);             \
-    else                                                                                              \
-      parallel_ranges(call, count, unit_of(p, count), name##_range, &run);                            \
+    const int picks = p->key && run.in_place && (still);                                              \
+    if (run.is_product) each_part(call, run.a, run.b, run.sums, run.rows, run.columns, update_part, &run); \
+    else if (picks) parallel_ranges(call, p->count, GRAIN / least(p->width, GRAIN), name##_rows, &run); \
+    else parallel_ranges(call, count, unit_of(p, count), name##_range, &run);                         \
   }
 
 /* Weights do not shrink, and rates and factors of gradients are numbers: x - rate·0 is x. */

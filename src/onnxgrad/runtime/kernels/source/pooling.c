@@ -66,15 +66,13 @@ INLINE void compare(const Job *j, int64_t step, const float *x, const float *g, 
 }
 
 static void windows(const Job *j, const float *x, const float *g, int64_t p, float *out) {
-  const int64_t step = j->s->strides[1];
   for (int64_t q = 0; q < j->ow; q += LANES)
-    if (step == 1) compare(j, 1, x, g, p, q, out);
-    else if (step == 2) compare(j, 2, x, g, p, q, out);
-    else compare(j, step, x, g, p, q, out);
+    if (j->s->strides[1] == 2) compare(j, 2, x, g, p, q, out);
+    else compare(j, j->s->strides[1], x, g, p, q, out);
 }
 
 /* Two rows of x in tiles of two by two, as many as numbers of g, a vector at most. */
-INLINE void tiles(const int relu, const float *x, int64_t w, const float *g, int64_t count, float *out) {
+INLINE void tiles(int relu, const float *x, int64_t w, const float *g, int64_t count, float *out) {
   lanes upper[2], lower[2];
   read_two(x, 2 * count, upper);
   read_two(x + w, 2 * count, lower);
@@ -94,7 +92,7 @@ INLINE void tiles(const int relu, const float *x, int64_t w, const float *g, int
   write_two(out + w, 2 * count, to_c, to_d);
 }
 
-INLINE void two_by_two(const int relu, const float *x, int64_t w, const float *g, int64_t count, float *out) {
+INLINE void two_by_two(int relu, const float *x, int64_t w, const float *g, int64_t count, float *out) {
   int64_t q = 0;
   for (; q + LANES <= count; q += LANES) tiles(relu, x + 2 * q, w, g + q, LANES, out + 2 * q);
   if (q < count) tiles(relu, x + 2 * q, w, g + q, count - q, out + 2 * q);
@@ -112,8 +110,7 @@ static void plane(void *data, int64_t from, int64_t to) {
     if (!quick || 2 * j->oh != j->h || 2 * j->ow != j->w) memset(out, 0, j->h * j->w * sizeof *out);
     for (int64_t p = 0; p < j->oh; p++, g += j->ow)
       if (!quick) windows(j, x, g, p, out);
-      else if (s->relu) two_by_two(1, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
-      else two_by_two(0, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
+      else two_by_two(s->relu != 0, x + 2 * p * j->w, j->w, g, j->ow, out + 2 * p * j->w);
   }
 }
 

@@ -95,18 +95,15 @@ typedef struct {
 } Settings;
 
 static void read(Attributes *from, void *settings) {
-  Settings *s = settings;
-  s->left = attribute_int(from, "left") != 0;
-  s->right = attribute_int(from, "right") != 0;
-  s->relu = attribute_int(from, "relu") != 0;
+  *(Settings *)settings = (Settings){.left = attribute_int(from, "left") != 0, .right = attribute_int(from, "right") != 0,
+                                     .relu = attribute_int(from, "relu") != 0};
 }
 
 /* The product of (x, w, a bias or none), added to the operand `at` if that is not 0. */
 static void multiply(Call *call, const Settings *s, size_t at) {
   const Shape x = shape_of(call, 0), w = shape_of(call, 1), bias = shape_of(call, 2), sum = shape_of(call, at);
-  if (!call->failed && (x.rank < 2 || w.rank != 2 || (s->left && x.rank > 2)))
-    fail(call, "Product: operands are no matrices");
-  if (call->failed) return;
+  const int are_matrices = x.rank >= 2 && w.rank == 2 && !(s->left && x.rank > 2);
+  if (refused(call, !are_matrices, "Product: operands are no matrices")) return;
   Job j = {.x = input(call, 0), .w = input(call, 1), .bias = input(call, 2), .left = s->left, .right = s->right,
            .relu = s->relu, .adds = at != 0, .k = w.dims[s->right], .n = w.dims[!s->right]};
   if (x.dims[s->left ? 0 : x.rank - 1] != j.k || (j.bias && (bias.rank != 1 || bias.dims[0] != j.n)) ||

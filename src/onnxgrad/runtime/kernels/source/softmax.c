@@ -1,18 +1,17 @@
 /* Softmax cross-entropy and its cotangent: L = sum -w*log p, with p = softmax x at the label of a row, and k*w*(p - [label]).
  *
- * Numbers of a row, along the axis, lie side by side, or rows do: then some that are neighbours are turned round.
+ * Numbers of a row, along the axis, lie side by side, or rows do: then a vector has a number of each.
  * Every number is computed by one thread, in the order of the axis. */
 #include "exponential.h"
-#include "gemm.h"
+#include "kernel.h"
 
-enum { TOGETHER = 4096, NEIGHBOURS = 1 << 14 }; /* numbers added up in float; those of rows that are taken together */
+enum { TOGETHER = 4096 }; /* numbers added up in float */
 
 typedef struct {
   const float *x, *weights, *share;
   const int64_t *labels; /* -1 where one is ignored */
   float *out, *losses;
-  int64_t classes, inner, pitch, block, blocks; /* pitch: from a row to the next; block: rows taken together */
-  int64_t shares;                               /* neither, one, or one for each row */
+  int64_t classes, inner, blocks, shares; /* neither, one, or one for each row */
 } Loss;
 
 INLINE float factor_of(const Loss *j, int64_t row) {
@@ -41,9 +40,9 @@ static void idle(const float *x, int64_t classes, float *out) {
 static void score_rows(void *data, int64_t from, int64_t to) {
   const Loss *j = data;
   for (int64_t row = from; row < to; row++) {
-    const float *x = j->x + row * j->pitch;
+    const float *x = j->x + row * j->classes;
     const int64_t label = j->labels[row];
-    float *out = j->out ? j->out + row * j->pitch : NULL;
+    float *out = j->out ? j->out + row * j->classes : NULL;
     if (label < 0) {
       finish_row(j, row, 0, 0, 1);
       if (out) idle(x, j->classes, out);
@@ -72,25 +71,38 @@ static void score_rows(void *data, int64_t from, int64_t to) {
     }
     finish_row(j, row, chosen, most, (float)sum);
     if (!out) continue;
-    const float factor = factor_of(j, row), scale = (float)(1 / sum), hit = factor * (out[label] * scale - 1);
-    const lanes factors = lanes_of(factor), scales = lanes_of(scale);
+    const float factor = factor_of(j, row);
+    const lanes scale = lanes_of((float)(factor / sum));
     for (k = 0; k < j->classes; k += LANES)
-      lanes_write(out + k, j->classes - k, lanes_read(out + k, j->classes - k, 0) * scales * factors);
-    out[label] = hit;
+      lanes_write(out + k, j->classes - k, lanes_read(out + k, j->classes - k, 0) * scale);
+    out[label] -= factor;
   }
 }
 
-static void score_neighbours(void *data, int64_t index, float *space) {
+static void score_neighbours(void *data, int64_t from, int64_t to) {
   const Loss *j = data;
-  const int64_t image = index / j->blocks, first = index % j->blocks * j->block, row = image * j->inner + first;
-  const int64_t at = image * j->classes * j->inner + first, count = least(j->block, j->inner - first);
-  Loss here = *j;
-  here.x = space, here.out = j->out ? space : NULL, here.labels += row;
-  if (j->losses) here.losses += row;
-  if (j->shares > 1) here.share += row;
-  turn_rows(space, j->pitch, j->pitch, count, count, j->x + at, j->inner, j->classes, count);
-  score_rows(&here, 0, count);
-  if (j->out) turn_rows(j->out + at, j->inner, count, j->classes, j->classes, space, j->pitch, count, j->classes);
+  const int64_t apart = j->inner, end = j->classes * apart;
+  for (int64_t block = from; block < to; block++) {
+    const int64_t image = block / j->blocks, first = block % j->blocks * LANES, row = image * apart + first;
+    const int64_t count = least(LANES, apart - first), *labels = j->labels + row;
+    const float *x = j->x + image * end + first;
+    float *out = j->out ? j->out + image * end + first : NULL, chosen[LANES];
+    lanes largest = lanes_of(-INFINITY), sum = {0}, factor = {0};
+    for (int64_t k = 0; k < count; k++) chosen[k] = x[most(labels[k], 0) * apart + k]; /* `out` may lie where x does */
+    for (int64_t c = 0; c < end; c += apart) largest = lanes_most(lanes_read(x + c, count, 0), largest);
+    for (int64_t c = 0; c < end; c += apart) {
+      const lanes e = lanes_exp(lanes_read(x + c, count, 0) - largest);
+      sum += e;
+      if (out) lanes_write(out + c, count, e);
+    }
+    for (int64_t k = 0; k < count; k++) {
+      finish_row(j, row + k, chosen[k], largest[k], sum[k]);
+      factor[k] = factor_of(j, row + k);
+    }
+    const lanes scale = factor / sum; /* 0 where a label is ignored, or NaN where the softmax is */
+    for (int64_t c = 0; c < end && out; c += apart) lanes_write(out + c, count, lanes_read(out + c, count, 0) * scale);
+    for (int64_t k = 0; k < count && out; k++) out[most(labels[k], 0) * apart + k] -= factor[k];
+  }
 }
 
 enum { NONE, SUM, MEAN };
@@ -138,12 +150,10 @@ static void cross_entropy(Call *call, const void *settings) {
   if (j.losses) memset(j.losses, 0, (size_t)rows * sizeof(float)); /* of no classes */
   if (x.count) {
     for (size_t i = 2; i < x.rank; i++) j.inner *= x.dims[i];
-    j.pitch = j.inner == 1 ? j.classes : rounded(j.classes);
-    j.block = least(rounded(most(NEIGHBOURS / j.pitch, 1)), j.inner), j.blocks = quotient(j.inner, j.block);
-    if (j.inner == 1)
-      parallel_ranges(call, x.dims[0], 4096 / j.classes + 1, score_rows, &j);
-    else
-      parallel_spaces(call, x.dims[0] * j.blocks, j.block * j.pitch, score_neighbours, &j);
+    j.blocks = quotient(j.inner, LANES);
+    const int64_t pieces = j.inner == 1 ? x.dims[0] : x.dims[0] * j.blocks;
+    const int64_t unit = 4096 / (j.classes * least(j.inner, LANES)) + 1;
+    parallel_ranges(call, pieces, unit, j.inner == 1 ? score_rows : score_neighbours, &j);
   }
   if (!loss || s->reduction == NONE) return;
   double sum = 0;

@@ -48,12 +48,11 @@ static void start(Call *call, const void *settings) {
   const Shape sizes = shape_of(call, 0);
   const int64_t *dims = input(call, 0);
   Shape shape = {.rank = (size_t)sizes.count};
-  if (!call->failed && (sizes.rank != 1 || shape.rank > MOST_DIMS)) fail(call, "RunningSum: these are no sizes");
-  for (size_t i = 0; !call->failed && i < shape.rank; i++) {
+  if (refused(call, sizes.rank != 1 || shape.rank > MOST_DIMS, "RunningSum: these are no sizes")) return;
+  for (size_t i = 0; i < shape.rank; i++) {
+    if (refused(call, dims[i] < 0, "RunningSum: these are no sizes of a sum")) return;
     shape.dims[i] = dims[i];
-    if (dims[i] < 0) fail(call, "RunningSum: these are no sizes of a sum");
   }
-  if (call->failed) return;
   float *sum = output(call, 0, &shape);
   pass_sum_on(call, 1, sum);
   if (!call->failed) add_parts(call, sum, 0, NULL, shape.count, 0);
@@ -62,11 +61,10 @@ static void start(Call *call, const void *settings) {
 /* (sum, where it is, x) to where it is */
 static void step(Call *call, const void *settings) {
   float *sum = sum_of(call, 0);
-  const float *added = input(call, 2);
   const Shape shape = shape_of(call, 0), x = shape_of(call, 2);
   if (!call->failed && !same_shape(&shape, &x)) fail(call, "RunningSum: a step adds something of another shape");
   pass_sum_on(call, 0, sum);
-  if (!call->failed) add_parts(call, sum, 1, added, x.count, 1);
+  if (!call->failed) add_parts(call, sum, 1, input(call, 2), x.count, 1);
 }
 
 /* (x, …) to x, in its memory (see `library.c`) but where a caller wants it elsewhere */
