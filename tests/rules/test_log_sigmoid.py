@@ -38,3 +38,15 @@ def test_what_the_logarithm_is_taken_of_has_a_derivative(share, name, of_it):
     of_x, of_share = session.run(["x_grad", f"{name}_grad"], {"x": x, "y_cotangent": np.ones_like(x)})
     np.testing.assert_allclose(of_share, 1 + np.exp(-x * of_it), rtol=1e-5)
     np.testing.assert_allclose(of_x, of_it / (1 + np.exp(x * of_it)), rtol=1e-5)
+
+
+def test_one_of_more_axes_broadcasts():
+    given = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[3] x) => (float[1, 3] y) <float[1, 1] one = {1}> { s = Sigmoid (x) r = Sub (one, s) y = Log (r) }""")
+    session = onnxruntime.InferenceSession(vjp(given, wrt="x", of="y").SerializeToString())
+    x = np.float32([-1, 0, 2])
+    feeds = {i.name: x if i.name == "x" else np.ones((1, 3), np.float32) for i in session.get_inputs()}
+    value, slope = session.run(["y", "x_grad"], feeds)
+    assert value.shape == (1, 3)
+    np.testing.assert_allclose(slope, -1 / (1 + np.exp(-x)), rtol=1e-5)

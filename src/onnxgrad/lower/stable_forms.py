@@ -13,7 +13,7 @@ from functools import partial
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.match import is_op, pattern
+from onnxgrad.ir.match import is_op, pattern, rank
 from onnxgrad.lower.registry import replace
 
 _SIGMOID = pattern("Sigmoid", "x", name="sigma")
@@ -25,7 +25,9 @@ def write_stable(builder: Builder, node: ir.Node, kept: Set[ir.Value]) -> list[i
     """Replace `node` if it has such a form, without values that are `kept`; the new nodes, or None."""
     for form, sign in _FORMS if is_op(node, "Log") else ():
         found = form.match(node.inputs[0])
-        if found is not None and kept.isdisjoint(v for name, v in found.items() if name != "x"):
+        if found is None or rank(found["x"]) is None or rank(found["x"]) != rank(node.inputs[0]):
+            continue  # a 1 of more axes broadcasts
+        if kept.isdisjoint(v for name, v in found.items() if name != "x"):
             return replace(builder, node, partial(_write, found["x"], sign))
     return None
 
