@@ -54,7 +54,8 @@ class BackendRep(onnx.backend.base.BackendRep):
             found = self.session.run(feeds)
             return tuple(found[name] for name in self.session.outputs)
         try:
-            return tuple(self.session.native.run(None, feeds))  # strings, sequences and optionals as well
+            found = dict(zip(self.session.outputs, self.session.native.run(None, feeds)))  # strings, sequences as well
+            return tuple(self.session.reshape(found).values())
         except Exception as error:
             raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
 

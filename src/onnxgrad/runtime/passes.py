@@ -31,6 +31,7 @@ from onnxgrad.runtime.kernels import (
     compute_again,
     in_place,
 )
+from onnxgrad.runtime.result_views import result_views
 from onnxgrad.runtime.rewrites import REWRITES, compute_soon
 from onnxgrad.runtime.same_memory import SameMemory, name_nodes, same_memory
 from onnxgrad.runtime.setting import Setting
@@ -49,12 +50,14 @@ class Memory:
         overwrites: True if kernels may put new values where the old ones are.
         shares: the same for standard operators.
         packs: as of `Setting`.
+        reshapes: True if the session reshapes the arrays that it returns.
     """
 
     renewed: Mapping[str, str]
     overwrites: bool
     shares: bool
     packs: bool = True
+    reshapes: bool = False
 
 
 @dataclass
@@ -62,17 +65,20 @@ class SessionSetting(Setting):
     """The setting of a session whose graph may have state.
 
     Attributes:
-        renewed, overwrites, shares: as of `Memory`.
+        renewed, overwrites, shares, reshapes: as of `Memory`.
         overwritten: the inputs that kernels overwrite.
         shared: those that standard operators overwrite.
+        shapes: those of outputs that the session reshapes.
         unnamed: nodes of the given graph that are named until ONNX Runtime has loaded it.
     """
 
     renewed: Mapping[str, str] = field(default_factory=dict)
     overwrites: bool = False
     shares: bool = False
+    reshapes: bool = False
     overwritten: set[str] = field(default_factory=set)
     shared: SameMemory = field(default_factory=SameMemory)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     unnamed: list[ir.Node] = field(default_factory=list)
 
     def keeps_state(self) -> str:
@@ -86,6 +92,10 @@ class SessionSetting(Setting):
         sizes = (v.shape.numpy() for v in self.given.inputs if v.name in self.renewed and v.shape is not None)
         numbers = sum(math.prod(size) for size in sizes if not any(isinstance(d, str) for d in size))
         return "" if numbers >= LARGE_STATE else f"the state has fewer than {LARGE_STATE:,} numbers"
+
+    def keeps_shapes(self) -> str:
+        """The reason that outputs have the shapes of the model; empty if the session reshapes them."""
+        return self.keeps_order() or ("" if self.reshapes else "results are tensors of ONNX Runtime")
 
     def keeps_two_buffers(self) -> str:
         """The reason that standard operators overwrite no state; empty if they may."""
@@ -116,6 +126,11 @@ def _order(model: ir.Model, setting: Setting) -> int:
 def _overwrite(model: ir.Model, setting: SessionSetting) -> int:
     setting.overwritten |= in_place(model.graph, setting.renewed)
     return len(setting.overwritten)
+
+
+def _view(model: ir.Model, setting: SessionSetting) -> int:
+    setting.shapes |= result_views(model.graph)
+    return len(setting.shapes)
 
 
 def _share(model: ir.Model, setting: SessionSetting) -> int:
@@ -211,6 +226,15 @@ OPTIMIZATION: Sequence[Pass[SessionSetting]] = (
         lambda *_: True,
         _order,
         Setting.lacks_kernels,
+    ),
+    Pass(
+        "result_views",
+        "memory",
+        "views of the arrays that ONNX Runtime returns",
+        "large outputs that are views of other results",
+        lambda *_: True,
+        _view,
+        SessionSetting.keeps_shapes,
     ),
     Pass(
         "same_memory",

@@ -70,6 +70,7 @@ def create(
     renewed: Mapping[str, str] | None = None,
     overwritten: set[str] | None = None,
     shared: SameMemory | None = None,
+    shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session of ONNX Runtime for `model`, which may be larger than a protobuf message.
 
@@ -81,6 +82,7 @@ def create(
         renewed: inputs that are state, and the outputs that are their new values.
         overwritten: receives the inputs whose new value a kernel may write over the old one.
         shared: receives the same for standard operators, where there are no kernels.
+        shapes: receives those of outputs that the session returns in other shapes; the caller reshapes them.
 
     Raises:
         BadInput: ONNX Runtime cannot load it.
@@ -116,7 +118,7 @@ def create(
     try:
         if not isinstance(model, ir.Model):
             return load(model)
-        memory = Memory(renewed or {}, overwritten is not None, shared is not None, packs)
+        memory = Memory(renewed or {}, overwritten is not None, shared is not None, packs, shapes is not None)
         session, setting = _create_optimized(model, options, memory, load)
     except BadInput:
         raise
@@ -126,6 +128,8 @@ def create(
         overwritten |= setting.overwritten
     if shared is not None:
         shared.take(setting.shared)
+    if shapes is not None:
+        shapes |= setting.shapes
     return session
 
 
@@ -288,10 +292,17 @@ def _fed(name: str, held: Any) -> Any:
 
 
 class Session:
-    """A model on plain ONNX Runtime: feeds in, outputs by name out."""
+    """A model on plain ONNX Runtime: feeds in, outputs by name out.
+
+    Attributes:
+        native: the session of ONNX Runtime.
+        inputs, outputs: the names of the inputs and outputs.
+        shapes: those of outputs that `native` returns in other shapes.
+    """
 
     def __init__(self, model: AnyModel, options: Options | None = None) -> None:
-        self.native = create(model, options or Options())
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.native = create(model, options or Options(), shapes=self.shapes)
         self.inputs = [v.name for v in self.native.get_inputs()]
         self.outputs = [v.name for v in self.native.get_outputs()]
         ends = (*self.native.get_inputs(), *self.native.get_outputs())
@@ -307,11 +318,17 @@ class Session:
         feeds = {name: _fed(name, array) for name, array in feeds.items()}
         try:
             if self._is_numpy:  # a third of the time that values of the runtime take
-                return dict(zip(names, self.native.run(names, feeds)))
+                return self.reshape(dict(zip(names, self.native.run(names, feeds))))
             values = {k: ort_value(np.ascontiguousarray(v)) if v.ndim else ort_value(v) for k, v in feeds.items()}
             results: list[Any] = self.native.run_with_ort_values(names, values)
         except BadInput:
             raise
         except Exception as error:
             raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
-        return {name: array_of(value) for name, value in zip(names, results)}
+        return self.reshape({name: array_of(value) for name, value in zip(names, results)})
+
+    def reshape(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """`arrays`, results of `native` by name, in the shapes of the model."""
+        for name in self.shapes.keys() & arrays.keys() if self.shapes else ():
+            arrays[name] = arrays[name].reshape(self.shapes[name])
+        return arrays

@@ -52,7 +52,7 @@ class Executable:
     @functools.cached_property
     def _run(self) -> Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]]:
         session, ends = self.session, [*self.model.graph.inputs, *self.model.graph.outputs]
-        if isinstance(session, Session) and all(v.dtype != ir.DataType.BFLOAT16 for v in ends):
+        if isinstance(session, Session) and not session.shapes and all(v.dtype != ir.DataType.BFLOAT16 for v in ends):
             run = session.native.run
             return lambda feeds: run(None, feeds)
         return lambda feeds: list(session.run(feeds).values())
