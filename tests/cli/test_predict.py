@@ -167,7 +167,7 @@ def test_a_table_has_one_width(tmp_path):
     ("outputs", "words"),
     [
         ("float[N, 2] y, float[N] y_1", "two columns would be called 'y_1'"),
-        ("float t, float[N] y_1", "'t' is float32[] for 9 rows"),
+        ("float[1] t, float[N] y_1", "'t' is float32[1] for 9 rows"),
         ("seq(float) s, float[N] y_1", "'s' is no tensor"),
     ],
 )
@@ -176,7 +176,8 @@ def test_outputs_that_are_no_columns_are_refused(tmp_path, outputs, words):
         one = Constant <value = int64[1] {1}> ()
         y_1 = ReduceSum <keepdims = 0> (x, one)
         y = Concat <axis = 1> (x, x)
-        t = ReduceSum <keepdims = 0> (x)
+        zero = Constant <value = int64[1] {0}> ()
+        t = ReduceSum <keepdims = 0> (x, zero)
         s = SequenceConstruct (x, x)"""
     head = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 1] x) => '
     outputs = outputs.replace("seq(float) s", "seq(float[N, 1]) s")

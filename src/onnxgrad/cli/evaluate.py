@@ -39,7 +39,7 @@ _MEASURING = settings_of(PreparationRecipe, TaskRecipe)
     DetectionRecipe,
     LossRecipe,
     LabelledRowsRecipe,
-    only=("labels", "prediction", "classes", "image_size", "missing", *_MEASURING),
+    only=("labels", "prediction", "classes", "image_size", "missing", "class_axis", *_MEASURING),
 )
 def evaluate(
     model: panels.Model,

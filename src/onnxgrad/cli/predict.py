@@ -35,7 +35,7 @@ def predict(
     ],
     outputs: Annotated[
         list[str] | None,
-        panels.model("--output", help="Only this output. Repeatable. Default: all."),
+        panels.model("--output", help="Only this output. Repeatable. Default: all but single numbers."),
     ] = None,
     batch_size: data_options.BatchSize = 256,
     threads: data_options.Threads = None,

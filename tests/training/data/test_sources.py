@@ -137,8 +137,12 @@ class TestPictures:
             only(Data(folder, [Field("images", F32, (7,)), CLASS]))
 
 
-def test_an_empty_folder(tmp_path):
-    with pytest.raises(BadInput, match=r"neither \.npy files nor folders of pictures"):
+def test_an_empty_folder_and_one_of_sounds(tmp_path):
+    with pytest.raises(BadInput, match=r"neither \.npy files nor folders of pictures, one per class\n"):
+        open_data(tmp_path)
+    (tmp_path / "yes").mkdir()
+    (tmp_path / "yes" / "0.WAV").write_bytes(b"RIFF")
+    with pytest.raises(BadInput, match=r"one per class, but '\.wav'\n  hint: sounds .* as arrays, numpy\.savez"):
         open_data(tmp_path)
 
 

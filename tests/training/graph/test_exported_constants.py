@@ -218,6 +218,17 @@ def network(kind):
         def forward(self, x):
             return (self.first(x) * self.beta).softmax(1)
 
+    class Alone(nn.Module):
+        """Parameters of one number, beside none whose name is a path; the newer exporter folds such ones and zeros."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.scale = nn.Linear(5, 8, bias=False), nn.Parameter(torch.tensor(1.0))
+            self.bias = nn.Parameter(torch.tensor(0.0))
+
+        def forward(self, x):
+            return self.first(x) * self.scale + self.bias
+
     torch.manual_seed(0)
 
     class Frozen(nn.Module):
@@ -248,6 +259,7 @@ def network(kind):
         "rotary": lambda: (Rotary(), (ids,)),
         "pairs": lambda: (Pairs(), (torch.randn(3, 6), torch.randn(3, 5))),
         "gated": lambda: (Gated(), (torch.randn(3, 5),)),
+        "alone": lambda: (Alone(), (torch.randn(3, 5),)),
         "splines": lambda: (Splines(), (torch.randn(3, 5),)),
     }[kind]()
     return module, operands, sum(p.numel() for p in module.parameters())
@@ -259,6 +271,7 @@ def network(kind):
         *product(["normalized", "frozen", "groups", "rotary", "pairs", "gated"], [False, True]),
         ("splines", True),
         ("spectral", False),
+        ("alone", False),
     ],
 )
 def test_what_pytorch_exports_trains_its_parameters(kind, dynamo):

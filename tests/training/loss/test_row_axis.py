@@ -143,8 +143,29 @@ def test_the_class_axis_of_a_square_is_that_of_the_model(perm, axis):
     np.testing.assert_allclose([measured["log_loss"], measured["accuracy"]], wanted(data, weight), rtol=1e-5)
 
 
-def test_a_square_of_which_nothing_is_known_is_refused():
+def test_the_classes_of_a_square_of_which_nothing_is_known_lie_along_the_axis_that_is_named():
     proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
-        square (float[N,T,3] x) => (float[N,a,b] y) { y = Relu (x) }""")
-    with pytest.raises(BadInput, match="along which axis are the classes"):
-        evaluate(proto, {"x": np.ones((4, 3, 3), np.float32), "labels": np.zeros((4, 3), np.int64)})
+        square (float[N,T,S] x) => (float[N,a,b] y) { y = Relu (x) }""")
+    rng = np.random.default_rng(0)
+    data = {"x": rng.random((4, 3, 3), np.float32), "labels": rng.integers(0, 3, (4, 3))}
+    with pytest.raises(BadInput, match=r"along which axis are the classes.*\n.*--class-axis 1 or -1"):
+        evaluate(proto, data)
+    for axis in (1, 2, -1):
+        right = (data["x"].argmax(axis) == data["labels"]).mean()
+        assert evaluate(proto, data, class_axis=axis).metrics["accuracy"] == pytest.approx(right)
+    for axis in (0, 3, -3, -4):
+        with pytest.raises(BadInput, match=r"labels 'labels' are \[4, 3\] and the predictions 'y' \[4, 3, 3\]"):
+            evaluate(proto, data, class_axis=axis)
+
+
+def test_the_classes_of_a_matrix_product_without_declared_sizes_are_last():
+    """Evaluation infers the shapes that the file does not declare, as training does."""
+    proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        square (float[N,5,4] x) => (float[N,5,5] y) { z = MatMul (x, w)
+            y = Add (b, z) }""")
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((4, 5)).astype(np.float32)
+    proto.graph.initializer.extend([numpy_helper.from_array(weight, "w"), numpy_helper.from_array(weight[0], "b")])
+    data = {"x": rng.random((6, 5, 4), np.float32), "labels": rng.integers(0, 5, (6, 5))}
+    right = ((data["x"] @ weight + weight[0]).argmax(2) == data["labels"]).mean()
+    assert evaluate(proto, data, metrics="accuracy").metrics["accuracy"] == pytest.approx(right)

@@ -31,6 +31,9 @@ def test_predictions_come_in_the_order_of_the_rows():
     sums = model("y = Add(x, x)\n s = ReduceSum<keepdims=0, noop_with_empty_axes=0>(y)", "float[N, 3] y, float s")
     found = predict(sums, {"x": X, "other": np.arange(25)}, outputs=["y"], batch_size=10)
     np.testing.assert_array_equal(found["y"], X + X)
+    assert list(predict(sums, {"x": X})) == ["y"], "a single number is no prediction, unless it is asked for"
+    with pytest.raises(BadInput, match=r"'s' is .*not one entry per row"):
+        predict(sums, {"x": X}, outputs=["s"])
 
 
 def test_a_fixed_batch_is_filled_up():

@@ -263,7 +263,7 @@ LEFT_ALONE = {
         "(float[N, 4] x) => (float[N, 3] y)",
         "a = MatMul (x, w1)  n = LayerNormalization (a, g)  y = MatMul (n, w2)",
         {"w1": (4, 6), "g": 6, "w2": (6, 3)},
-        ("w1", "LayerNormalization"),
+        ("w1", "whose mean is of all of them"),
     ),
     "a softmax over channels": (
         "(float[N, 4] x) => (float[N, 3] y)",

@@ -27,7 +27,8 @@ class TableSettings:
     """The settings of a run for tables.
 
     Attributes:
-        missing: "mean", "median", "drop" or "indicator"; None: missing values are refused.
+        missing: "mean", "median", "drop" or "indicator"; None: missing values are refused. Each of them
+            leaves out rows without a label.
         categories: "onehot" or "index"; None: by the type of the input.
         standardize: numbers less their mean, divided by their deviation.
         is_counted: rows that are left out were counted before, and are not mentioned again.

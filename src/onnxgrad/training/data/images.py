@@ -206,7 +206,12 @@ def image_folder(path: Path, how: Images) -> dict[str, Column]:
     folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     files = [sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES) for folder in folders]
     if not any(files):
-        raise BadInput(f"{str(path)!r} holds neither .npy files nor folders of pictures, one per class")
+        suffixes = sorted({p.suffix.lower() for p in path.rglob("*") if p.suffix and p.is_file()})
+        others = f", but {name_list(suffixes)}" if suffixes else ""
+        raise BadInput(
+            f"{str(path)!r} holds neither .npy files nor folders of pictures, one per class{others}\n"
+            "  hint: sounds and other files: save their numbers as arrays, numpy.savez('data.npz', x=…, labels=…)"
+        )
     _check_levels(path, folders, files)
     for folder, found in zip(folders, files):
         if not found:

@@ -31,3 +31,4 @@ class EvaluationKeywords(MeasuringKeywords, total=False):
     """Keywords of `evaluate`."""
 
     missing: str | None
+    class_axis: int | None

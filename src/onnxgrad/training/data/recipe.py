@@ -76,12 +76,15 @@ class PreparationRecipe:
 
 @dataclass(frozen=True)
 class LabelledRowsRecipe:
-    """The setting of `evaluate` that chooses its rows."""
+    """The settings of `evaluate` that choose its rows, and the classes in their predictions."""
 
     panel: ClassVar[str] = "Data"
 
     missing: str | None = setting(
         None, "drop: leave out rows without a label, or without a value that the model does not fill in."
+    )
+    class_axis: int | None = setting(
+        None, "The axis of the classes in predictions of three axes or more: 1, -1. Default: by the model."
     )
 
     def __post_init__(self) -> None:

@@ -259,7 +259,7 @@ class Stream:
     def _fit_tables(self, tables: TableSettings, inputs: Mapping[str, str], trained: Preprocessing) -> dict[str, Any]:
         """Read the stream once for the preparation of its columns. Returns arguments of `Data`."""
         self._check_repeatable()
-        self._lacks_rows = tables.missing == "drop"
+        self._lacks_rows = tables.missing is not None
         joining = Joining.of(tables, self.fields)
         while True:
             types = dict(getattr(self.source, "types", {}))

@@ -98,8 +98,8 @@ def join_columns(
     left, made, tables = dict(columns), {}, tables or Joining()
     kept: np.ndarray | None = None
     notes: list[str] = []
-    if tables.settings is not None and tables.settings.missing == "drop":
-        drop = DroppedRows()
+    if tables.settings is not None and tables.settings.missing:
+        drop = DroppedRows(tables.settings.missing)
         kept = drop.find_kept(columns, wanted, tables.labels)
         notes = [] if tables.settings.is_counted else drop.notes(source)
     for name, features in wanted.items():
@@ -135,11 +135,11 @@ def fit_parts(
     assert tables.settings is not None
     features = dict(trained)
     fits: dict[str, list[ColumnFit]] = {}
-    drop, kept = DroppedRows(), None
+    drop, kept = DroppedRows(tables.settings.missing or ""), None
     for columns in parts:
         features |= {n: order_columns(n, text, features.get(n), columns) for n, text in inputs.items()}
         raws = {n: raw_columns(columns, features[n].names) for n in inputs if n not in tables.labels}
-        if tables.settings.missing == "drop":
+        if tables.settings.missing:
             kept = drop.find_kept(columns, {n: features[n] for n in inputs}, tables.labels)
         if kept is not None:
             raws = {n: {c: replace(r, values=r.values[kept]) for c, r in of.items()} for n, of in raws.items()}
@@ -156,9 +156,14 @@ def fit_parts(
 
 
 class DroppedRows:
-    """Rows that are left out, as a column that feeds an input lacks a value, or the labels do; and their number."""
+    """Rows that are left out, as the labels or a column that feeds an input lack a value; and their number.
 
-    def __init__(self) -> None:
+    Args:
+        missing: see `TableSettings`; other ways than "drop" fill the columns in, and only labels are needed.
+    """
+
+    def __init__(self, missing: str = "drop") -> None:
+        self.missing = missing
         self.rows = self.gone = self.unlabelled = 0
 
     def find_kept(
@@ -171,7 +176,8 @@ class DroppedRows:
             wanted: those that feed an input.
             labels: the inputs of the loss.
         """
-        raws = [raw_columns(columns, f.names) for n, f in wanted.items() if n not in labels]
+        fed = [f.names for n, f in wanted.items() if n not in labels and self.missing == "drop"]
+        raws = [raw_columns(columns, names) for names in fed]
         gone = [raw.missing for own in raws for raw in own.values()]
         unlabelled = [_unlabelled(columns[n], n) for n in _label_columns(columns, wanted, labels)]
         if len({len(each) for each in [*gone, *unlabelled]}) != 1:  # none, or sizes that are refused later

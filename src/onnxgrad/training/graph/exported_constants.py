@@ -185,8 +185,7 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
         gate = any(_GATES & set(through) or node.op_type in _GATES for node, _, through in uses)
         # PyTorch's older exporter names nodes by their paths in the module, and no number that it makes itself
         module = not _MADE_UP.match(name) and any(
-            n.op_type in _ELEMENTWISE and ("." in name or (named and (n.name or "").startswith("/")))
-            for n, _, _ in uses
+            n.op_type in _ELEMENTWISE and ("." in name or (n.name or "").startswith("/")) for n, _, _ in uses
         )
         return "" if layer or gate or module or name in _NUMBERS or _FOLDED.match(name) else _ONE
     values = array.astype(np.float64) if array.size <= 1 << 20 else np.array([0.1])

@@ -178,7 +178,8 @@ class DataRecipe(PreparationRecipe):
     missing: str | None = setting(
         None,
         "Missing values of columns that `inputs` joins: mean, median (text: the most frequent), indicator (mean, and a "
-        "number that says so), or drop (leave the rows out). The saved model does the same.",
+        "number that says so), or drop (leave the rows out). The saved model does the same. Rows without a label are "
+        "left out.",
     )
     categories: str | None = setting(
         None, "Text in columns that `inputs` joins: onehot, or index (whole numbers from 1 on, for an embedding)."

@@ -18,7 +18,7 @@ from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column, Columns
 from onnxgrad.training.data.items import example_rows, is_stream
-from onnxgrad.training.data.wide import complete_rows
+from onnxgrad.training.data.wide import DroppedRows, complete_rows
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import open_task
 from onnxgrad.training.graph.class_labels import class_names
@@ -132,8 +132,9 @@ def trainer_for(model: Any, data: AnyData, recipe: Recipe) -> Trainer:
 def _columns(data: AnyData, recipe: Recipe) -> Mapping[str, Column]:
     """The columns of `data`, at least the labels of data by position."""
     named = {recipe.loss.labels or "labels": data[-1]} if isinstance(data, tuple) else data
-    if recipe.data.missing == "drop":
-        return complete_rows(open_data(named), recipe.data.inputs, [recipe.loss.labels or "labels"])
+    if recipe.data.missing:
+        labels, drop = [recipe.loss.labels or "labels"], DroppedRows(recipe.data.missing)
+        return complete_rows(open_data(named), recipe.data.inputs, labels, drop)
     return open_data(named, inputs=None if recipe.data.tables is not None else recipe.data.inputs)
 
 

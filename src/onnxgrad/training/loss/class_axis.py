@@ -58,7 +58,7 @@ def axis_beside(y: ir.Value, rows: int) -> int:
 def class_axis(y: ir.Value, square: bool = False) -> int:
     """The class axis of the scores, or probabilities, `y`. Raises BadInput if it cannot be determined.
 
-    `square`: axis 1 and the last are known to have one size.
+    `square`: axis 1 and the last are known to have one size, by predictions that are evaluated.
     """
     rank = 0 if y.shape is None else len(y.shape)
     if y.shape is None or rank <= 2:
@@ -72,11 +72,12 @@ def class_axis(y: ir.Value, square: bool = False) -> int:
     known = [a for a in ends if isinstance(y.shape[a], int)]
     if len(known) == 1:
         return known[0]
-    square = square or bool(known and y.shape[1] == y.shape[-1])
-    if square and y.producer() is not None and not _is_convolution(y):
+    is_square = square or bool(known and y.shape[1] == y.shape[-1])
+    if is_square and y.producer() is not None and not _is_convolution(y):
+        named = "--class-axis 1 or -1 (in Python class_axis=)" if square else "cross_entropy:axis=1 or axis=-1"
         raise BadInput(
             f"{y.name!r} is {shape_text(y.shape)}: along which axis are the classes?\n"
-            "  hint: say so, as cross_entropy:axis=1 or axis=-1, or declare the number of classes in the model"
+            f"  hint: say so, as {named}, or declare the number of classes in the model"
         )
     return 1
 

@@ -143,7 +143,9 @@ def evaluate(
     rows, called, ignore_index = open_labelled(
         opened, data, output, labels, ignore_index, preparation, trained, source, arguments, asked, drops
     )
-    return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
+    return evaluate_rows(
+        opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank, chosen.class_axis
+    )
 
 
 def evaluate_detector(
@@ -251,6 +253,7 @@ def evaluate_rows(
     options: Options | None = None,
     worst: int = 0,
     blank: int = 0,
+    class_axis: int | None = None,
 ) -> Evaluated:
     """Evaluate opened data: compare the labels `called` with `output`."""
     names = class_names(model, [output.name or ""], _scores(output))
@@ -276,7 +279,7 @@ def evaluate_rows(
             elif Maps.fits(asked):
                 comparison = Maps()
             else:
-                comparison = choose_comparison(model, y, t, every, output, called, asked, ignore_index)
+                comparison = choose_comparison(model, y, t, every, output, called, asked, ignore_index, class_axis)
                 _check_classes(comparison, y, every, rows, called, names is not None)
             usual = (*DEFAULTS[comparison.task], *comparison.further)
             asked = None if asked is None else list(asked)

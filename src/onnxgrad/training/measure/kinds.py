@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, OnnxGradError
 from onnxgrad.ir.match import holds_floats
+from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.row_axis import row_axis, rows_first
 from onnxgrad.training.loss.class_axis import axis_beside, class_axis
@@ -48,8 +50,12 @@ def choose_comparison(
     called: str,
     metrics: Sequence[str] | None = None,
     ignored: int | None = None,
+    class_axis: int | None = None,
 ) -> Comparison:
-    """The comparison of predictions `y` with labels `t` of a batch, which are `called` so; `every` one decides it."""
+    """The comparison of predictions `y` with labels `t` of a batch, which are `called` so; `every` one decides it.
+
+    `class_axis`: that of the classes in `y`, if the caller names it.
+    """
     low, high = bounds(output)
     probabilities = low >= 0 and high <= 1
     y, t = alike(y, t)
@@ -60,10 +66,11 @@ def choose_comparison(
     hint = "\n  hint: sequences of symbols, as of CTC, are compared by --metrics cer or exact" if sequences else ""
     misfit = BadInput(f"{shapes}{other_outputs(model, output.name) or hint}")
     if y.ndim == t.ndim + 1 and (every.dtype.kind in "iub" or (every == np.trunc(every)).all()):
-        fitting = [a for a in dict.fromkeys((1, y.ndim - 1)) if [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
+        axes = (1, y.ndim - 1) if class_axis is None else (class_axis + y.ndim if class_axis < 0 else class_axis,)
+        fitting = [a for a in dict.fromkeys(axes) if a and [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
         if not fitting:
             raise misfit
-        axis = fitting[0] if len(fitting) == 1 else _class_axis(model, output, y)
+        axis = fitting[0] if len(fitting) == 1 else _find_class_axis(model, output, y)
         probabilities = probabilities or are_shares(y, axis)
         return Classes(axis, ignored, probabilities, y.ndim == 3, called, y.ndim > 3)
     if y.shape != t.shape:
@@ -74,7 +81,7 @@ def choose_comparison(
     return Comparison() if ignored is None or t.dtype.kind != "f" else Known(ignored)
 
 
-def _class_axis(model: ir.Model, output: ir.Value, y: np.ndarray) -> int:
+def _find_class_axis(model: ir.Model, output: ir.Value, y: np.ndarray) -> int:
     """The axis of the classes of scores `y` with rows first, where the sizes fit two axes.
 
     Raises:
@@ -85,5 +92,9 @@ def _class_axis(model: ir.Model, output: ir.Value, y: np.ndarray) -> int:
             f"the predictions {output.name!r} are {list(y.shape)}: along which axis are the classes?\n"
             "  hint: declare the shape of the output in the model, with a number for the classes"
         )
-    rows = row_axis(model, output)
-    return rows_first(y.ndim, rows).index(axis_beside(output, rows)) if rows else class_axis(output, square=True)
+    if rows := row_axis(model, output):
+        return rows_first(y.ndim, rows).index(axis_beside(output, rows))
+    copy = model.clone()
+    with contextlib.suppress(OnnxGradError):  # then what the file declares
+        infer_types(copy)
+    return class_axis(next(v for v in copy.graph.outputs if v.name == output.name), square=True)

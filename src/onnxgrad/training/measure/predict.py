@@ -70,14 +70,15 @@ def open_rows(
 
 
 def chosen_outputs(model: ir.Model, outputs: Sequence[str] | None) -> list[str]:
-    """The names of the `outputs`, by default all. Raises UnknownName for an unknown one."""
+    """The names of the `outputs`, by default of all with rows, if any. Raises UnknownName for an unknown one."""
     names = [v.name or "" for v in model.graph.outputs]
     if "" in names:
         raise BadInput(f"output {names.index('')} of the model has no name, so ONNX Runtime does not load it")
     for name in outputs or ():
         if name not in names:
             raise UnknownName(name, names, "output")
-    return list(outputs or names)
+    with_rows = [v.name or "" for v in model.graph.outputs if v.shape is None or len(v.shape)]
+    return list(outputs or with_rows or names)
 
 
 def batches_of(
@@ -166,7 +167,7 @@ def predict(
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         data: arrays by name, rows that are dicts, or a path (see `onnxgrad.training.data.sources`). Arrays that the
             model does not read are left alone. A model with one input takes the array itself.
-        outputs: which outputs. Default: all.
+        outputs: which outputs. Default: all but single numbers, such as a loss.
         batch_size: rows that run at once; a model with a fixed batch size takes that one.
         options: how ONNX Runtime runs the model.
         settings:

@@ -138,10 +138,11 @@ class Coupling:
         """Have `follow` join the axes of `node`; axes that it does not mention are locked."""
         self._touched = set()
         follow(self, node)
+        means = ", whose mean is of all of them" if node.op_type == "LayerNormalization" else ""
         for value in dict.fromkeys([*reads(node), *node.outputs]):
             for axis in range(rank_of(value)):
                 if (value, axis) not in self._touched:
-                    self.lock(value, axis, f"{node.op_type} at {node.name or node.outputs[0].name!r}")
+                    self.lock(value, axis, f"{node.op_type} at {node.name or node.outputs[0].name!r}{means}")
 
     def solve(self) -> Channels:
         """The sets of positions that go together."""
