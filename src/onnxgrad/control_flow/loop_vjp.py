@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
 from onnxgrad.control_flow.deferred_products import DeferredSum, defer
 from onnxgrad.control_flow.hoisting import hoist_elementwise, hoist_transposes
-from onnxgrad.control_flow.indexed_slices import StepSlice, step_slices
+from onnxgrad.control_flow.indexed_slices import StepRows, StepSlice, step_slices
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
 from onnxgrad.control_flow.reverse_iteration import Backwards, StepInput
 from onnxgrad.control_flow.saved_states import saved_state
@@ -95,11 +95,12 @@ class _TransposedStep:
         self.saved: dict[ir.Value, StepInput] = {}
         self.later: dict[ir.Value, list[DeferredSum]] = {}
 
-    def _pick(self, captures: list[ir.Value]) -> list[StepSlice]:
+    def _pick(self, captures: list[ir.Value]) -> list[StepSlice | StepRows]:
         """Remove the terms of indexed slices from those of captured values."""
-        picked: list[StepSlice] = []
+        picked: list[StepSlice | StepRows] = []
+        stacks = save_policy(self.op.node) is SavePolicy.RESIDUALS
         for terms in (self.terms[c] for c in captures if c in self.terms):
-            slices = step_slices(terms, self.it)
+            slices = step_slices(terms, self.it, stacks)
             picked += slices.values()
             terms[:] = [t for i, t in enumerate(terms) if i not in slices]
         return picked
@@ -122,7 +123,7 @@ class _TransposedStep:
         for terms in self.terms.values():
             terms[:] = [t.map_operands(now) if isinstance(t, Symbolic) else now(t) for t in terms]
         for p in self.picked:
-            p.g = instead.get(p.g, p.g)
+            p.read_instead(instead)
         self.saved = {c.inner: c for c in columns.values()}
 
     def defer_sums(self) -> None:
@@ -153,7 +154,7 @@ class _TransposedStep:
         totals = [add([s, total(self.terms[c])]) for s, c in zip(sums, added)]
         give(b, [*self.backs, *totals, *(v for v, _ in gives)])
         likes = [*(self.states[i] for i in self.carried), *added, *(self.slices[j] for j in self.pieces)]
-        for end, like in zip(body.outputs, [*likes, *(p.g for p in self.picked)]):
+        for end, like in zip(body.outputs, [*likes, *(v for p in self.picked for v, _ in p.gives)]):
             end.type, end.shape = like.type, like.shape
         if it.lead and body.inputs[1] in values_read(body):  # a step was made because the condition held
             body.inputs[1].replace_all_uses_with(b.const(True).value)
@@ -168,10 +169,10 @@ class _TransposedStep:
         def closing(w: Builder, stacks: list[Var]) -> list[Term]:
             """The cotangents that are computed after the iteration from its stacked outputs."""
             places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
-            count = len(self.pieces)
-            wholes = [p.assemble(w, stacks[count + i]) for i, p in enumerate(self.picked)]
+            wholes = [p.assemble(w, *(places[g] for g in p.gives)) for p in self.picked]
             rest = [[p.finish(places[p.given, p.slot]) for p in parts] for parts in self.later.values()]
-            return [*stacks[:count], *wholes, *(add(terms) if len(terms) > 1 else terms[0] for terms in rest)]
+            sums = [add(terms) if len(terms) > 1 else terms[0] for terms in rest]
+            return [*stacks[: len(self.pieces)], *wholes, *sums]
 
         slots, instead = [slot for _, slot in gives], [*(p.x for p in self.picked), *self.later]
         return Backwards(op, b, reads, [*self.g_states.values(), *sums], [*first, *zeros], slots, closing, instead)
@@ -190,7 +191,7 @@ class _TransposedStep:
     def _gives(self) -> list[tuple[ir.Value, ScanAxis]]:
         """The cotangents of slices, which the backward iteration stacks, and their layouts."""
         gives = [(total(self.terms[self.slices[j]]).value, self.it.ins[j].reverse()) for j in self.pieces]
-        return gives + [(p.g, p.slot) for p in self.picked]
+        return gives + [g for p in self.picked for g in p.gives]
 
     def _columns(self) -> dict[ir.Value, StepInput]:
         """The values that the backward step may read of its primal step, each with its column."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxgrad.control_flow.indexed_slices import keeps_its_shape, sizes_around
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, add_outputs
 from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.engine.partial_eval import residuals
@@ -87,14 +88,14 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
     states = set(body.inputs[it.lead : it.lead + it.count])
     varies = dependents(primal, body.inputs)
     moved = _selections(primal, states, varies)
-    sizes = {d.value for v in reads(op.node) for d in v.shape or () if not isinstance(d, int) and d.value}
+    sizes = sizes_around(op.node)
 
     def is_known(v: ir.Value) -> bool:
         """True if a backward step has `v`: stacked, or the same in all steps."""
         if v not in makers or v not in varies:
             return True
         is_shaped = traits_of(makers[v]).moves_at_most(Moves.PERMUTATION)
-        return v not in moved and not is_shaped and _keeps_its_shape(v, sizes)
+        return v not in moved and not is_shaped and keeps_its_shape(v, sizes)
 
     read = set(residuals((v for v in makers if v in live), is_known))
     return [v for v in makers if v in read and v in varies]
@@ -109,10 +110,3 @@ def _selections(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.
         if picks and all(v in selected or (v not in own and v not in states) or v not in varies for v in reads(node)):
             selected.update(node.outputs)
     return selected
-
-
-def _keeps_its_shape(v: ir.Value, sizes: set[str]) -> bool:
-    """True if `v` is a tensor that provably has the same shape at every step."""
-    if not isinstance(v.type, ir.TensorType) or v.shape is None:
-        return False
-    return all(isinstance(d, int) or d.value in sizes for d in v.shape)
