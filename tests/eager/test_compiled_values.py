@@ -1,5 +1,7 @@
 """Compiled functions at values that the trace did not see: nothing of the first call may stay in their graphs."""
 
+import warnings
+
 import numpy
 import pytest
 
@@ -56,6 +58,56 @@ def test_nothing_of_the_first_call_stays(text):
 def test_what_depends_on_integers_in_python_is_refused(text):
     with pytest.raises(BadInput, match="cannot be recorded as ONNX"):
         og.jit(function(text))(COUNTS)
+
+
+NAN, INF = numpy.nan, numpy.inf
+PAIRS = numpy.meshgrid([0.0, -0.0, 1.0, -2.5, 0.4, 1e-17, 1e-5, -0.3, 1e17, 800.0, INF, -INF, NAN], [
+    0.0, 1.0, -2.5, 0.1, 1e-10, -0.3, -1e17, 700.0, INF, -INF, NAN
+])  # fmt: skip
+X, Y = (a.reshape(-1) for a in PAIRS)
+HOLES = numpy.array([[NAN, INF, 1.0, -INF, 2.0], [1.0, 2.0, NAN, 3.0, INF], [1.0, 3.0, 3.0, -1.0, NAN]])
+AT_THE_EDGES = """
+np.expm1(x) | np.log1p(x) | np.logaddexp(x, y) | np.hypot(x, y) | np.arctan2(y, x) | x % y | x // y | np.fmod(x, y)
+special.xlogy(x, y) | special.xlog1py(x, y) | np.expm1(x.astype("float32")) | np.log1p(x.astype("float32"))
+np.max(h, axis=1) | np.max(h, axis=0) | np.min(h, axis=1) | np.min(h, axis=0) | np.argmax(h, axis=1) | np.ptp(h, axis=0)
+np.argmin(h, axis=0) | np.sort(h) | np.argsort(h, axis=0) | np.median(h, axis=1) | np.mean(h[:0], axis=0)
+np.all(h[:0], axis=0) | np.any(h[:0], axis=0) | np.max(h[:0], axis=0, initial=2.0) | np.logaddexp2(x, y)
+"""
+
+
+@pytest.mark.parametrize("text", expressions(AT_THE_EDGES))
+def test_values_at_the_edges(text):
+    """Rounding, infinities and NaN: a compiled function has numpy's values."""
+    f = eval(f"lambda x, y, h: {text}", {"np": np, "special": special})
+    with numpy.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of means of nothing
+        found, expected = og.jit(f)(X, Y, HOLES), f(*map(np.asarray, (X, Y, HOLES)))
+    assert found.dtype == expected.dtype
+    rtol = 1e-6 if found.dtype == "float32" else 1e-13
+    numpy.testing.assert_allclose(numpy.asarray(found), numpy.asarray(expected), rtol=rtol)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int8", "uint8"])
+def test_quotients_of_all_integers(dtype):
+    """By 0, by −1 of the least integer, and where the difference of number and remainder overflows."""
+    info = numpy.iinfo(dtype)
+    x, y = (a.reshape(-1) for a in numpy.meshgrid(*[numpy.array([info.min, info.max, 0, 1, 2, 7], dtype)] * 2))
+    x, y = numpy.concatenate([x, -x]), numpy.concatenate([y, y])
+    with numpy.errstate(all="ignore"):
+        numpy.testing.assert_array_equal(numpy.asarray(og.jit(np.floor_divide)(x, y)), x // y)
+        numpy.testing.assert_array_equal(numpy.asarray(og.jit(np.remainder)(x, y)), x % y)
+
+
+def test_derivatives_of_logarithms_of_sums_at_the_edges():
+    x, y = numpy.array([0.3, 800.0, -INF, INF, -INF, 1.0]), numpy.array([0.3, -800.0, 1.0, 1.0, -INF, INF])
+    expected = [0.5, 1.0, 0.0, 1.0], [0.5, 0.0, 1.0, 0.0]
+    for transform in (lambda f: f, og.jit):
+        found = transform(og.grad(lambda x, y: np.sum(np.logaddexp(x, y)), (0, 1)))(x, y)
+        for g, e in zip(found, expected, strict=True):
+            numpy.testing.assert_allclose(numpy.asarray(g)[:4], e, atol=1e-15)
+            assert numpy.isfinite(numpy.asarray(g)).all()
+    second = og.hessian(lambda v: np.logaddexp(v[0], v[1]))(numpy.array([0.3, 0.3]))
+    numpy.testing.assert_allclose(numpy.asarray(second), [[0.25, -0.25], [-0.25, 0.25]])
 
 
 def test_gradients_of_an_interpolation_are_those_of_the_values_of_each_call():

@@ -53,6 +53,11 @@ def test_special_functions_at_the_edges():
     onp.testing.assert_allclose(slope(lambda y: special.xlogy(0.0, y)), 0.0)
     onp.testing.assert_allclose(slope(lambda x: special.xlog1py(x, -0.5)), onp.log(0.5))
     onp.testing.assert_allclose(og.grad(special.spence)(1.0), -1.0)
+    for f in (special.xlogy, special.rel_entr, special.kl_div):
+        assert onp.isfinite(onp.asarray(og.grad(f, (0, 1))(0.0, 0.0))).all()
+    for f, args in ((special.xlogy, (R, P)), (special.xlog1py, (R, U))):
+        g = og.grad(lambda x, y, f=f: np.sum(f(x, y)), (0, 1))
+        onp.testing.assert_allclose(onp.asarray(og.jit(g)(*args)), onp.asarray(g(*args)), rtol=1e-13)
     onp.testing.assert_allclose(complex(og.holomorphic_grad(special.lambertw)(0j)), 1.0)
     check_grads(special.erf, R + 0.3j)
 

@@ -149,3 +149,31 @@ def test_the_determinant_of_singular_matrices():
 def test_what_is_refused(call, words):
     with pytest.raises(BadInput, match=words):
         call()
+
+
+#: Reductions of the elements that a mask selects, and of none.
+SELECTED = {
+    "mean": lambda np, x, m: np.mean(x, axis=1, where=m),
+    "var": lambda np, x, m: np.var(x, axis=0, where=m, ddof=0.5),
+    "std": lambda np, x, m: np.std(x, where=m, keepdims=True),
+    "all": lambda np, x, m: np.all(x > 0, axis=1, where=m),
+    "any": lambda np, x, m: np.any(x > 1, axis=0, where=m),
+    "empty": lambda np, x, m: np.max(x[:0], axis=0, initial=2.0) + np.min(x[:, :0], initial=3.0),
+    "average": lambda np, x, m: np.average(x, axis=1, keepdims=True) + np.average(x, axis=0, weights=m, keepdims=True),
+    "take": lambda np, x, m: np.take(x, [5, -1, 99], mode="clip") + np.take(x, [5, -1, 99], mode="wrap"),
+    "of integers": lambda np, x, m: np.nanmax((x * 9).astype(int), axis=1) - np.nanmin((x * 9).astype(int), axis=1),
+    "i0": lambda np, x, m: np.i0(onp.where(m, x, onp.nan)),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_selected_elements(name):
+    f, mask = SELECTED[name], X > -0.7
+    expected = f(onp, X, mask)
+    onp.testing.assert_allclose(onp.asarray(f(np, np.asarray(X), mask)), expected, rtol=1e-12)
+    if name not in ("all", "any", "of integers", "i0"):
+        holes = onp.where(mask, X, onp.nan) if name in ("mean", "var", "std") else X  # which no gradient passes
+        g = og.grad(lambda x: np.sum(np.sin(f(np, x, mask))))
+        onp.testing.assert_allclose(onp.asarray(g(holes)), onp.asarray(g(X)))
+        check_grads(lambda x: f(np, x, mask), X)
+        onp.testing.assert_allclose(onp.asarray(og.jit(lambda x: f(np, x, mask))(X)), expected, rtol=1e-12)

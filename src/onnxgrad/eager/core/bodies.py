@@ -96,7 +96,7 @@ def refuse_custom(bodies: Sequence[TracedBody], operands: Sequence[Array]) -> bo
 
 
 def call_on_variables(
-    f: Callable[..., Any], name: str, args: Sequence[Any], variables: Sequence[Node], since: int | None = None
+    f: Callable[..., Any], name: str, args: Sequence[Any], variables: Sequence[Node], since: float | None = None
 ) -> tuple[Any, list[Array], list[Node]]:
     """Call `f`, named `name`, with `variables` for the leaves of `args`, and record everything as ONNX.
 

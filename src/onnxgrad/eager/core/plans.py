@@ -297,7 +297,9 @@ class DerivativePlan:
         value = p.value(place, part)
         if part is None:
             return Array(value, source)
-        return Array(value, Node(pick(part), (source,), value))
+        picked = Node(pick(part), (source,), value)
+        picked.serial = source.serial + 0.5  # as if recorded with its node: no custom derivative comes between them
+        return Array(value, picked)
 
 
 def _data(operands: Sequence[Array]) -> list[np.ndarray]:

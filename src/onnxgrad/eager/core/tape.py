@@ -48,7 +48,7 @@ class Node:
         self.op = op
         self.inputs = inputs
         self.value = value
-        self.serial = _count()
+        self.serial: float = _count()
 
 
 Source = Node | np.ndarray
@@ -70,7 +70,7 @@ def carries_derivative(value: Any) -> bool:
 
 
 def history(
-    results: Iterable[Node], leaves: Iterable[Node], discrete: bool = False, since: int | None = None
+    results: Iterable[Node], leaves: Iterable[Node], discrete: bool = False, since: float | None = None
 ) -> list[Node]:
     """The ancestors of `results` back to number `since` (default: the oldest of `leaves`), without the leaves.
 
@@ -130,7 +130,7 @@ def reaches_outside(nodes: Iterable[Node | None], leaves: Sequence[Node]) -> boo
     return _reaches(nodes, 0, lambda n: n.serial < first, discrete=exporting.get())
 
 
-def _reaches(nodes: Iterable[Node | None], first: int, found: Callable[[Node], bool], discrete: bool = True) -> bool:
+def _reaches(nodes: Iterable[Node | None], first: float, found: Callable[[Node], bool], discrete: bool = True) -> bool:
     """True if `found` holds for one of `nodes` or their ancestors back to number `first`."""
     seen: set[Node] = set()
     stack = [n for n in nodes if n is not None]
@@ -180,7 +180,7 @@ def program(
     leaves: Sequence[Node],
     nodes: Sequence[Node] | None = None,
     stopped: bool = False,
-    since: int = -1,
+    since: float = -1,
 ) -> Program:
     """The program of those of `nodes` (default: the history of `results`) that depend on `leaves`.
 

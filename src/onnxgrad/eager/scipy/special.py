@@ -19,6 +19,7 @@ from onnxgrad.eager.core.array import Array, as_array, refuse_tracked, tracked
 from onnxgrad.eager.core.custom_derivatives import elementwise
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import stop_gradient
+from onnxgrad.eager.xp.dtypes import as_float
 from onnxgrad.eager.xp.ufuncs import module_fallback, unary
 
 Function = Callable[..., Any]
@@ -39,9 +40,10 @@ def _density(x: Any) -> Array:
 _NONE = "refused"
 
 
-def _nonzero(x: Any, y: Any) -> Array:
-    """`y`, with 1 where both `x` and `y` are 0: 0·log 0 counts as 0."""
-    return np.where(np.logical_and(x == 0, y == 0), 1.0, y)
+def _ratio(x: Any, y: Any) -> Array:
+    """x / y, and 1 for 0 / 0."""
+    both = np.logical_and(x == 0, y == 0)
+    return np.where(both, 1.0, x) / np.where(both, 1.0, y)
 
 
 def exprel_slope(x: Any, y: Any) -> Array:
@@ -129,14 +131,12 @@ iv: Function = _define_function("iv", _NONE, lambda n, x, y: (iv(n - 1, x) + iv(
 ive: Function = _define_function("ive", _NONE, lambda n, x, y: (ive(n - 1, x) + ive(n + 1, x)) / 2 - np.sign(x) * y)
 kv: Function = _define_function("kv", _NONE, lambda n, x, y: -(kv(n - 1, x) + kv(n + 1, x)) / 2)
 
-# logarithms, whose products with 0 are 0
-xlogy: Function = _define_function("xlogy", lambda x, y, z: np.log(_nonzero(x, y)), lambda x, y, z: x / _nonzero(x, y))
-xlog1py: Function = _define_function(
-    "xlog1py", lambda x, y, z: np.log(_nonzero(x, 1 + y)), lambda x, y, z: x / _nonzero(x, 1 + y)
-)
+# of entropy; 0·log 0 counts as 0
 entr: Function = _define_function("entr", lambda x, y: -np.log(x) - 1)
-rel_entr: Function = _define_function("rel_entr", lambda x, y, z: np.log(x / y) + 1, lambda x, y, z: -x / y)
-kl_div: Function = _define_function("kl_div", lambda x, y, z: np.log(x / y), lambda x, y, z: 1 - x / y)
+rel_entr: Function = _define_function(
+    "rel_entr", lambda x, y, z: np.log(_ratio(x, y)) + 1, lambda x, y, z: -_ratio(x, y)
+)
+kl_div: Function = _define_function("kl_div", lambda x, y, z: np.log(_ratio(x, y)), lambda x, y, z: 1 - _ratio(x, y))
 logit: Function = _define_function("logit", lambda x, y: 1 / (x * (1 - x)))
 exprel: Function = _define_function("exprel", lambda x, y: exprel_slope(x, y))
 psi, jn, yn = digamma, jv, yv
@@ -183,6 +183,25 @@ def log_expit(x: Any, /) -> Array:
 
 
 # --- composed functions ----------------------------------------------------------------------------
+
+
+def _unless_empty(x: Any, y: Any, least: float, instead: float) -> tuple[Array, Array]:
+    """Both as floats, `y` with `instead` where `x` is 0 and the logarithm is not finite: 0·log 0 counts as 0."""
+    x, y = np.broadcast_arrays(as_float(x), as_float(y))
+    bad = np.logical_or(y <= least, y == numpy.inf)
+    return x, np.where(np.logical_and(x == 0, bad), instead, y)
+
+
+def xlogy(x: Any, y: Any, /) -> Array:
+    """x·log y, and 0 where `x` is 0."""
+    x, y = _unless_empty(x, y, 0.0, 1.0)
+    return x * np.log(y)
+
+
+def xlog1py(x: Any, y: Any, /) -> Array:
+    """x·log(1 + y), and 0 where `x` is 0."""
+    x, y = _unless_empty(x, y, -1.0, 0.0)
+    return x * np.log1p(y)
 
 
 def multigammaln(a: Any, d: int) -> Array:

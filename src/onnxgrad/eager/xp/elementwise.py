@@ -41,8 +41,77 @@ def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(np.isinf(x) | np.isinf(y), np.floor(np.divide(x, y)), whole)
 
 
+def _expm1(b: Builder, x: Var) -> Var:
+    """exp(x) − 1, and near 0 what rounding takes from it: exp(x) is exact for log exp(x)."""
+    y = b.Exp(x)
+    lost = b.Where(b.Less(b.Abs(x), b.const(1, x.dtype)), y * (x - b.Log(y)), b.const(0, x.dtype))
+    return (y - 1.0) + STOP.write(b, [lost])
+
+
+def _log1p(b: Builder, x: Var) -> Var:
+    """log(1 + x), and near 0 what rounding takes from it: 1 + x is exact for another x."""
+    y = x + 1.0
+    lost = b.Where(b.Less(b.Abs(x), b.const(1, x.dtype)), (x - (y - 1.0)) / y, b.const(0, x.dtype))
+    return b.Log(y) + STOP.write(b, [lost])
+
+
+def _logaddexp(b: Builder, x: Var, y: Var) -> Var:
+    """The larger one plus log(1 + exp(−distance)), which neither overflows nor cancels; infinities are 0 apart."""
+    first = b.Greater(x, y)
+    most, least = b.Where(first, x, y), b.Where(first, y, x)
+    both = b.And(b.Equal(x, y), b.Equal(b.Abs(x), b.const(math.inf, x.dtype)))
+    return most + b.Softplus(b.Where(both, b.const(0, x.dtype), least - most))
+
+
 def _is_negative(b: Builder, x: Var) -> Var:
     return b.Or(x < 0.0, b.Reciprocal(x) < 0.0)
+
+
+def _is_infinite(b: Builder, x: Var) -> Var:
+    return b.Equal(b.Abs(x), b.const(math.inf, x.dtype))
+
+
+def _remainder(b: Builder, x: Var, y: Var) -> Var:
+    """The exact remainder of the sign of `y`; that of ``Mod`` is of the sign of `x`."""
+    rest, zero = b.Mod(x, y, fmod=1), b.const(0, x.dtype)
+    other = b.And(b.Not(b.Equal(rest, zero)), b.Xor(b.Less(rest, zero), b.Less(y, zero)))
+    return b.Where(other, rest + y, rest)
+
+
+def _quotient(b: Builder, x: Var, y: Var) -> Var:
+    """The floor of x / y, of the exact quotient where that is finite."""
+    rest = _remainder(b, x, y)
+    finite = b.And(b.Equal(rest, rest), b.Not(_is_infinite(b, y)))
+    return b.Where(finite, b.Round((x - rest) / y), b.Floor(x / y))
+
+
+def _whole_remainder(b: Builder, x: Var, y: Var) -> Var:
+    """The remainder of integers, 0 by 0."""
+    one = b.const(1, x.dtype)
+    divisor, _ = _safe_divisor(b, y)
+    return b.Where(b.Equal(divisor, one), b.Sub(x, x), b.Mod(x, divisor))
+
+
+def _whole_quotient(b: Builder, x: Var, y: Var) -> Var:
+    """The floor of the quotient of integers, 0 by 0; ``Div`` rounds it towards 0."""
+    divisor, sign = _safe_divisor(b, y)
+    quotient, zero = b.Div(x, divisor), b.const(0, x.dtype)
+    if y.dtype not in _UNSIGNED:
+        apart = b.Not(b.Equal(b.Mod(x, divisor), zero))
+        below = b.And(apart, b.Xor(b.Less(x, zero), b.Less(divisor, zero)))
+        quotient = b.Where(below, b.Sub(quotient, b.const(1, x.dtype)), quotient)
+    return b.Mul(sign, quotient)
+
+
+def _safe_divisor(b: Builder, y: Var) -> tuple[Var, Var]:
+    """`y` with 1 in the place of 0 and −1, by which processors do not divide all integers; the factor that is left."""
+    zero, one = b.const(0, y.dtype), b.const(1, y.dtype)
+    by_none = b.Equal(y, zero)
+    if y.dtype in _UNSIGNED:
+        return b.Where(by_none, one, y), b.Where(by_none, zero, one)
+    less = b.const(-1, y.dtype)
+    by_less = b.Equal(y, less)
+    return b.Where(b.Or(by_none, by_less), one, y), b.Where(by_none, zero, b.Where(by_less, less, one))
 
 
 def _never(b: Builder, x: Var) -> Var:
@@ -51,6 +120,8 @@ def _never(b: Builder, x: Var) -> Var:
 
 def _atan2(b: Builder, y: Var, x: Var) -> Var:
     """The arctangent of the quotient of magnitude at most 1, plus a constant for each octant; constant at (0, 0)."""
+    far_out = b.And(_is_infinite(b, x), _is_infinite(b, y))
+    y, x = b.Where(far_out, b.Sign(y), y), b.Where(far_out, b.Sign(x), x)
     flat = b.LessOrEqual(b.Abs(y), b.Abs(x))
     one, zero = b.const(1, x.dtype), b.const(0, x.dtype)
     inside = b.And(flat, b.Not(b.Equal(x, zero)))
@@ -64,11 +135,13 @@ def _atan2(b: Builder, y: Var, x: Var) -> Var:
 def _hypot(b: Builder, x: Var, y: Var) -> Var:
     """√(x² + y²), of multiples whose squares neither overflow nor vanish; constant at (0, 0), as a norm is."""
     one, zero = b.const(1, x.dtype), b.const(0, x.dtype)
+    infinite = b.Or(_is_infinite(b, x), _is_infinite(b, y))
     most = b.Max(b.Abs(x), b.Abs(y))
-    scale = STOP.write(b, [b.Where(b.Or(b.Equal(most, zero), b.IsInf(most)), one, most)])
+    scale = STOP.write(b, [b.Where(b.Or(b.Equal(most, zero), infinite), one, most)])
     square = (x / scale) ** 2.0 + (y / scale) ** 2.0
     empty = b.Equal(square, zero)
-    return b.Where(empty, zero, scale * b.Sqrt(b.Where(empty, one, square)))
+    root = b.Where(empty, zero, scale * b.Sqrt(b.Where(empty, one, square)))
+    return b.Where(infinite, b.const(math.inf, x.dtype), root)
 
 
 def _shift(b: Builder, x: Var, count: Var, direction: str) -> Var:
@@ -105,7 +178,7 @@ cos = unary("cos", _op("Cos"), np.cos)
 cosh = unary("cosh", _op("Cosh"), np.cosh)
 exp = unary("exp", _op("Exp"), np.exp)
 exp2 = unary("exp2", lambda b, x: b.Exp(x * math.log(2)), np.exp2)
-expm1 = unary("expm1", lambda b, x: b.Exp(x) - 1.0, np.expm1)
+expm1 = unary("expm1", _expm1, np.expm1)
 floor = unary("floor", _SAME, np.floor, floats=_op("Floor"))
 isfinite = unary(
     "isfinite", lambda b, x: b.Equal(x, x), np.isfinite, floats=lambda b, x: b.Not(b.Or(b.IsNaN(x), b.IsInf(x)))
@@ -114,12 +187,14 @@ isinf = unary("isinf", _never, np.isinf, floats=_op("IsInf"))
 isnan = unary("isnan", _never, np.isnan, floats=_op("IsNaN"))
 log = unary("log", _op("Log"), np.log)
 log10 = unary("log10", lambda b, x: b.Log(x) * (1 / math.log(10)), np.log10)
-log1p = unary("log1p", lambda b, x: b.Log(x + 1.0), np.log1p)
+log1p = unary("log1p", _log1p, np.log1p)
 log2 = unary("log2", lambda b, x: b.Log(x) * (1 / math.log(2)), np.log2)
 logical_not = unary("logical_not", lambda b, x: b.Not(_truth(b, x)), np.logical_not)
 negative = unary("negative", _op("Neg"), np.negative)
 positive = unary("positive", _SAME, np.positive)
-reciprocal = unary("reciprocal", _op("Reciprocal"), np.reciprocal)
+reciprocal = unary(
+    "reciprocal", lambda b, x: b.Where(b.Equal(b.Abs(x), 1), x, 0), np.reciprocal, floats=_op("Reciprocal")
+)
 _round = unary("round", _SAME, np.round, floats=_op("Round"))
 sign = unary("sign", _op("Sign"), np.sign)
 signbit = unary("signbit", lambda b, x: b.Less(x, 0), np.signbit, floats=_is_negative)
@@ -145,9 +220,7 @@ copysign = binary(
 )
 divide = binary("divide", _op("Div"), np.divide)
 equal = binary("equal", _op("Equal"), np.equal)
-floor_divide = binary(
-    "floor_divide", lambda b, x, y: b.Floor(x / y), _floor_divide, ints=lambda b, x, y: b.Div(b.Sub(x, b.Mod(x, y)), y)
-)
+floor_divide = binary("floor_divide", _quotient, _floor_divide, ints=_whole_quotient)
 greater = binary("greater", _op("Greater"), np.greater, booleans=lambda b, x, y: b.And(x, b.Not(y)))
 greater_equal = binary(
     "greater_equal", _op("GreaterOrEqual"), np.greater_equal, booleans=lambda b, x, y: b.Or(x, b.Not(y))
@@ -155,7 +228,7 @@ greater_equal = binary(
 hypot = binary("hypot", _hypot, np.hypot)
 less = binary("less", _op("Less"), np.less, booleans=lambda b, x, y: b.And(b.Not(x), y))
 less_equal = binary("less_equal", _op("LessOrEqual"), np.less_equal, booleans=lambda b, x, y: b.Or(b.Not(x), y))
-logaddexp = binary("logaddexp", lambda b, x, y: y + b.Softplus(x - y), np.logaddexp)
+logaddexp = binary("logaddexp", _logaddexp, np.logaddexp)
 logical_and = binary("logical_and", lambda b, x, y: b.And(_truth(b, x), _truth(b, y)), np.logical_and)
 logical_or = binary("logical_or", lambda b, x, y: b.Or(_truth(b, x), _truth(b, y)), np.logical_or)
 logical_xor = binary("logical_xor", lambda b, x, y: b.Xor(_truth(b, x), _truth(b, y)), np.logical_xor)
@@ -165,7 +238,7 @@ multiply = binary("multiply", _op("Mul"), np.multiply, booleans=_op("And"))
 nextafter = nondifferentiable("nextafter", np.nextafter)
 not_equal = binary("not_equal", lambda b, x, y: b.Not(b.Equal(x, y)), np.not_equal)
 _power = binary("pow", _op("Pow"), np.power)
-remainder = binary("remainder", lambda b, x, y: x - b.Floor(x / y) * y, np.remainder, ints=_op("Mod"))
+remainder = binary("remainder", _remainder, np.remainder, ints=_whole_remainder)
 subtract = binary("subtract", _op("Sub"), np.subtract)
 
 

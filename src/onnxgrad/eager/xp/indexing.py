@@ -211,11 +211,17 @@ def put_flat(b: Builder, x: Var, at: Var, values: Var, order: Var) -> Var:
     return b.reshape(y, b.shape_of(x))
 
 
-def take(x: Any, /, indices: Any, axis: int | None = None) -> Array:
-    """The slices of `x` at `indices` along `axis`; by default, the elements of the flattened array."""
+def take(x: Any, /, indices: Any, axis: int | None = None, out: None = None, mode: str = "raise") -> Array:
+    """The slices of `x` at `indices` along `axis`; by default, the elements of the flattened array.
+
+    With the `mode` "wrap" or "clip", indices outside of the array count from its other end, or are those of its ends.
+    """
     x, i = as_array(x), as_array(indices)
     if axis is None:
         x, axis = (x if x.ndim == 1 else x.reshape(-1)), 0
+    if mode != "raise":
+        count = x.shape[axis]
+        i = Array._xp.remainder(i, count) if mode == "wrap" else Array._xp.clip(i, 0, count - 1)
     value = np.take(x._data, i._data, axis=axis)
     return record(standard("Gather", axis=axis % x.ndim), [x, as_index(i)], value)
 

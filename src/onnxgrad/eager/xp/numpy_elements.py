@@ -51,11 +51,16 @@ def heaviside(x1: Any, x2: Any, /) -> Array:
     return e.where(e.isnan(x), x, e.where(e.equal(x, 0), y, step))
 
 
+#: Above, exp(x) is infinite.
+_LARGEST = 710
+
+
 def _moment(k: int, x: np.ndarray) -> np.ndarray:
     """(1/π)·∫₀^π cosᵏθ·exp(x·cos θ) dθ by the trapezoidal rule, which converges geometrically; numpy's I₀ for k = 0."""
     if k == 0:
         return np.i0(x)
-    count = 64 + 4 * math.ceil(float(np.max(np.abs(x), initial=0)))
+    most = np.max(np.abs(x), initial=0, where=np.abs(x) < _LARGEST)
+    count = 64 + 4 * math.ceil(float(most))
     cosines = np.cos((np.arange(count) + 0.5) * (math.pi / count))
     return np.asarray(sum(c**k * np.exp(x * c) for c in cosines) / count).astype(x.dtype)
 

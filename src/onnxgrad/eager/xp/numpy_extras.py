@@ -301,18 +301,18 @@ def kron(x1: Any, x2: Any, /) -> Array:
 # --- along an axis ---------------------------------------------------------------------------------
 
 
-def average(x: Any, /, axis: Any = None, weights: Any = None) -> Array:
+def average(x: Any, /, axis: Any = None, weights: Any = None, *, keepdims: bool = False) -> Array:
     """The mean, weighted by `weights` in the shape of `x`, or one for each element along `axis`."""
     x = as_array(x)
     if weights is None:
-        return mean(x, axis=axis)
+        return mean(x, axis=axis, keepdims=keepdims)
     w = as_array(weights)
     if w.shape != x.shape:
         if w.ndim != 1 or not isinstance(axis, int) or w.size != x.shape[axis]:
             raise BadInput(f"weights of shape {w.shape} for an array of shape {x.shape} and the axis {axis}")
         w = along_axis(w, axis % x.ndim, x.ndim)
-    total = sum(w, axis=axis) if w.shape == x.shape else sum(w)
-    return sum(x * w, axis=axis) / total
+    total = sum(w, axis=axis, keepdims=keepdims) if w.shape == x.shape else sum(w)
+    return sum(x * w, axis=axis, keepdims=keepdims) / total
 
 
 def gradient(x: Any, /, *spacing: float, axis: Any = None) -> Any:

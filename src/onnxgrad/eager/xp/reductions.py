@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.core.primitives import standard
+from onnxgrad.eager.core.primitives import Primitive, macro, standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp import complexes
@@ -18,6 +18,7 @@ from onnxgrad.eager.xp.dtypes import as_float, cast
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.manipulation import Axis, axes_of, broadcast_to, concat, expand_dims, stack, unstack
 from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
 
 __all__ = ["all", "any", "cumulative_prod", "cumulative_sum", "diff", "max", "mean", "min", "prod", "std", "sum", "var"]
 
@@ -35,8 +36,18 @@ def _reduce_axes(op_type: str, kernel: Any, x: Array, axis: Axis, keepdims: bool
     value = np.asarray(kernel(x._data, axis=axes, keepdims=keepdims), x.dtype)
     if x._node is None:
         return Array(value)
-    op = standard(op_type, ((1, axes),), keepdims=int(keepdims)) if axes else standard("Identity")
+    if axes and exporting.get() and op_type in ("ReduceMax", "ReduceMin") and x.dtype.kind == "f":
+        op: Primitive = macro(_extremum, op_type, axes, int(keepdims))
+    else:
+        op = standard(op_type, ((1, axes),), keepdims=int(keepdims)) if axes else standard("Identity")
     return record(op, [x], value)
+
+
+def _extremum(b: Builder, x: Var, op_type: str, axes: tuple[int, ...], keepdims: int) -> Var:
+    """The extremum, or NaN where there is one: ONNX Runtime finds some of them and overlooks others."""
+    y = b.emit(op_type, x, list(axes), keepdims=keepdims)
+    unknown = b.ReduceMax(b.Cast(b.IsNaN(x), to=int(x.dtype or 0)), list(axes), keepdims=keepdims)
+    return y * b.Where(b.Less(b.const(0, x.dtype), unknown), b.const(np.nan, x.dtype), b.const(1, x.dtype))
 
 
 def _widen(x: Any, dtype: Any) -> Array:
@@ -80,17 +91,36 @@ def prod(
     return _from(e.multiply, initial, y)
 
 
-def mean(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
-    """The mean of the elements along `axis`."""
+def mean(
+    x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False, *, where: Any = None
+) -> Array:
+    """The mean of the elements along `axis` where `where` is true."""
     x = as_float(x) if dtype is None else as_float(cast(as_array(x), dtype))
+    if (where is not None and where is not True) or not x.size:  # of no elements ONNX has 0
+        return e.divide(sum(x, axis, keepdims=keepdims, where=where), _count(x, axis, keepdims, where))
     return _reduce_axes("ReduceMean", np.mean, x, axis, keepdims)
+
+
+def _count(x: Array, axis: Axis, keepdims: bool, where: Any) -> Array:
+    """The number of elements along `axis` where `where` is true."""
+    chosen = broadcast_to(cast(as_array(True if where is None else where), x._data.real.dtype), x.shape)
+    return sum(chosen, axis, keepdims=keepdims)
+
+
+def _initial_alone(x: Array, axis: Axis, keepdims: bool, initial: Any) -> Array:
+    """`initial` in the shape of a reduction of no elements."""
+    shape = np.sum(x._data, axis=axes_of(axis, x.ndim), keepdims=keepdims).shape
+    return broadcast_to(cast(as_array(initial), x.dtype), shape)
 
 
 def max(
     x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False, initial: Any = None, where: Any = None
 ) -> Array:
     """The maximum along `axis` where `where` is true, and of `initial`; ties share the derivative."""
-    y = _reduce_axes("ReduceMax", np.max, fill_unselected(as_array(x), where, initial, "max"), axis, keepdims)
+    x = fill_unselected(as_array(x), where, initial, "max")
+    if initial is not None and not x.size:
+        return _initial_alone(x, axis, keepdims, initial)
+    y = _reduce_axes("ReduceMax", np.max, x, axis, keepdims)
     return _from(e.maximum, initial, y)
 
 
@@ -98,7 +128,10 @@ def min(
     x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False, initial: Any = None, where: Any = None
 ) -> Array:
     """The minimum along `axis` where `where` is true, and of `initial`; ties share the derivative."""
-    y = _reduce_axes("ReduceMin", np.min, fill_unselected(as_array(x), where, initial, "min"), axis, keepdims)
+    x = fill_unselected(as_array(x), where, initial, "min")
+    if initial is not None and not x.size:
+        return _initial_alone(x, axis, keepdims, initial)
+    y = _reduce_axes("ReduceMin", np.min, x, axis, keepdims)
     return _from(e.minimum, initial, y)
 
 
@@ -111,19 +144,23 @@ def var(
     ddof: float = 0.0,
     keepdims: bool = False,
     *,
+    where: Any = None,
     correction: float | None = None,
 ) -> Array:
-    """The variance along `axis`: the sum of squared deviations over n − `correction` (numpy: `ddof`)."""
+    """The variance along `axis` where `where` is true: squared deviations over n − `correction` (numpy: `ddof`)."""
     x = as_array(x) if dtype is None else cast(as_array(x), dtype)
     ddof = ddof if correction is None else correction
-    if x._node is None:
+    whole = where is None or where is True
+    if x._node is None and whole:
         return Array(np.asarray(np.var(x._data, axis=axis, ddof=ddof, keepdims=keepdims)))
-    count = math.prod(x.shape[a] for a in axes_of(axis, x.ndim))
-    distance = e.subtract(x, mean(x, axis=axis, keepdims=True))
+    x = fill_unselected(x, where, 0, "var")
+    count = math.prod(x.shape[a] for a in axes_of(axis, x.ndim)) if whole else _count(x, axis, keepdims, where)
+    distance = e.subtract(x, mean(x, axis=axis, keepdims=True, where=where))
     square = e.square(distance)
     if x.dtype.kind == "c":
         square = e.add(e.square(e.real(distance)), e.square(e.imag(distance)))
-    return e.divide(sum(square, axis=axis, keepdims=keepdims), float(count - ddof))
+    total = sum(square, axis=axis, keepdims=keepdims, where=where)
+    return e.divide(total, float(count - ddof) if isinstance(count, int) else e.subtract(count, ddof))
 
 
 def std(
@@ -135,10 +172,11 @@ def std(
     ddof: float = 0.0,
     keepdims: bool = False,
     *,
+    where: Any = None,
     correction: float | None = None,
 ) -> Array:
     """The standard deviation along `axis`, the square root of `var`; its derivative is 0 where it is 0."""
-    v = var(x, axis, dtype, out, ddof, keepdims, correction=correction)
+    v = var(x, axis, dtype, out, ddof, keepdims, where=where, correction=correction)
     if v._node is None:
         return e.sqrt(v)
     zero = e.equal(v, 0)
@@ -194,19 +232,21 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any
     return x
 
 
-def _logical(op_type: str, kernel: Any, x: Any, axis: Axis, keepdims: bool) -> Array:
+def _logical(op_type: str, kernel: Any, x: Any, axis: Axis, keepdims: bool, where: Any) -> Array:
     x = as_array(x)
-    if x._node is None:
+    if where is not None and where is not True:
+        x = e.where(where, x if x.dtype == bool else e.not_equal(x, 0), np.asarray(op_type == "ReduceMin"))
+    if x._node is None or not x.size:
         return Array(np.asarray(kernel(x._data, axis=axis, keepdims=keepdims)))
     ones = cast(x if x.dtype == bool else e.not_equal(x, 0), np.int64)
     return cast(_reduce_axes(op_type, getattr(np, op_type[6:].lower()), ones, axis, keepdims), bool)
 
 
-def all(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
-    """True where all elements along `axis` are true."""
-    return _logical("ReduceMin", np.all, x, axis, keepdims)
+def all(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None) -> Array:
+    """True where all elements along `axis` are true, of those where `where` is."""
+    return _logical("ReduceMin", np.all, x, axis, keepdims, where)
 
 
-def any(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
-    """True where some element along `axis` is true."""
-    return _logical("ReduceMax", np.any, x, axis, keepdims)
+def any(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None) -> Array:
+    """True where some element along `axis` is true, of those where `where` is."""
+    return _logical("ReduceMax", np.any, x, axis, keepdims, where)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.eager.core.array import Array, as_array, call_plain, tracked
-from onnxgrad.eager.core.primitives import macro, standard
+from onnxgrad.eager.core.primitives import Primitive, macro, standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp import elementwise as e
@@ -59,7 +60,11 @@ def argsort(
 
 
 def order_of(b: Builder, x: Var, count: int, axis: int, descending: bool) -> Var:
-    """The second output of TopK."""
+    """The second output of TopK, which has no order for NaN: it comes after all numbers, as in numpy."""
+    if x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16):
+        numbers = x.dtype.numpy()
+        most = b.const(np.finfo(numbers).max, x.dtype)
+        x = b.Where(b.IsNaN(x), b.const(np.inf, x.dtype), b.Where(b.Less(most, x), most, x))
     return b.TopK(x, [count], axis=axis, largest=int(descending), outputs=2)[1]
 
 
@@ -97,7 +102,17 @@ def _arg_extremum(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims:
     if axis is None:
         flat = _arg_extremum(op_type, kernel, reshape(x, (-1,)), 0, False)
         return reshape(flat, (1,) * x.ndim) if keepdims else flat
-    return record(standard(op_type, axis=int(axis), keepdims=int(keepdims)), [x], np.asarray(value, np.int64))
+    op: Primitive = standard(op_type, axis=int(axis), keepdims=int(keepdims))
+    if exporting.get() and x.dtype.kind == "f":
+        op = macro(_place_of, op_type, int(axis), int(keepdims))
+    return record(op, [x], np.asarray(value, np.int64))
+
+
+def _place_of(b: Builder, x: Var, op_type: str, axis: int, keepdims: int) -> Var:
+    """The index of the first extremum, or of the first NaN: ONNX Runtime overlooks some."""
+    unknown = b.Cast(b.IsNaN(x), to=int(ir.DataType.INT32))
+    at, found = b.ArgMax(unknown, axis=axis, keepdims=keepdims), b.ReduceMax(unknown, [axis], keepdims=keepdims)
+    return b.Where(b.Cast(found, to=int(ir.DataType.BOOL)), at, b.emit(op_type, x, axis=axis, keepdims=keepdims))
 
 
 def argmax(x: Any, /, axis: int | None = None, out: None = None, keepdims: bool = False) -> Array:

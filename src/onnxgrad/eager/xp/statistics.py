@@ -140,6 +140,8 @@ def nanmin(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = Fals
 
 
 def _nan_where_none(x: Any, y: Array, axis: Axis, keepdims: bool) -> Array:
+    if y.dtype.kind not in "fc":
+        return y
     return e.where(r.all(e.isnan(as_array(x)), axis, keepdims=keepdims), np.asarray(np.nan, y.dtype), y)
 
 
