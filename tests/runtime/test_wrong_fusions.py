@@ -59,3 +59,17 @@ def test_rounded_numbers_that_are_moved(kind, opset):
     y = Function(rounded)(x, w)
     low = -3 if kind == "uint8" else -131
     np.testing.assert_allclose(y[:, 0, 0, 0], np.maximum(np.rint(x / 0.5), low).sum((0, 2, 3)) * 0.5, rtol=1e-5)
+
+
+def test_products_of_floats_beside_doubles_are_scaled():
+    beside = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[N, 30] x, float[30, 40] w, double r) => (float[N, 40] y, double s) {
+        c = Constant<value = float {0.1}>()
+        m = MatMul(x, w)
+        y = Mul(m, c)
+        s = Sqrt(r)
+    }"""
+    given = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(beside))
+    assert wrong_fusions(given.SerializeToString()) == []
+    doubled = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(beside.replace("float", "double")))
+    assert wrong_fusions(doubled.SerializeToString()) == ["MatMulScaleFusion"]

@@ -132,8 +132,8 @@ def gelu(op: Op, g: Var, x: Var) -> Result:
     if op.attr("approximate") == "tanh":
         return g * _tanh_gelu_slope(op, x)
     u = x * math.sqrt(0.5)
-    density = op.Exp(-(u * u)) * (u * (1 / math.sqrt(math.pi)))
-    return g * ((op.Erf(u) + 1) * 0.5 + density)
+    density = op.Exp(-0.5 * math.log(2 * math.pi) - u * u)
+    return g * ((op.Erf(u) + 1) * 0.5 + x * density)
 
 
 def _tanh_gelu_slope(op: Op, x: Var) -> Var:

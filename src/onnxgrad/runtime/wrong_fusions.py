@@ -42,7 +42,7 @@ def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
     if "MatMul" in operators:
         if "Transpose" in operators and any(map(vector_products, outer)):
             names.append("MatmulTransposeFusion")
-        if any(map(_has_doubles, graphs)):
+        if any(map(_may_multiply_doubles, graphs)):
             names.append("MatMulScaleFusion")
     if "DequantizeLinear" in operators and read.graph.opset_imports.get("", 0) >= 21 and any(map(_moves_signed, nodes)):
         names.append("QDQPropagationTransformer")
@@ -56,6 +56,12 @@ def _moves_signed(node: ir.Node) -> bool:
         return False
     dtype = point.dtype or (None if point.const_value is None else point.const_value.dtype)
     return dtype != ir.DataType.UINT8 and any(r.op_type in _MOVING for r, _ in node.outputs[0].uses())
+
+
+def _may_multiply_doubles(graph: ir.Graph) -> bool:
+    """True unless all products in `graph`, without graphs inside it, are of other types, or it has no float64."""
+    dtypes = {v.dtype for n in graph if n.op_type == "MatMul" for v in (*n.inputs, *n.outputs) if v is not None}
+    return ir.DataType.DOUBLE in dtypes or (None in dtypes and _has_doubles(graph))
 
 
 def _has_doubles(graph: ir.Graph) -> bool:

@@ -14,6 +14,7 @@ from onnxgrad.runtime.rewrites.depthwise_weight import DEPTHWISE_WEIGHT
 from onnxgrad.runtime.rewrites.einsum_products import EINSUM_PRODUCTS
 from onnxgrad.runtime.rewrites.few_channels import FEW_CHANNELS
 from onnxgrad.runtime.rewrites.few_pixels import FEW_PIXELS
+from onnxgrad.runtime.rewrites.fewer_passes import FEWER_PASSES
 from onnxgrad.runtime.rewrites.flat_depth import FLAT_DEPTH
 from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
 from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
@@ -50,6 +51,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     SCATTERED_ROWS,
     WHOLE_ROWS,
     TURNED_PRODUCTS,
+    FEWER_PASSES,
     STEPPED_TRANSPOSES,
     UNEXPANDED,
     SLOW_FUNCTIONS,

@@ -1,0 +1,131 @@
+"""The same numbers with fewer passes over memory.
+
+- Σⱼ pᵢⱼ·gᵢⱼ in the cotangent of attention, with g = dy·vᵀ and y = p·v, is Σₖ yᵢₖ·dyᵢₖ: over a head's numbers, of which
+  there are fewer than keys (Dao et al., "FlashAttention", 2022, section 3.1).
+- SoftmaxCrossEntropyLoss of rows of scores is a function whose LogSoftmax has a last axis of size 1 behind that of the
+  classes. ONNX Runtime copies the scores before and after it, and takes 2 to 3 times as long as along the last axis.
+- ½·(erf u + 1), as in the cotangent of Gelu, is a HardSigmoid of erf u: it is never clipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.match import constant, exchanged, is_op, not_none, only_reader, pattern, producer, rank
+from onnxgrad.ir.shapes import same_dims
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
+from onnxgrad.runtime.setting import Setting
+
+_EXACT = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+_ABOVE = pattern("Add", pattern("Erf", "u", name="erf"), 1.0, name="above", in_any_order=True)
+_NORMAL = pattern("Mul", _ABOVE, 0.5, in_any_order=True)
+
+
+class _Sum(NamedTuple):
+    """Σ p·g along rows, with y = p·v and g = dy·vᵀ."""
+
+    y: ir.Value
+    dy: ir.Value
+    size: int
+
+
+def _weighted_sum(node: ir.Node) -> _Sum | None:
+    """The sum over each row of p·g that `node` computes, where the rows of y are shorter; None for other nodes."""
+    if not is_op(node, "ReduceSum") or len(node.inputs) < 2 or not node.attributes.get_int("keepdims", 1):
+        return None
+    product, axes = producer(node.inputs[0], "Mul"), constant(node.inputs[1])
+    if product is None or axes is None or only_reader(product.outputs[0], "ReduceSum") is None:
+        return None
+    count = rank(product.outputs[0])
+    if count is None or axes.tolist() not in ([-1], [count - 1]) or product.outputs[0].dtype not in _EXACT:
+        return None
+    for p, g in (product.inputs, product.inputs[::-1]):
+        matmul = producer(g, "MatMul")
+        v = None if matmul is None else exchanged(matmul.inputs[1])
+        if p is None or g is None or p.shape is None or g.shape is None or v is None:
+            continue
+        for reader, place in p.uses():
+            if place == 0 and is_op(reader, "MatMul") and reader.inputs[1] is v:
+                y, dy = reader.outputs[0], not_none(not_none(matmul).inputs[0])
+                size = _shorter(y, dy, p.shape)
+                if size is not None and same_dims(p.shape.dims, g.shape.dims):
+                    return _Sum(y, dy, size)
+    return None
+
+
+def _shorter(y: ir.Value, dy: ir.Value, of: ir.Shape) -> int | None:
+    """The size of the rows of y and dy, if these are as many as of `of` and shorter; else None."""
+    dims = _dims(y)
+    if dims is None or not same_dims(dims, _dims(dy)) or not same_dims(dims[:-1], of.dims[:-1]):
+        return None
+    return dims[-1] if isinstance(dims[-1], int) and isinstance(of[-1], int) and dims[-1] < of[-1] else None
+
+
+def _error_function(node: ir.Node) -> ir.Value | None:
+    """erf u where `node` is ½·(erf u + 1); None for other nodes."""
+    found = _NORMAL.match(node.outputs[0]) if is_op(node, "Mul") else None
+    if found is None or node.outputs[0].dtype != ir.DataType.FLOAT or only_reader(found["above"], "Mul") is None:
+        return None
+    return found["erf"] if same_dims(_dims(found["erf"]), _dims(node.outputs[0])) else None
+
+
+def _dims(value: ir.Value) -> tuple[int | ir.SymbolicDim, ...] | None:
+    return None if value.shape is None else value.shape.dims
+
+
+def _is_loss_of_rows(node: ir.Node) -> bool:
+    return is_op(node, "SoftmaxCrossEntropyLoss") and rank(node.inputs[0]) == 2
+
+
+def _write_loss(b: Builder, node: ir.Node) -> tuple[Var, ...]:
+    """The loss and the logarithms of probabilities."""
+    scores, *others = node.inputs
+    log_p = b.LogSoftmax(scores, axis=1)
+    return b.NegativeLogLikelihoodLoss(log_p, *others, **node.attributes), log_p
+
+
+def _write(b: Builder) -> int:
+    places = 0
+    seen: set[ir.Value] = set()
+    results: tuple[Var, ...]
+    for node in list(b.graph):
+        b.before = node
+        if _is_loss_of_rows(node):
+            results = _write_loss(b, node)
+        elif (erf := _error_function(node)) is not None:
+            results = (b.HardSigmoid(erf, alpha=0.5, beta=0.5),)
+        elif (found := _weighted_sum(node)) is not None and found.y in seen:
+            # ONNX Runtime's ReduceSum keeps the last axis of no rows
+            ones = b.const(np.ones((found.size, 1)), not_none(found.y.dtype))
+            results = (b.MatMul(b.var(found.y) * b.var(found.dy), ones),)
+        else:
+            seen.update(node.outputs)
+            continue
+        places += 1
+        for new, old in zip(results, node.outputs):
+            replace_value(new, old)
+        seen.update(r.value for r in results)
+    return places
+
+
+def _applies(graph: ir.Graph) -> bool:
+    finds = _is_loss_of_rows, _weighted_sum, _error_function
+    return any(find(node) for node in graph for find in finds)
+
+
+FEWER_PASSES = replace(
+    rewrite(
+        "fewer_passes",
+        "a LogSoftmax along the last axis; sums over heads, not over keys; one operator for ½·(erf u + 1)",
+        "SoftmaxCrossEntropyLoss of rows; cotangents of attention, with fewer numbers in a head than keys, and of Gelu",
+        _applies,
+        _write,
+    ),
+    unless=Setting.keeps_functions,
+)

@@ -1,0 +1,176 @@
+"""Fewer passes over memory: the numbers of formulas in float64, and the graphs that stay."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from onnxgrad import vjp
+from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.session import passes_of
+
+
+def model(ends, body, constants="", opset=20):
+    text = f'<ir_version: 10, opset_import: ["" : {opset}]> g ({ends}) => (y) {constants} {{ {body} }}'
+    return onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def passed(given, target="portable"):
+    found = passes_of(given if isinstance(given, ir.Model) else ir.from_proto(given), Options(target=target))
+    assert not found.failed
+    return found
+
+
+def run(derived, feeds, dtype=np.float32):
+    """The numbers with the pass; those without it are the same but for rounding."""
+    feeds = {k: v.astype(dtype) if v.dtype.kind == "f" else v for k, v in feeds.items()}
+    with_it, without = (
+        Session(derived, Options(target="portable", without=names)).run(feeds) for names in ((), ("fewer_passes",))
+    )
+    for name, expected in without.items():
+        np.testing.assert_allclose(with_it[name], expected, rtol=1e-4, atol=1e-5)
+    return with_it
+
+
+SCORES = "kt = Transpose <perm = [0, 2, 1]> (k) s = MatMul (q, kt) p = Softmax (s)"
+ATTENTION = f"{SCORES} y = MatMul (p, v)"
+
+
+def attention(batch, keys, size, extra="", kind="float"):
+    shape = f"{kind}[{batch}, {keys}, {size}]"
+    return model(f"{shape} q, {shape} k, {shape} v{extra}", ATTENTION)
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize(("rows", "keys", "size"), [(3, 7, 4), (1, 2, 1), (0, 5, 3)])
+def test_attention(rows, keys, size, kind):
+    derived = vjp(ir.from_proto(attention("N", keys, size, kind=kind)), wrt=["q", "k", "v"])
+    assert "fewer_passes" in passed(derived).applied
+    q, k, v, g = (normal(rows, keys, size, seed=i) for i in range(4))
+    found = run(derived, {"q": q, "k": k, "v": v, "y_cotangent": g}, np.float32 if kind == "float" else np.float64)
+    p = np.exp(q @ k.swapaxes(1, 2))
+    p /= p.sum(-1, keepdims=True)
+    dp = g @ v.swapaxes(1, 2)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+    tolerance = 2e-5 if kind == "float" else 1e-12
+    np.testing.assert_allclose(found["q_grad"], ds @ k, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found["k_grad"], ds.swapaxes(1, 2) @ q, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found["v_grad"], p.swapaxes(1, 2) @ g, rtol=tolerance, atol=tolerance)
+
+
+P = "float[2, 5, 6] p, float[2, 6, 3] v, float[2, 5, 3] dy"
+VT = "vt = Transpose <perm = [0, 2, 1]> (v)"
+PRODUCT = f"{VT} dp = MatMul (dy, vt) m = Mul (p, dp)"
+SUM = "last = Constant <value = int64[1] {-1}> () s = ReduceSum (m, last)"
+Y, END = "o = MatMul (p, v)", "y = Add (s, o)"
+LATER = "r = ReduceMax <keepdims = 0> (s) w = Add (v, r) o = MatMul (p, w)"
+#: ends, operators, True if the sum is over the shorter rows.
+SUMS = {
+    "as attention has it": (P, f"{Y} {PRODUCT} {SUM} {END}", True),
+    "exchanged": (P, f"{Y} {PRODUCT} {SUM} {END}".replace("(p, dp)", "(dp, p)"), True),
+    "one v for all": (P.replace("[2, 6, 3]", "[6, 3]"), f"{Y} {PRODUCT} {SUM} {END}".replace("0, 2, 1", "1, 0"), True),
+    "before y": (P, f"{PRODUCT} {SUM} {Y} {END}", False),
+    "y that reads the sum": (P, f"{PRODUCT} {SUM} {LATER} {END}", False),
+    "without y": (P, f"{PRODUCT} {SUM} y = Add (s, dy)", False),
+    "another v": (P + ", float[2, 6, 3] w", f"o = MatMul (p, w) {PRODUCT} {SUM} {END}", False),
+    "another axis": (P, f"{Y} {PRODUCT} {SUM} r = ReduceMax (s) y = Add (r, o)".replace("-1", "1"), False),
+    "a vector": (P, f"{Y} {PRODUCT} {SUM} r = ReduceMax (s) y = Add (r, o)".replace("(m", "<keepdims=0> (m"), False),
+    "read twice": (P, f"{Y} {PRODUCT} {SUM} r = ReduceMax (m) t = Add (s, r) y = Add (t, o)", False),
+    "longer rows": (P.replace("3]", "7]"), f"{Y} {PRODUCT} {SUM} {END}", False),
+    "broadcast rows": (P.replace("2, 5, 6", "2, 1, 6"), f"{Y} {PRODUCT} {SUM} {END}", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ends", "body", "applies"), SUMS.values(), ids=SUMS)
+def test_which_sums(ends, body, applies):
+    given = ir.from_proto(model(ends, body))
+    assert ("ReduceSum" not in {n.op_type for n in passed(given).model.graph}) == applies
+    run(given, {v.name: normal(*(int(d) for d in v.shape), seed=i) for i, v in enumerate(given.graph.inputs)})
+
+
+LOSS = "y = SoftmaxCrossEntropyLoss <{}> (x, t{})"
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ignored", [None, 2, -1])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_losses(reduction, weighted, ignored, rows):
+    how = f'reduction = "{reduction}"' + ("" if ignored is None else f", ignore_index = {ignored}")
+    body = LOSS.format(how, ", w" if weighted else "")
+    given = model(f"float[N, 4] x, int64[N] t{', float[4] w' if weighted else ''}", body)
+    derived = vjp(ir.from_proto(given), wrt=["x"])
+    assert "fewer_passes" in passed(derived).applied
+    x, t, w = normal(rows, 4), np.arange(rows) % 4, abs(normal(4, seed=2)) + 0.1
+    t[rows // 2] = 1 if ignored is None else ignored
+    t[0] = 3
+    size = (rows,) if reduction == "none" else ()
+    g = normal(*size, seed=3) if size else np.array(0.7)
+    feeds = {"x": x, "t": t, "y_cotangent": g} | ({"w": w} if weighted else {})
+    found = run(derived, feeds)
+    each = np.where(t == ignored, 0, (w if weighted else np.ones(4))[t])
+    p = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    losses = -np.log(p[np.arange(rows), t]) * each
+    share = g * each / (each.sum() if reduction == "mean" else 1)
+    expected = {"none": losses, "sum": losses.sum(), "mean": losses.sum() / each.sum()}[reduction]
+    np.testing.assert_allclose(found["y"], expected, rtol=1e-5)
+    np.testing.assert_allclose(found["x_grad"], share[..., None] * (p - np.eye(4)[t]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_with_its_logarithms():
+    given = model("float[5, 4] x, int64[5] t", LOSS.format('reduction = "sum"', "").replace("y =", "l, y ="))
+    found = run(given, {"x": normal(5, 4), "t": np.arange(5) % 4})
+    x = normal(5, 4)
+    np.testing.assert_allclose(found["y"], x - np.log(np.exp(x).sum(1, keepdims=True)), rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_of_planes_stays():
+    given = ir.from_proto(model("float[2, 4, 3] x, int64[2, 3] t", LOSS.replace(" <{}>", "").format("")))
+    assert "fewer_passes" not in passed(given).applied
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (1,), (0, 3)])
+def test_gelu(shape):
+    derived = vjp(ir.from_proto(model(f"float[{', '.join('AB'[: len(shape)])}] x", "y = Gelu (x)")), wrt=["x"])
+    assert "HardSigmoid" in {n.op_type for n in passed(derived).model.graph}
+    x, g = normal(*shape) * 3, normal(*shape, seed=1)
+    found = run(derived, {"x": x, "y_cotangent": g})["x_grad"]
+    phi = np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)) / 2 + 0.5
+    np.testing.assert_allclose(found, g * (phi + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)), rtol=1e-4, atol=1e-6)
+    odd = np.float32([np.inf, -np.inf, np.nan, 1e30, -1e30])
+    if len(shape) == 1:
+        given = Session(derived, Options(target="portable")).run({"x": odd, "y_cotangent": np.ones(5, np.float32)})
+        np.testing.assert_array_equal(given["x_grad"], np.float32([np.nan, np.nan, np.nan, 1, 0]))
+
+
+HALF = "e = Erf (x) one = Constant <value = KIND {1}> () half = Constant <value = KIND {0.5}> ()"
+#: ends, operators, True if a HardSigmoid replaces them.
+HALVES = {
+    "as Gelu has it": ("float[3] x", "a = Add (e, one) y = Mul (a, half)", True),
+    "exchanged": ("float[3] x", "a = Add (one, e) y = Mul (half, a)", True),
+    "float64": ("double[3] x", "a = Add (e, one) y = Mul (a, half)", False),
+    "read twice": ("float[3] x", "a = Add (e, one) h = Mul (a, half) y = Add (h, a)", False),
+    "another number": ("float[3] x", "a = Add (e, half) y = Mul (a, half)", False),
+}
+
+
+@pytest.mark.parametrize(("ends", "body", "applies"), HALVES.values(), ids=HALVES)
+def test_which_halves(ends, body, applies):
+    kind = ends.partition("[")[0]
+    given = ir.from_proto(model(ends, f"{HALF.replace('KIND', kind)} {body}"))
+    assert ("HardSigmoid" in {n.op_type for n in passed(given).model.graph}) == applies
+    dtype = np.float32 if kind == "float" else np.float64
+    run(given, {"x": np.array([-5, 0.3, np.nan])}, dtype)
+
+
+def test_kernels_have_them():
+    derived = vjp(ir.from_proto(model("float[4] x", "y = Gelu (x)")), wrt=["x"])
+    assert "fewer_passes" not in passed(derived, "native").applied
