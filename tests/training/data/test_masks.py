@@ -43,6 +43,24 @@ def fields(shape=(3, None, None), own=None, **label):
     return [Field("x", np.dtype(np.float32), shape), Field("labels", **{**known, **label}, label=True)]
 
 
+@pytest.mark.parametrize("is_turned", [True, False])
+def test_pictures_are_turned_as_their_masks_are(tmp_path, is_turned):
+    """A mask of the size that the picture has before its EXIF orientation was drawn on it without that."""
+    masks = write(tmp_path)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = Image.open(tmp_path / "images" / "0.png")
+    shown = np.asarray(stored)
+    if is_turned:
+        stored = Image.fromarray(np.ascontiguousarray(np.rot90(shown)))
+    stored.save(tmp_path / "images" / "0.png", exif=exif)
+    (batch,) = Data(tmp_path, fields()).batches(3)
+    np.testing.assert_array_equal(batch["labels"][0, :10, :12], masks[0])
+    np.testing.assert_allclose(batch["x"][0, :, :10, :12].transpose(1, 2, 0) * 255, shown, atol=1e-4)
+    some = open_data(tmp_path)["images"].select(np.array([1, 0]))
+    assert some.sizes(fields()[0]).tolist() == [[14, 9], [10, 12]]
+
+
 @pytest.mark.parametrize(
     "names", [("images", "masks"), ("images", "labels", "_mask"), ("JPEGImages", "SegmentationClass")]
 )

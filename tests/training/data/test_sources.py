@@ -122,6 +122,21 @@ class TestPictures:
             batch["images"][3, :, 0, 0], (150 / 255 - np.array([0.1, 0.2, 0.3])) / 0.5, rtol=1e-6
         )
 
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_pictures_are_turned_as_they_are_looked_at(self, tmp_path, orientation):
+        """By the orientation that cameras write into EXIF, in rows and in their sizes."""
+        image = pytest.importorskip("PIL.Image")
+        turns = [np.asarray, np.fliplr, lambda p: np.rot90(p, 2), np.flipud, lambda p: p.swapaxes(0, 1), np.rot90,
+                 lambda p: np.rot90(p, 2).swapaxes(0, 1), lambda p: np.rot90(p, 3)]  # fmt: skip
+        shown = np.random.default_rng(0).integers(0, 256, (6, 4, 3), np.uint8)
+        exif = image.Exif()
+        exif[0x0112] = orientation
+        stored = image.fromarray(np.ascontiguousarray(turns[orientation - 1](shown)))
+        stored.save(tmp_path / "0.png", exif=exif)
+        column, field = open_data(tmp_path)["images"], Field("images", F32, (3, None, None))
+        np.testing.assert_allclose(column.take(np.arange(1), field)[0].transpose(1, 2, 0) * 255, shown, atol=1e-4)
+        assert column.sizes(field).tolist() == [[6, 4]]
+
     def test_a_damaged_picture_is_named(self, folder):
         (folder / "cats" / "0.png").write_bytes(b"no picture")
         with pytest.raises(BadInput, match=r"cannot read the picture .*0\.png"):

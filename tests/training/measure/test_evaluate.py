@@ -36,6 +36,12 @@ def test_predictions_come_in_the_order_of_the_rows():
         predict(sums, {"x": X}, outputs=["s"])
 
 
+def test_predictions_that_are_not_numbers_are_counted():
+    data = {"x": np.where(np.arange(75).reshape(25, 3) == 4, -1, X**2).astype(np.float32), "labels": np.arange(25) % 3}
+    with pytest.warns(UserWarning, match=r"predictions 'y' are not numbers \(NaN\) in 1 of 25 rows"):
+        assert np.isnan(evaluate(model("y = Log(x)"), data, batch_size=7).metrics["log_loss"])
+
+
 def test_a_fixed_batch_is_filled_up():
     found = predict(model(types="float[10, 3] y", inputs="float[10, 3] x"), {"x": X})
     np.testing.assert_array_equal(found["y"], X)

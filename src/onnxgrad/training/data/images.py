@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +24,11 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 #: Pixels of a picture, packed or as the model takes it; a file of some kilobytes can claim any number.
 MOST_PIXELS = 1 << 26
+#: The EXIF tag of the orientation; from 5 on, width and height are swapped.
+_ORIENTATION, _SWAPPED = 0x0112, 5
+
+#: (width, height), read where it is needed.
+Size = Callable[[], tuple[int, int]]
 #: Names of folders that hold a part of the data: to train on, or to measure.
 TRAINING, HELD_OUT = {"train", "training"}, {"val", "valid", "validation", "dev", "test", "testing", "eval"}
 
@@ -40,21 +47,21 @@ class Images:
     std: float | tuple[float, ...] = 1.0
     size: tuple[int, int] | None = None
 
-    def read(self, path: Path, field: Field) -> np.ndarray:
-        """The picture in the file at `path` as one row of `field`.
+    def read(self, path: Path, field: Field, size: Size | None = None) -> np.ndarray:
+        """The picture in the file at `path` as one row of `field`; `size`: see `upright`.
 
         Raises:
             BadInput: it cannot be read, or `field` is no picture.
         """
         with open_ordinary(path) as file:
-            return self.decode(file, field, str(path))
+            return self.decode(file, field, str(path), size)
 
-    def decode(self, file: BinaryIO, field: Field, name: str) -> np.ndarray:
+    def decode(self, file: BinaryIO, field: Field, name: str, size: Size | None = None) -> np.ndarray:
         """The picture in an open `file`, which messages call `name`, as one row of `field`. Raises BadInput."""
         self._layout(field)
         try:
             with load_pillow().open(file, formats=FORMATS) as picture:
-                return self.convert(picture, field)
+                return self.convert(upright(picture, size), field)
         except Exception as error:  # each format fails in its own ways on a damaged file
             reason = str(error) or type(error).__name__
             raise BadInput(f"cannot read the picture {name!r}: {reason}") from error
@@ -62,9 +69,7 @@ class Images:
     def convert(self, picture: Any, field: Field) -> np.ndarray:
         """A `picture` of Pillow as one row of `field`. Raises BadInput for too many pixels."""
         channels, (height, width), last = self._layout(field)
-        for wide, high in (picture.size, (width or 1, height or 1)):
-            if wide * high > MOST_PIXELS:
-                raise BadInput(f"{wide} by {high} pixels; {MOST_PIXELS} are the most")
+        check_pixels(width or 1, height or 1)
         picture = deep_pixels(picture) if picture.mode[0] in "IF" else picture.convert("L" if channels == 1 else "RGB")
         size = (width or picture.width, height or picture.height)
         if picture.size != size:
@@ -92,6 +97,34 @@ class Images:
         return height or own[0], width or own[1]
 
 
+def upright(picture: Any, size: Size | None = None) -> Any:
+    """A `picture` turned by its EXIF orientation, unless `size`, that of its annotations, is the one before it.
+
+    Raises:
+        BadInput: it has too many pixels.
+    """
+    check_pixels(*picture.size)
+    from PIL import ImageOps
+
+    if picture.getexif().get(_ORIENTATION, 1) == 1:
+        return picture
+    turned = ImageOps.exif_transpose(picture)
+    return picture if size is not None and picture.size == size() != turned.size else turned
+
+
+def upright_size(file: Path) -> tuple[int, int]:
+    """(width, height) of the picture in `file` as it is looked at, from its header."""
+    with open_ordinary(file) as opened, load_pillow().open(opened, formats=FORMATS) as picture:
+        swapped = picture.getexif().get(_ORIENTATION, 1) >= _SWAPPED
+        return (picture.height, picture.width) if swapped else picture.size
+
+
+def check_pixels(width: int, height: int) -> None:
+    """Raise BadInput for too many pixels."""
+    if width * height > MOST_PIXELS:
+        raise BadInput(f"{width} by {height} pixels; {MOST_PIXELS} are the most")
+
+
 def deep_pixels(picture: Any) -> Any:
     """A `picture` of 16 bits as floats from 0 to 255; Pillow's conversion to 8 bits would cut off above 255.
 
@@ -105,14 +138,20 @@ def deep_pixels(picture: Any) -> Any:
 
 
 class Pictures(Column):
-    """A column of image files.
+    """A column of image files, turned by their EXIF orientations.
+
+    Args:
+        paths: of the files.
+        how: see `Images`.
+        folder: that of the data.
+        masks: files of the sizes in which the pictures are annotated.
 
     Attributes:
         names: the paths as the data name them.
     """
 
-    def __init__(self, paths: list[Path], how: Images, folder: Path) -> None:
-        self.paths, self.how, self.folder = paths, how, folder
+    def __init__(self, paths: list[Path], how: Images, folder: Path, masks: list[Path] | None = None) -> None:
+        self.paths, self.how, self.folder, self.masks = paths, how, folder, masks
 
     @property
     def names(self) -> np.ndarray:
@@ -124,11 +163,13 @@ class Pictures(Column):
 
     def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
         """These pictures, decoded now."""
-        return stacked([self.how.read(self.paths[i], field) for i in rows])
+        sizes = [None if self.masks is None else partial(upright_size, self.masks[i]) for i in rows]
+        return stacked([self.how.read(self.paths[i], field, size) for i, size in zip(rows, sizes)])
 
     def select(self, rows: np.ndarray) -> Column:
         """These pictures."""
-        return type(self)([self.paths[i] for i in rows], self.how, self.folder)
+        masks = None if self.masks is None else [self.masks[i] for i in rows]
+        return type(self)([self.paths[i] for i in rows], self.how, self.folder, masks)
 
     def sizes(self, field: Field) -> np.ndarray:
         """Height and width of each picture as a row of `field`, before padding: [rows, 2]."""
@@ -137,8 +178,7 @@ class Pictures(Column):
 
     def stored_size(self, row: int) -> tuple[int, int]:
         """Height and width of the picture in its file, by its header."""
-        with open_ordinary(self.paths[row]) as file, load_pillow().open(file, formats=FORMATS) as picture:
-            return picture.height, picture.width
+        return upright_size((self.masks or self.paths)[row])[::-1]
 
 
 class NamedPictures(Pictures):

@@ -29,7 +29,7 @@ from onnxgrad.training.data.annotations.samples import BoxRow, DetectionData, re
 from onnxgrad.training.data.annotations.yolo_folder import read_yolo
 from onnxgrad.training.data.columns import Column, Columns, stacked
 from onnxgrad.training.data.fields import Field
-from onnxgrad.training.data.images import FORMATS, MOST_PIXELS, SUFFIXES, Images, Pictures, load_pillow
+from onnxgrad.training.data.images import FORMATS, SUFFIXES, Images, Pictures, load_pillow, upright
 from onnxgrad.training.data.labels import NamedClasses, places_in
 from onnxgrad.wording import name_list
 
@@ -65,8 +65,7 @@ class Masks(Column):
         image = load_pillow()
         try:
             with open_ordinary(path) as file, image.open(file, formats=FORMATS) as mask:
-                if mask.width * mask.height > MOST_PIXELS:
-                    raise BadInput(f"{mask.width} by {mask.height} pixels; {MOST_PIXELS} are the most")
+                mask = upright(mask)
                 if mask.mode not in _MODES:
                     values = np.asarray(mask.convert("RGB"))
                     if np.ptp(values, axis=2).any():
@@ -269,7 +268,8 @@ def mask_folder(path: Path, how: Images) -> Mapping[str, Column]:
             raise BadInput(f"{str(file)!r} has no file of that name in {str(path / other)!r}")
         names = sorted(pictures)
         files = [pictures[name] for name in names]
-        return {"images": Pictures(files, how, path / first), "labels": Masks([masks[name] for name in names], how)}
+        drawn = [masks[name] for name in names]
+        return {"images": Pictures(files, how, path / first, drawn), "labels": Masks(drawn, how)}
     return {}
 
 

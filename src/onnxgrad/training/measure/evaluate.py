@@ -261,11 +261,12 @@ def evaluate_rows(
     misses = Misses(worst, rows.classes or names)
     meter: Meter | None = None
     table: np.ndarray | None = None
-    own, others = _label_output(model, output), 0
+    own, others, lost = _label_output(model, output), 0, 0
     beside, margin = companion(model, output), None
     outputs = [shown, *([own] if own else []), *(beside.outputs if beside else [])]
     for batch, found in batches_of(model, rows, outputs, batch_size, options):
         y, t = found[shown], batch[called]
+        lost += int((y != y).reshape(len(y), -1).any(1).sum())
         if own and names is not None:
             others += int((np.array(names)[y.argmax(1)] != found[own].astype(str)).sum())
         if meter is None:
@@ -301,6 +302,12 @@ def evaluate_rows(
         warnings.warn(
             f"the model's own labels {own!r} are not those of the largest scores {shown!r} in {others:,} of "
             f"{len(rows):,} rows: the metrics are of the scores, which the model may turn round",
+            stacklevel=3,
+        )
+    if lost:
+        warnings.warn(
+            f"the predictions {shown!r} are not numbers (NaN) in {lost:,} of {len(rows):,} rows, so metrics that only "
+            "compare scores have no meaning",
             stacklevel=3,
         )
     if not meter.count:

@@ -20,11 +20,8 @@ import numpy as np
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.annotations.outlines import draw_outline
-from onnxgrad.training.data.images import FORMATS, MOST_PIXELS, deep_pixels, load_pillow
+from onnxgrad.training.data.images import FORMATS, deep_pixels, load_pillow, upright, upright_size
 from onnxgrad.wording import name_list
-
-#: The EXIF tag of the orientation; from 5 on, width and height are swapped.
-_ORIENTATION, _SWAPPED = 0x0112, 5
 
 
 @dataclass(frozen=True)
@@ -215,13 +212,11 @@ class DetectionData:
 
 def picture_size(file: Path, place: str) -> tuple[int, int]:
     """(width, height) of the picture in `file` as it is looked at, from its header. Raises BadInput."""
-    image = load_pillow()
+    load_pillow()
     if not file.exists():
         raise BadInput(f"{place} names the picture {str(file)!r}, which is not there")
     try:
-        with open_ordinary(file) as opened, image.open(opened, formats=FORMATS) as picture:
-            swapped = picture.getexif().get(_ORIENTATION, 1) >= _SWAPPED
-            return (picture.height, picture.width) if swapped else picture.size
+        return upright_size(file)
     except Exception as error:  # each format fails in its own ways on a damaged file
         reason = str(error) or type(error).__name__
         raise BadInput(f"{place}: cannot read the picture {str(file)!r}: {reason}") from error
@@ -234,15 +229,9 @@ def read_pixels(file: Path, size: tuple[int, int]) -> np.ndarray:
         BadInput: it cannot be read, or is of another size.
     """
     image = load_pillow()
-    from PIL import ImageOps
-
     try:
         with open_ordinary(file) as opened, image.open(opened, formats=FORMATS) as picture:
-            own = picture.size
-            if own[0] * own[1] > MOST_PIXELS:
-                raise BadInput(f"{own[0]} by {own[1]} pixels; {MOST_PIXELS} are the most")
-            turned = ImageOps.exif_transpose(picture)
-            shown = turned if turned.size == size or own != size else picture
+            own, shown = picture.size, upright(picture, lambda: size)
             if shown.size != size:
                 raise BadInput(f"it has {own[0]} by {own[1]} pixels, and its annotation says {size[0]} by {size[1]}")
             shown = deep_pixels(shown).convert("L") if shown.mode[0] in "IF" else shown
