@@ -174,3 +174,85 @@ def test_which_halves(ends, body, applies):
 def test_kernels_have_them():
     derived = vjp(ir.from_proto(model("float[4] x", "y = Gelu (x)")), wrt=["x"])
     assert "fewer_passes" not in passed(derived, "native").applied
+
+
+SOFTMAX = {  # of x: its type and dimensions, and the axis
+    "pixels of any number": ("float", ["N", 3, "H", "W"], 1),
+    "pixels": ("float", [2, 5, 16, 17], 1),
+    "steps": ("double", ["N", 4, 300], -2),
+    "an axis between": ("float", [2, 3, 2, 256], 2),
+    "one class": ("float", ["N", 1, "H", "W"], 1),
+}
+
+
+def maps(dims):
+    """Scores of all kinds: equal ones, large ones, classes that are impossible, and no class that is possible."""
+    x = normal(*({"N": 2, "H": 7, "W": 5}.get(d, d) for d in dims))
+    x[0] = 3.0
+    flat = x[-1].reshape(-1)
+    flat[::7], flat[1::11], flat[2::13] = -np.inf, 900.0, -90.0
+    return x
+
+
+def softmax(x, axis):
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(x - x.max(axis, keepdims=True))
+        return powers / powers.sum(axis, keepdims=True)
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_softmax_along_a_short_axis(name, operator):
+    kind, dims, axis = SOFTMAX[name]
+    given = model(f"{kind}[{','.join(map(str, dims))}] x", f"y = {operator} <axis = {axis}> (x)")
+    found = passed(given)
+    assert "fewer_passes" in found.applied
+    dtype = np.float32 if kind == "float" else np.float64
+    x = maps(dims).astype(dtype)
+    y = Session(given, Options(target="portable")).run({"x": x})["y"]
+    assert y.dtype == dtype
+    with np.errstate(divide="ignore"):
+        expected = softmax(x.astype(float), axis)
+        expected = np.log(expected) if operator == "LogSoftmax" else expected
+    close = {"rtol": 2e-5, "atol": 1e-6} if kind == "float" else {"rtol": 1e-12, "atol": 1e-12}
+    large = expected > -100  # below, the reference has no digits left
+    np.testing.assert_allclose(y[large], expected[large], **close)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+    if "N" in dims:
+        assert Session(given, Options(target="portable")).run({"x": x[:0]})["y"].shape == x[:0].shape
+
+
+@pytest.mark.parametrize(
+    "way", ["", "ignore_index = 1, ", 'reduction = "none", ignore_index = 1, ', 'reduction = "sum", ']
+)
+def test_loss_of_pixels(way):
+    """With the logarithms of probabilities read twice, and weights of classes."""
+    way = f"<{way.rstrip(', ')}>" if way else ""
+    weights = "<float[3] w = {1, 0.5, 2}>"
+    body = f"l, p = SoftmaxCrossEntropyLoss {way} (x, t, w) q = Exp (p) s = ReduceSum <keepdims = 0> (q) y = Add (l, s)"
+    given = model("float[N, 3, H, W] x, int64[N, H, W] t", body, weights)
+    assert "fewer_passes" in passed(given).applied
+    x, t = normal(2, 3, 6, 5).astype(np.float32), np.random.default_rng(1).integers(0, 3, (2, 6, 5))
+    found = run(given, {"x": x, "t": t})["y"]
+    p = softmax(x.astype(float), 1)
+    chosen = np.take_along_axis(p, t[:, None], 1)[:, 0]
+    w = np.array([1, 0.5, 2])[t] * (t != 1 if "ignore" in way else 1)
+    loss = -w * np.log(chosen)
+    loss = loss if "none" in way else loss.sum() if "sum" in way else loss.sum() / w.sum()
+    np.testing.assert_allclose(found, loss + p.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ("float[N, 33, H, W] x", 1),  # many classes
+        ("float[N, C, H, W] x", 1),  # of any number
+        ("float[N, 3, 255] x", 1),  # few pixels
+        ("float[N, 3, L] x", 1),  # of any number
+        ("float[N, 3, 300] x", 2),  # the last axis
+        ("float[3, N, 300] x", 0),  # that of the rows
+        ("float16[N, 3, H, W] x", 1),
+    ],
+)
+def test_other_softmax_stays(ends):
+    assert "fewer_passes" not in passed(model(ends[0], f"y = Softmax <axis = {ends[1]}> (x)")).applied
