@@ -8,8 +8,8 @@
 6. The rule of its operator at the opset of the model.
 
 A node without a rule is replaced: (7) by the lowering written for its operator, (8) by the function body that the
-specification gives for it. So is one whose value could be infinite where another form of it is finite, and in reverse
-mode one whose rule asks for it (`Rule.rewrite`).
+specification gives for it. So is one whose value could be infinite where another form of it is finite, a Loop whose
+steps have one form for all, and in reverse mode one whose rule asks for it (`Rule.rewrite`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.exporter_names import is_detached
 from onnxgrad.ir.notes import notes, properties
 from onnxgrad.lower import expand
+from onnxgrad.lower.bags import write_bags
 from onnxgrad.lower.stable_forms import write_stable
 from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import OWN, Rule, Zero
@@ -57,6 +58,8 @@ def replacement(
     """
     if rule is None:
         return expand(builder, node)
-    if not rule.is_custom and (stable := write_stable(builder, node, set(wrt))) is not None:
-        return stable
+    if not rule.is_custom:
+        better = write_stable(builder, node, set(wrt)) or write_bags(builder, node)
+        if better is not None:
+            return better
     return None if of is None or rule.rewrite is None else rule.rewrite(builder, node, of)

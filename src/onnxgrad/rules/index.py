@@ -191,7 +191,14 @@ def gather_elements(op: Op, g: Var, x: Var, index: Var) -> Result:
 @linear("GatherND")
 def gather_nd(op: Op, g: Var, x: Var, index: Var) -> Result:
     """y[j] = x[i[j]], with several indices at once: Σ over repeated i of g"""
-    return put_back(op, g, op.replay(numbered(op, x), index), x)
+    depth = None if index.shape is None or x.shape is None or op.attr("batch_dims") else index.shape[-1]
+    if depth == 1:
+        return Scattered(g, op.Squeeze(index, [-1]), x, 0)
+    if not isinstance(depth, int) or depth == x.rank:
+        return put_back(op, g, op.replay(numbered(op, x), index), x)
+    rows = op.reshape(x, op.join([-1], op.shape_of(x, depth)))
+    places = op.Reshape(op.places_along(rows, 0), op.shape_of(x, 0, depth))
+    return reshape_to(Scattered(g, op.GatherND(places, index), rows, 0).write(), x)
 
 
 @linear("Compress")

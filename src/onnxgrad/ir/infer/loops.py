@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.context import InferenceContext
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
-from onnxgrad.ir.match import Dim, constant, constant_tensor
+from onnxgrad.ir.match import Dim, constant, constant_tensor, producer
 from onnxgrad.ir.notes import notes
 
 #: where a value of a body keeps the shape that the model declares for it
@@ -134,7 +134,9 @@ def always_goes_on(node: ir.Node) -> bool:
     if node.inputs[1] is not None and not _is_true(node.inputs[1]):
         return False
     last: ir.Value | None = body.outputs[0]
-    while last is not None and (maker := last.producer()) is not None and maker.op_type == "Identity":
+    while last is not None and (maker := producer(last, ("Identity", "Cast"))) is not None:
+        if maker.op_type == "Cast" and (maker.inputs[0] is None or maker.inputs[0].dtype != ir.DataType.BOOL):
+            break
         last = maker.inputs[0]
     return last is not None and (last is body.inputs[1] or last is node.inputs[1] or _is_true(last))
 
