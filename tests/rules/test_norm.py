@@ -177,3 +177,21 @@ def test_a_constant_row_has_a_finite_derivative() -> None:
     model = node_model(Case("MeanVarianceNormalization", [x]), {"x0": x}, dtype=np.float32)
     (g,) = session(vjp(model, wrt="x0")).run(["x0_grad"], {"x0": x, "y0_cotangent": x * np.float32([1, 2])})
     np.testing.assert_allclose(g, [[[[-1e9, 1e9]]]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (4, 1), (1, 6), (0, 3), (70, 130)])
+@pytest.mark.parametrize("wrt", [["x0", "x1", "x2"], ["x0", "x1"], ["x0"]])
+def test_layers_of_float32(shape: tuple[int, ...], wrt: list[str]) -> None:
+    """The mean of ĝ·x̂ is a product of g·x̂ with the scale where the gradient of the scale is wanted as well."""
+    rng = np.random.default_rng(0)
+    x, g, s, b = (rng.standard_normal(n).astype(np.float32) for n in (shape, shape, shape[-1:], shape[-1:]))
+    model = node_model(Case("LayerNormalization", [x, s, b]), {"x0": x, "x1": s, "x2": b}, dtype=np.float32)
+    found = session(vjp(model, wrt=wrt)).run([f"{w}_grad" for w in wrt], {"x0": x, "x1": s, "x2": b, "y0_cotangent": g})
+    wide = x.astype(np.float64)
+    d = wide - wide.mean(-1, keepdims=True)
+    r = 1 / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5)
+    xh, gs = d * r, g.astype(np.float64) * s
+    dx = r * (gs - gs.mean(-1, keepdims=True) - xh * (gs * xh).mean(-1, keepdims=True))
+    before = tuple(range(len(shape) - 1))
+    for array, expected in zip(found, (dx, (g * xh).sum(before), g.sum(before, dtype=np.float64))):
+        np.testing.assert_allclose(array, expected, rtol=2e-4, atol=2e-4 * max(1, r.max(initial=0) / 10))

@@ -46,9 +46,17 @@ def standardize(op: Op, x: Var, axes: Sequence[int], epsilon: float) -> tuple[Va
     return d * inv, inv
 
 
-def centre(op: Op, gx: Var, xh: Var, inv: Var, axes: Sequence[int]) -> Var:
-    """The cotangent of x, given that of x̂."""
-    return inv * (gx - mean(op, gx, axes) - xh * mean(op, gx * xh, axes))
+def centre(op: Op, gx: Var, xh: Var, inv: Var, axes: Sequence[int], projected: Var | None = None) -> Var:
+    """The cotangent of x, given that of x̂, and the mean of their product unless it is computed here."""
+    return inv * (gx - mean(op, gx, axes) - xh * (mean(op, gx * xh, axes) if projected is None else projected))
+
+
+def mean_of_rows(op: Op, x: Var, scale: Var, axes: Sequence[int]) -> Var | None:
+    """The mean of x·s over the last axis as a product with the vector s: one pass, without x·s; None for other axes."""
+    (width,) = scale.shape if scale.shape is not None and len(scale.shape) == 1 else (None,)
+    if len(axes) != 1 or scale.dtype != ir.DataType.FLOAT or not width or size(x, axes[0]) != width:
+        return None
+    return op.MatMul(x, op.Unsqueeze(scale * (1 / width), [1]))
 
 
 def along_channels(op: Op | Builder, p: Var, rank: int) -> Var:
@@ -75,9 +83,10 @@ def layer_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var) -> Result:
     terms = []
     d_scale = d_b = None
     if g is not None:
-        gw = op.cast_like(g, wide)
+        gw, s = op.cast_like(g, wide), op.cast_like(scale, wide)
         if op.needs[0]:
-            terms.append(centre(op, gw * op.cast_like(scale, wide), xh, inv, axes))
+            projected = mean_of_rows(op, gw * xh, s, axes) if op.needs[1] else None
+            terms.append(centre(op, gw * s, xh, inv, axes, projected))
         if op.needs[1]:
             d_scale = op.cast_like(sum_to(gw * xh, scale), scale)
         if op.needs[2]:

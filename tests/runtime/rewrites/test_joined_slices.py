@@ -45,7 +45,8 @@ def _sliced(cuts, axis=1, factor=False, size=6):
         ({"cuts": [(0, 2), (3, 6)]}, False),  # a gap
         ({"cuts": [(0, 4), (3, 6)]}, False),  # an overlap
         ({"cuts": [(0, 3), (3, 5)]}, False),  # not to the end
-        ({"cuts": [(0, 3), (3, 6)], "factor": True}, False),  # something else is added
+        ({"cuts": [(0, 3), (3, 6)], "factor": True}, True),  # another term is added
+        ({"cuts": [(0, 3), (3, 5)], "factor": True}, False),
     ],
 )
 def test_same_numbers(how, joined):
@@ -95,3 +96,20 @@ def test_terms_that_are_broadcast_are_no_slices():
     feeds = {"x": np.ones((1, 3), np.float32), "z": np.full((4, 3), 2, np.float32)}
     (y,) = Session(model).run(feeds).values()
     np.testing.assert_array_equal(y, [[1, 1, 1, 2, 2, 2]] * 4)
+
+
+@pytest.mark.parametrize("other", ["float[N, 4, 6]", "float[6]", "float[N, 1, 6]", "float[5, N, 4, 6]", "float"])
+def test_other_terms_are_added_to_the_concatenation(other):
+    """The cotangent of a rotation: halves that change places, and the tensor itself, which may be broadcast."""
+    text = f"""<ir_version: 10, opset_import: ["": 20]> g ({other} x, float[N, 4, 3] a, float[N, 4, 3] b) => (y) {{
+      before = Constant <value = int64[6] {{0, 0, 3, 0, 0, 0}}> ()
+      after = Constant <value = int64[6] {{0, 0, 0, 0, 0, 3}}> ()
+      p = Pad (a, before) q = Pad (b, after) s = Add (x, p) t = Add (s, q) y = Add (t, x) }}"""
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    assert [n.op_type for n in optimized(ir.from_proto(model)).graph].count("Pad") == 0
+    rng = np.random.default_rng(0)
+    for n in (2, 1, 0):
+        sizes = [int(d) if d.isdigit() else n for d in other[5:].strip("[]").replace(" ", "").split(",") if d]
+        x, a, b = (rng.standard_normal(s).astype(np.float32) for s in (sizes, (n, 4, 3), (n, 4, 3)))
+        (y,) = Session(model, Options(target="portable")).run({"x": x, "a": a, "b": b}).values()
+        np.testing.assert_allclose(y, 2 * x + np.concatenate([b, a], -1), rtol=1e-6, atol=1e-6)

@@ -17,14 +17,16 @@ FUNCTIONS = {
     "Elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "Elu <alpha = 0.3>": lambda x: np.where(x > 0, x, 0.3 * np.expm1(np.minimum(x, 0))),
     "PRelu": lambda x: np.where(x > 0, x, np.float64([0.25, -2, 0]) * x),
+    "Pow": lambda x: x * x,
 }
+OPERANDS = {"PRelu": ", slope", "Pow": ", two"}
 
 
-def _model(function, kind="float", rows="N"):
+def _model(function, kind="float", rows="N", exponent="float two = {2}"):
     return onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 20]>
-        g ({kind}[{rows}, 3] x) => ({kind}[{rows}, 3] y) <{kind}[3] slope = {{0.25, -2, 0}}>
-        {{ y = {function} (x{", slope" if function == "PRelu" else ""}) }}"""
+        g ({kind}[{rows}, 3] x) => ({kind}[{rows}, 3] y) <{kind}[3] slope = {{0.25, -2, 0}}, {exponent}>
+        {{ y = {function} (x{OPERANDS.get(function, "")}) }}"""
     )
 
 
@@ -57,6 +59,26 @@ def test_others_stay():
     assert not _applied(_model("Softplus", "double"))
     assert not _applied(_model("Tanh"))
     assert not _applied(_model("Softplus"), "native")
+
+
+@pytest.mark.parametrize(
+    ("exponent", "applies"),
+    [
+        ("int64 two = {2}", True),
+        ("float two = {2.5}", False),
+        ("float[1, 1, 1] two = {2}", False),
+        ("float[3] two = {2, 2, 2}", False),
+    ],
+)
+def test_which_powers(exponent, applies):
+    given = _model("Pow", exponent=exponent)
+    if "1, 1, 1" in exponent:
+        given = onnx.parser.parse_model(onnx.printer.to_text(given).replace("=> (float[N,3] y)", "=> (float[1,N,3] y)"))
+    assert _applied(given) == applies
+    x = np.float32([[3, 0, 1e20], [1, np.inf, np.nan]])
+    run = Session(given, Options(target="portable")).run({"x": x})["y"]
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(run.reshape(x.shape), x ** np.float32(2.5 if "2.5" in exponent else 2), rtol=1e-6)
 
 
 def test_a_gradient():

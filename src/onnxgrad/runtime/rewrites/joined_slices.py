@@ -3,13 +3,15 @@
 The cotangent of a sliced tensor is the sum of the slices' cotangents, each padded with zeros. For adjacent slices, as
 when queries, keys and values are cut from one product, it is their concatenation: one pass over memory on all threads,
 in place of five (2 % of the step of a transformer on one thread). An unrolled scan has as many slices as steps, and
-each Pad is as large as all of them.
+each Pad is as large as all of them. Other cotangents of the sliced tensor are added to the Concat: in a rotation of
+queries or keys, whose halves change places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -30,23 +32,32 @@ class _Piece:
     after: int
 
 
-def _concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
-    """The sums in `graph` of adjacent slices: the last Add of each, and its terms in order."""
+class _Sum(NamedTuple):
+    """A sum of adjacent slices, in order, and of other terms."""
+
+    pieces: list[_Piece]
+    others: list[ir.Value]
+
+
+def _concatenations(graph: ir.Graph) -> dict[ir.Node, _Sum]:
+    """The sums in `graph` of adjacent slices, by the last Add of each."""
     sites = {}
     for node in graph:
         if is_op(node, "Add") and not _continues(node):
-            pieces = _order_pieces([_piece(v) for v in _terms(node)])
+            terms = [(v, _piece(v)) for v in _terms(node)]
+            pieces = _order_pieces([piece for _, piece in terms if piece is not None])
             if pieces:
-                sites[node] = pieces
+                sites[node] = _Sum(pieces, [v for v, piece in terms if piece is None])
     return sites
 
 
-def _concatenate(b: Builder) -> Callable[[ir.Node, list[_Piece]], None]:
-    moved: dict[ir.Value, Var] = {}  # a piece may be such a sum itself: a slice of a slice
+def _concatenate(b: Builder) -> Callable[[ir.Node, _Sum], None]:
+    moved: dict[ir.Value, Var] = {}  # a term may be such a sum itself: a slice of a slice
 
-    def write(node: ir.Node, pieces: list[_Piece]) -> None:
-        old = node.outputs[0]
-        moved[old] = b.Concat(*(moved.get(p.value, p.value) for p in pieces), axis=pieces[0].axis)
+    def write(node: ir.Node, found: _Sum) -> None:
+        old, pieces = node.outputs[0], found.pieces
+        joined = b.Concat(*(moved.get(p.value, p.value) for p in pieces), axis=pieces[0].axis)
+        moved[old] = sum((moved.get(v) or b.var(v) for v in found.others), joined)
         replace_value(moved[old], old)
         b.graph.remove(node, safe=True)
 
@@ -90,12 +101,11 @@ def _piece(value: ir.Value) -> _Piece | None:
     return _Piece(x, axis, int(around[0, axis]), length, int(around[1, axis])) if isinstance(length, int) else None
 
 
-def _order_pieces(pieces: list[_Piece | None]) -> list[_Piece]:
-    """`pieces` from first to last if they cover an axis without gap or overlap; else an empty list."""
-    known = [p for p in pieces if p is not None]
-    if len(known) != len(pieces) or len(known) < 2 or len({p.axis for p in known}) > 1:
+def _order_pieces(known: list[_Piece]) -> list[_Piece]:
+    """The pieces from first to last if they cover an axis without gap or overlap; else an empty list."""
+    if len(known) < 2 or len({p.axis for p in known}) > 1:
         return []
-    known.sort(key=lambda p: p.before)
+    known = sorted(known, key=lambda p: p.before)
     if not all(_are_side_by_side(known[0], p) for p in known):
         return []
     total = known[0].before + known[0].length + known[0].after
@@ -119,7 +129,7 @@ def _are_side_by_side(one: _Piece, other: _Piece) -> bool:
 JOINED_SLICES = rewrite_sites(
     "joined_slices",
     "slices side by side come back as a Concat",
-    "sums of Pads that cover an axis",
+    "sums of Pads that cover an axis, and of other terms",
     _concatenations,
     _concatenate,
 )
