@@ -22,20 +22,24 @@ FUSED = {
     "Gemm": "f = Flatten <axis = 2> (x) m = MatMul (f, square) y = Add (m, b)",
     "FusedMatMul": "t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (t, x)",
     "FusedGemm": "f = Flatten <axis = 2> (x) g = Gemm (f, square, b) y = Relu (g)",
+    "FusedGemm of a product": "f = Flatten <axis = 2> (x) m = MatMul (f, square) g = Add (m, b) y = Sigmoid (g)",
     "FusedConv": "c = Conv (x, kernel) y = Relu (c)",
     "Split": """a = Slice (x, from, half_way, first) c = Slice (x, half_way, end, first) y = Sub (a, c)""",
+    "Slice": "r = Range (zero, count, step) y = Gather <axis = 1> (x, r)",
     "FusedMatMul of a scaled operand": "m = Mul (x, half) y = MatMul (m, square)",
     "DynamicQuantizeMatMul": """q, s, z = DynamicQuantizeLinear (x) m = MatMulInteger (q, eight, z)
         f = Cast <to = 1> (m) k = Mul (s, half) y = Mul (f, k)""",
 }
 CONSTANTS = """<float[8] w = {1, 2, 3, 4, 5, 6, 7, 8}, float[8] b = {1, 2, 3, 4, 5, 6, 7, 8}, float root = {1.41421356},
     float one = {1}, float half = {0.5}, float two = {2}, float tiny = {0.00001}, int64[1] last = {-1},
-    int64[1] from = {0}, int64[1] half_way = {2}, int64[1] end = {4}, int64[1] first = {0}>"""
+    int64 zero = {0}, int64 step = {1}, int64[1] from = {0}, int64[1] half_way = {2},
+    int64[1] end = {4}, int64[1] first = {0}>"""
 
 
 def model(body):
     text = f"""<ir_version: 8, opset_import: ["": 18]>
-        g (float[4, 6, 8] x, float[4, 6, 8] x2, float[8, 8] square, float[6, 6, 3] kernel, int8[8, 8] eight) => (y)
+        g (float[4, 6, 8] x, float[4, 6, 8] x2, float[8, 8] square, float[6, 6, 3] kernel, int8[8, 8] eight,
+           int64 count) => (y)
         {CONSTANTS} {{ {body} }}"""
     return onnx.parser.parse_model(text)
 

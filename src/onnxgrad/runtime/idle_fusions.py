@@ -28,8 +28,12 @@ _OF_ROUNDED = (
     "WhereDummyDq",
 )
 
+#: Functions that a product may end in.
+_ACTIVATIONS = "Elu HardSigmoid LeakyRelu PRelu Relu Selu Sigmoid Softplus Softsign Tanh ThresholdedRelu"
+
 #: Operators that other fusions look for: one of each group must be there.
 _SOUGHT: dict[str, tuple[str, ...]] = {
+    "AttentionFusion": ("Softmax",),
     "BiasDropoutFusion": ("Dropout",),
     "BiasGeluFusion": ("Gelu FastGelu Erf Tanh",),
     "BiasSkipLayerNormFusion": ("LayerNormalization SkipLayerNormalization Sqrt", "Add"),
@@ -38,8 +42,10 @@ _SOUGHT: dict[str, tuple[str, ...]] = {
     "EmbedLayerNormFusion": ("LayerNormalization SkipLayerNormalization Sqrt", "Gather"),
     "FastGeluFusion": ("Tanh",),
     "GatherSliceToSplitFusion": ("Gather Slice",),
+    "GatherToSliceFusion": ("Gather", "Range"),
     "GeluFusionL1": ("Erf",),
     "GeluFusionL2": ("Erf",),
+    "GemmActivationFusion": ("Gemm MatMul", _ACTIVATIONS),
     "GroupQueryAttentionFusion": ("GroupQueryAttention",),
     "GroupQueryAttentionPreNormFusion": ("GroupQueryAttention",),
     "LayerNormFusionL1": ("ReduceMean", "Sqrt"),
@@ -47,7 +53,7 @@ _SOUGHT: dict[str, tuple[str, ...]] = {
     "MatMulActivationFusion": ("MatMul",),
     "MatMulAddFusion": ("MatMul", "Add"),
     "MatMulScaleFusion": ("MatMul",),
-    "MatmulTransposeFusion": ("MatMul",),
+    "MatmulTransposeFusion": ("MatMul", "Transpose"),
     "QuickGeluFusion": ("Sigmoid",),
     "SimplifiedLayerNormFusion": ("ReduceMean", "Sqrt"),
     "SkipLayerNormFusion": ("LayerNormalization SimplifiedLayerNormalization Sqrt", "Add"),

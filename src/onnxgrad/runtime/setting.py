@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import onnx_ir as ir
 
@@ -31,6 +32,7 @@ class Setting:
         packs: True if ONNX Runtime keeps packed copies of constants.
         has_kernels: True once a named part has become a call of a kernel.
         is_rewritten: True once a rewrite has changed the graph.
+        found: the places that a pass has found in a graph before it changes them.
     """
 
     given: ir.Graph
@@ -41,6 +43,7 @@ class Setting:
     level: str | None = None
     has_kernels: bool = False
     is_rewritten: bool = False
+    found: tuple[ir.Graph | None, Any] = (None, None)
     _scope: tuple[Names, Inference] | None = field(default=None, init=False, repr=False)
 
     def builder(self, graph: ir.Graph, prefix: str) -> Builder:

@@ -11,7 +11,7 @@ operators that lead to outputs of the graph alone are moved, and only elementwis
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import take_over
 from onnxgrad.ir.match import is_op, sizes
-from onnxgrad.runtime.rewrites.rewrite import rewrite
+from onnxgrad.runtime.rewrites.rewrite import rewrite_found
 
 #: Marks the concatenation of vectors.
 _JOINED = "onnxgrad.joined"
@@ -146,12 +146,11 @@ def _alike(graph: ir.Graph) -> list[list[_Chain]]:
     ]
 
 
-def _write(b: Builder) -> int:
+def _write(b: Builder, groups: Sequence[Sequence[_Chain]]) -> int:
     outputs = b.graph.outputs
     places: dict[ir.Value, list[int]] = defaultdict(list)
     for i, value in enumerate(outputs):
         places[value].append(i)
-    groups = _alike(b.graph)
     for group in groups:
         first = group[0]
         values: dict[ir.Value, Var] = {}
@@ -191,10 +190,10 @@ def compute_soon(b: Builder) -> None:
             b.reshape(value, [-1])
 
 
-BATCHED_UPDATES = rewrite(
+BATCHED_UPDATES = rewrite_found(
     "batched_updates",
     "vectors that are updated alike are updated as one",
     "optimizers with many operators, vectors of up to 4096 elements",
-    lambda graph: bool(_alike(graph)),
+    _alike,
     _write,
 )

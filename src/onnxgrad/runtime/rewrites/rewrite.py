@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from onnxgrad.ir.passes import Pass
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.runtime.setting import Setting
 
+S = TypeVar("S", bound=Collection)
 T = TypeVar("T")
 
 #: The phase of all rewrites.
@@ -35,12 +36,41 @@ def rewrite(
     """
 
     def write(model: ir.Model, setting: Setting) -> int:
-        places = apply(setting.builder(model.graph, name))
-        prune(model.graph)
-        setting.is_rewritten |= bool(places)
-        return places
+        return _apply(apply, model, setting, name)
 
     return Pass(name, REWRITES_PHASE, what, where, lambda m, _: applies(m.graph), write, Setting.keeps_layout)
+
+
+def rewrite_found(
+    name: str, what: str, where: str, find: Callable[[ir.Graph], S], apply: Callable[[Builder, S], int]
+) -> Pass[Setting]:
+    """The same for places that `find` returns, which takes long enough to be done once.
+
+    Args:
+        name, what, where: as of `Pass`.
+        find: returns the places in a graph; none are an empty collection.
+        apply: as of `rewrite`; gets the places in the graph of the builder as well.
+    """
+
+    def applies(model: ir.Model, setting: Setting) -> bool:
+        found = find(model.graph)
+        setting.found = model.graph, found
+        return bool(found)
+
+    def write(model: ir.Model, setting: Setting) -> int:
+        graph, found = setting.found
+        setting.found = None, None
+        places = found if graph is model.graph else find(model.graph)  # else those of the original of this copy
+        return _apply(lambda b: apply(b, places), model, setting, name)
+
+    return Pass(name, REWRITES_PHASE, what, where, applies, write, Setting.keeps_layout)
+
+
+def _apply(apply: Callable[[Builder], int], model: ir.Model, setting: Setting, name: str) -> int:
+    places = apply(setting.builder(model.graph, name))
+    prune(model.graph)
+    setting.is_rewritten |= bool(places)
+    return places
 
 
 def write_out(
@@ -91,13 +121,13 @@ def rewrite_sites(
     `writer` returns the function that rewrites one of them, with nodes before its last one.
     """
 
-    def apply(b: Builder) -> int:
-        sites, write = find(b.graph), writer(b)
+    def apply(b: Builder, sites: Mapping[ir.Node, T]) -> int:
+        write = writer(b)
         for b.before, site in sites.items():
             write(b.before, site)
         return len(sites)
 
-    return rewrite(name, what, where, lambda graph: bool(find(graph)), apply)
+    return rewrite_found(name, what, where, find, apply)
 
 
 class NodeRule(NamedTuple):
