@@ -84,3 +84,46 @@ def test_the_cotangent_of_a_mean_is_not_expanded():
         x=rng.standard_normal((2, 4, 5, 5), np.float32),
         y_cotangent=rng.standard_normal((2, 4, 1, 1), np.float32),
     )
+
+
+@pytest.mark.parametrize("rows", [4, 1, 0])
+@pytest.mark.parametrize("step", ["Mul (e, two)", "Mul (two, e)", "Sub (two, e)", "Div (two, e)", "Div (e, two)"])
+def test_scalars_come_first(step, rows):
+    """As in the cotangent of a mean of squares."""
+    model = _model(f"two = Constant <value = float {{2}}> () s = Shape (x) e = Expand (m, s) f = {step} y = Mul (f, x)")
+    for node in model.graph:
+        if node.op_type == "Expand" or node.outputs[0].name == "f":
+            node.outputs[0].shape = ir.Shape(["N", 3])
+    assert "Expand" not in _operators(model)
+    rng = np.random.default_rng(0)
+    _same(model, x=rng.standard_normal((rows, 3), np.float32), m=rng.standard_normal((rows, 1), np.float32))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "f = Mul (e, two) y = Add (f, e)",  # read twice
+        "f = Mul (e, e) y = Add (f, two)",
+        "v = Reshape (two, one) f = Mul (e, v) y = Relu (f)",  # a vector
+    ],
+)
+def test_others_stay_expanded(steps):
+    constants = "two = Constant <value = float {2}> () one = Constant <value = int64[1] {1}> ()"
+    model = _model(f"{constants} s = Shape (x) e = Expand (m, s) {steps}")
+    scalars = [
+        n for n in optimized(model).graph if n.op_type in ("Add", "Mul") and n.inputs[0].shape == ir.Shape(["N", 1])
+    ]
+    assert not scalars
+    _same(model, x=np.ones((2, 3), np.float32), m=np.float32([[3], [4]]))
+
+
+def test_a_square_of_which_a_mean_is_taken():
+    """The gradient of rows of a root mean square, without an Expand."""
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[N, 3] x) => (float[N, 1] y) {
+        two = Constant <value = float {2}> () p = Pow (x, two) y = ReduceMean <keepdims = 1> (p, last) }"""
+    text = text.replace("two =", "last = Constant <value = int64[1] {-1}> () two =", 1)
+    derived = vjp(ir.from_proto(onnx.parser.parse_model(text)), wrt="x")
+    assert "Expand" not in _operators(derived)
+    x, g = np.float32([[1, -2, 0], [3, 4, 5]]), np.float32([[3], [-1]])
+    found = Session(derived, Options(target="portable")).run({"x": x, "y_cotangent": g})["x_grad"]
+    np.testing.assert_allclose(found, 2 * x * g / 3, rtol=1e-6)

@@ -2,7 +2,8 @@
 
 The cotangent of a mean is expanded to the shape of its operand (a rule does not know its readers), and mostly it is
 then added to another cotangent, or multiplied by a mask, of that shape, or by weights that are broadcast along other
-axes. Those operators broadcast on all threads, whereas Expand is a separate pass over memory on one.
+axes. Those operators broadcast on all threads, whereas Expand is a separate pass over memory on one. A scalar between
+them, as in the cotangent of a square, is combined with the operand before it is expanded.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder
-from onnxgrad.ir.match import is_op, producer
+from onnxgrad.ir.match import is_op, only_reader, producer, rank
 from onnxgrad.ir.shapes import same_dim, same_dims
-from onnxgrad.runtime.rewrites.rewrite import rewrite
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 _BROADCASTING = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub"})
 
@@ -41,11 +42,28 @@ def _give(result: ir.Shape | None, one: ir.Shape | None, other: ir.Shape) -> boo
     )
 
 
+def _scaled(node: ir.Node) -> tuple[int, ir.Node] | None:
+    """The operand of `node` that is expanded for it alone, if the other one is a scalar: its index, and the Expand."""
+    if not is_op(node, _BROADCASTING) or len(node.inputs) != 2:
+        return None
+    for i, (x, other) in enumerate(zip(node.inputs, reversed(node.inputs))):
+        expand = None if x is None or only_reader(x, _BROADCASTING) is not node else producer(x, "Expand")
+        if expand is not None and rank(other) == 0:
+            return i, expand
+    return None
+
+
 def _write(b: Builder) -> int:
     places = 0
-    for node in b.graph:
-        if (operands := _spread(node)) is not None:
-            node.replace_input_with(*operands)
+    for node in list(b.graph):
+        if (scaled := _scaled(node)) is not None:
+            (i, expand), b.before = scaled, node
+            operands = [*node.inputs]
+            operands[i] = expand.inputs[0]
+            replace_value(b.Expand(b.emit(node.op_type, *operands), expand.inputs[1]), node.outputs[0])
+            places += 1
+        elif (spread := _spread(node)) is not None:
+            node.replace_input_with(*spread)
             places += 1
     return places
 
@@ -54,6 +72,6 @@ UNEXPANDED = rewrite(
     "unexpanded",
     "an operand is broadcast, not expanded",
     "elementwise operators with an Expand, whose operands have the shape without it",
-    lambda graph: any(_spread(node) is not None for node in graph),
+    lambda graph: any(_spread(node) is not None or _scaled(node) is not None for node in graph),
     _write,
 )
