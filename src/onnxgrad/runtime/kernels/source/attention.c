@@ -147,8 +147,10 @@ static void multiply(int64_t rows, int64_t columns, int64_t depth, const float *
 }
 
 static void give(const float *from, int64_t pitch, int64_t rows, int64_t columns, float *to, const int64_t *strides) {
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t k = 0; k < columns; k++) to[r * strides[0] + k * strides[1]] = from[r * pitch + k];
+  for (int64_t r = 0; r < rows; r++, from += pitch, to += strides[0]) {
+    if (strides[1] == 1) memcpy(to, from, (size_t)columns * sizeof(float));
+    for (int64_t k = 0; k < columns && strides[1] != 1; k++) to[k * strides[1]] = from[k];
+  }
 }
 
 static void attend(void *data, int64_t head, float *space) {
@@ -227,15 +229,15 @@ static int seen(View *view, const Shape *shape, const int64_t *order) {
   return 1;
 }
 
-/* A result with the heads and rows of `like`, and zeros for a start: those are sums of nothing. */
+/* A result with the heads and rows of `like`; zeros where it is a sum of nothing. */
 static int made(Call *call, size_t index, View *view, const View *like, int64_t columns, const int64_t *order,
-                size_t rank) {
+                size_t rank, int is_nothing) {
   Shape shape = {.rank = rank};
   if (!ordered(order, rank)) return 0;
   for (int i = 0; i < 4; i++)
     if (rank == 4 || i) shape.dims[order[i] - (rank == 3)] = i == 3 ? columns : like->dims[i];
   view->at = output(call, index, &shape);
-  if (view->at && !call->failed) memset(view->at, 0, (size_t)shape.count * sizeof(float));
+  if (view->at && !call->failed && is_nothing) memset(view->at, 0, (size_t)shape.count * sizeof(float));
   return seen(view, &shape, order);
 }
 
@@ -287,9 +289,10 @@ static void compute_any(Call *call, const Settings *s, const size_t pulled) {
     sound = g.rank == q.rank && seen(&j.g, &g, rest) && j.g.dims[3] == j.outside;
     for (int i = 0; i < 3; i++) sound = sound && j.g.dims[i] == j.q.dims[i];
     for (size_t i = 0; i < RESULTS && sound; i++)
-      sound = made(call, i, results[i], operands[i], operands[i]->dims[3], rest + 4 * (i + 1), q.rank);
+      sound = made(call, i, results[i], operands[i], operands[i]->dims[3], rest + 4 * (i + 1), q.rank,
+                   !j.queries || !j.keys);
   } else if (sound) {
-    sound = made(call, 0, &j.y, &j.q, j.outside, rest, q.rank);
+    sound = made(call, 0, &j.y, &j.q, j.outside, rest, q.rank, !j.keys);
   }
   if (refused(call, !sound, "Attention: operands do not belong together") || !j.heads || !j.queries || !j.keys) return;
   if (j.outside || (pulled && j.inside)) run(call, &j);

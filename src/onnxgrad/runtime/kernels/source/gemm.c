@@ -162,7 +162,8 @@ INLINE void pack_rows(const float *from, int64_t down, int64_t depth, int64_t co
 void pack_panels(const float *from, int64_t down, int64_t along, int64_t depth, int64_t columns, int64_t width,
                  float *to) {
   if (along == 1 && width == COLUMNS) pack_rows(from, down, depth, columns, COLUMNS, to);
-  if (along == 1 && width != COLUMNS) pack_rows(from, down, depth, columns, width, to);
+  if (along == 1 && width == ROWS) pack_rows(from, down, depth, columns, ROWS, to);
+  if (along == 1 && width != COLUMNS && width != ROWS) pack_rows(from, down, depth, columns, width, to);
   for (int64_t q = 0; q < columns && along != 1; q += width, from += width * along, to += depth * width) {
     const int64_t there = least(width, columns - q);
     if (down == 1) turn_rows(to, width, width, depth, depth, from, along, there, depth);

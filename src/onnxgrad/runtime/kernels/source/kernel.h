@@ -107,6 +107,7 @@ void parallel(Call *, size_t pieces, void (*body)(void *data, size_t i), void *d
 /* body(data, from, to) for ranges that cover 0 … count, each of whole multiples of `unit` but the last. */
 void parallel_ranges(Call *, int64_t count, int64_t unit, void (*body)(void *data, int64_t from, int64_t to),
                      void *data);
+extern int64_t processors; /* of the machine: at least as many as threads */
 /* body(data, i, space) likewise, where each one at work has `numbers` floats to itself. */
 void parallel_spaces(Call *, int64_t pieces, int64_t numbers, void (*body)(void *data, int64_t i, float *space),
                      void *data);

@@ -161,7 +161,7 @@ void parallel_ranges(Call *call, int64_t count, int64_t unit, void (*body)(void 
   parallel(call, (size_t)((count + ranges.length - 1) / ranges.length), one_range, &ranges);
 }
 
-static int64_t processors = 1;
+int64_t processors = 1;
 
 typedef struct {
   float *memory;

@@ -2,18 +2,19 @@
  *
  * As in Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): operands are copied so that
  * a tile of the result reads them one number after the other. The right operand of a layer is copied as a
- * whole, once. Left operands, and the right ones of sums over rows, are read where they are: each row of a tile is read
- * as a whole there. Sums over many rows are divided too, and their parts added in order. A cotangent may be added to a
- * running sum, in its memory. How anything is divided depends on the sizes alone, so the numbers are the same for every
- * number of threads. */
+ * whole, once, and its left one read where it is. Of a sum over rows, strips of both are copied. Pieces of it are as few
+ * as there are processors, because each copies what it reads. Sums over many rows are divided too, and their parts added
+ * in order. A cotangent may be added to a running sum, in its memory. How a sum is divided depends on the sizes alone, so
+ * the numbers are the same for every number of threads. */
 #include "gemm.h"
 
 enum {
-  DEPTH = 256,     /* of the strips */
-  BAND = 240,      /* rows of the result that are computed together, at most */
+  DEPTH = 136,     /* of the strips: a panel stays near the processor, and panels do not share places of its cache */
+  BAND = 480,      /* rows of the result that are computed together, at most */
   WIDTH = 512,     /* and columns */
-  PIECE = 1 << 24, /* multiplications of a piece, where that gives enough of them */
-  SHARES = 32,     /* pieces that are enough */
+  PIECE = 1 << 22, /* multiplications that are worth a thread */
+  PARTS = 16,      /* of a sum, at most */
+  NARROW = 64,     /* rows that are read where they are: neighbours share a page */
   FEW = 4,         /* rows of an operand: to copy the other would take longer than the product */
 };
 
@@ -32,7 +33,7 @@ typedef struct {
 } Job;
 
 /* Whether the right operand is read where it is. */
-static int is_direct(const Job *j) { return (j->left || j->m <= FEW) && !j->right && j->n % LANES == 0; }
+static int is_direct(const Job *j) { return (j->left ? j->n <= NARROW : j->m <= FEW) && !j->right && j->n % LANES == 0; }
 
 /* Pieces that share the larger operand follow each other. */
 static void piece(void *data, int64_t index, float *space) {
@@ -52,11 +53,17 @@ static void piece(void *data, int64_t index, float *space) {
     if (direct) {
       p.b = j->w + k * j->n + column, p.panel = COLUMNS, p.b_step[2] = j->n;
     } else if (j->left) {
+      p.b = space;
       pack_panels(j->w + (j->right ? column * j->k + k : k * j->n + column), j->right ? 1 : j->n, j->right ? j->k : 1,
                   depth, columns, COLUMNS, space);
-      p.b = space;
     }
-    if (j->left) p.a = j->x + k * j->m + row, p.down = 1, p.a_step[2] = j->m;
+    if (j->left && j->m <= NARROW) {
+      p.a = j->x + k * j->m + row, p.down = 1, p.a_step[2] = j->m;
+    } else if (j->left) {
+      float *rest = space + (j->width + COLUMNS) * j->strip;
+      pack_panels(j->x + k * j->m + row, j->m, 1, depth, rows, ROWS, rest);
+      p.a = rest, p.down = 1, p.a_step[2] = ROWS, p.band = ROWS * depth;
+    }
     if (k > first || j->adds)
       p.add = out, p.add_pitch = pitch;
     else if (j->bias)
@@ -67,20 +74,23 @@ static void piece(void *data, int64_t index, float *space) {
   if (j->then) j->then(j->data, &(Part){out, row, rows, column, columns, pitch});
 }
 
-/* How a product whose left operand is turned is divided: columns, rows, sums; evenly, so that two threads end together. */
+/* How a product whose left operand is turned is divided: rows, columns, sums; evenly, so that threads end together. */
 static void divide(Job *j) {
   const double work = (double)j->m * (double)j->n * (double)j->k / PIECE;
-  const int64_t wanted = work > SHARES ? SHARES : (int64_t)work + 1;
-  j->down = quotient(j->m, BAND);
-  j->across = most(quotient(j->n, WIDTH), least(quotient(wanted, j->down), j->n / 256));
-  j->down = most(j->down, least(quotient(wanted, j->across), j->m / (8 * ROWS)));
-  j->deep = j->bias || j->relu || j->then ? 1 : most(1, least(quotient(wanted, j->down * j->across), j->k / DEPTH));
-  if (wanted > 1 && j->down * j->across * j->deep % 2) ++*(j->n / 256 > j->across ? &j->across : &j->down);
+  const int64_t wanted = work < (double)processors ? (int64_t)work + 1 : processors, longest = most(j->m, j->n);
+  j->deep = 1;
+  while (!j->bias && !j->relu && !j->then && j->deep < PARTS && j->k / 4 / j->deep / j->deep >= longest) j->deep *= 2;
+  j->down = quotient(j->m, BAND), j->across = quotient(j->n, WIDTH);
+  for (int64_t all; all = j->down * j->across * j->deep, all % wanted && all < 2 * wanted;) {
+    const int64_t band = j->m / j->down, width = j->n / j->across;
+    if (most(band, width) < 2 * COLUMNS) break;
+    ++*(width > band ? &j->across : &j->down);
+  }
   j->band = quotient(quotient(j->m, j->down), ROWS) * ROWS;
   j->width = quotient(quotient(j->n, j->across), COLUMNS) * COLUMNS;
-  j->depth = most(1, quotient(j->k, j->deep)), j->strip = most(1, quotient(j->depth, quotient(j->depth, DEPTH)));
+  j->depth = most(1, quotient(j->k, j->deep)), j->strip = least(j->depth, DEPTH);
   j->down = quotient(j->m, j->band), j->across = quotient(j->n, j->width), j->deep = most(1, quotient(j->k, j->depth));
-  j->packed = is_direct(j) ? 0 : (j->width + COLUMNS) * j->strip;
+  j->packed = (j->width + COLUMNS + j->band) * j->strip;
 }
 
 void each_part(Call *call, const float *x, const float *w, int64_t k, int64_t m, int64_t n,
