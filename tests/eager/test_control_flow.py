@@ -242,3 +242,50 @@ def test_rows_of_different_numbers_of_steps_in_a_compiled_gradient(t):
     f = og.jit(t(root))
     for row, y in zip(rows, expected, strict=True):
         numpy.testing.assert_allclose(numpy.asarray(f(row)), y, rtol=1e-12)
+
+
+def test_stopped_gradients_inside_of_loops():
+    """In every order: what a derivative stacks, batches or computes again is still constant for the next one."""
+    stop = og.stop_gradient
+
+    def step(c, x):
+        return c * stop(x) + stop(c) * x * x, stop(c * x) * x
+
+    def scanned(v):
+        c, ys = og.scan(step, v[0], v)
+        return c * np.sum(ys)
+
+    def unrolled(v):
+        c, ys = v[0], []
+        for i in range(v.shape[0]):
+            c, y = step(c, v[i])
+            ys.append(y)
+        return c * np.sum(np.stack(ys))
+
+    def repeated(v):
+        return np.sum(
+            og.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1.0, s[1] * stop(v) + stop(s[1]) * v), (0.0, v))[1]
+        )
+
+    def by_hand(v):
+        y = v
+        for _ in range(3):
+            y = y * stop(v) + stop(y) * v
+        return np.sum(y)
+
+    v, several = A, numpy.stack([A, -A])
+    for f, plain in ((scanned, unrolled), (repeated, by_hand)):
+        agree(f, plain, v)
+        close(og.hessian(f)(v), og.hessian(plain)(v))
+        close(og.jacobian(og.grad(og.jit(f)), mode="reverse")(v), og.hessian(plain)(v))
+        expected = numpy.stack([numpy.asarray(og.grad(plain)(row)) for row in several])
+        close(og.vmap(og.grad(f))(several), expected)
+        for g in (f, plain):
+            close(og.grad(lambda x, g=g: np.sum(og.vmap(g)(x)))(several), expected)
+
+
+def test_a_gradient_of_a_loop_that_reads_a_stopped_value_is_an_array():
+    def f(v):
+        return np.sum(og.fori_loop(0, 2, lambda _, y: y * og.stop_gradient(v), v))
+
+    close(numpy.asarray(og.grad(f)(A)), A**2)

@@ -16,10 +16,12 @@ from onnxgrad.batching.batched_node import BatchedNode, Unstackable, repeat_rows
 from onnxgrad.batching.masks import any_of, is_total, mask_of, select
 from onnxgrad.batching.operator_rules import SIZES, batching_rule
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
+from onnxgrad.engine.resolve import CONSTANT, is_constant
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import dependents, reads, subgraphs
 from onnxgrad.ir.match import Dim
+from onnxgrad.ir.notes import properties
 from onnxgrad.ir.shapes import move_axis
 from onnxgrad.ir.subgraphs import cond, empty, formal, give
 
@@ -134,7 +136,14 @@ class Stacking:
             if write is None:
                 raise Unstackable
             results = write(BatchedNode(self.b, node, self.stacks, self.plain, self.count))
-            self._keep(node.outputs, [results] if isinstance(results, Var) else results)
+            results = [results] if isinstance(results, Var) else results
+            self._keep(node.outputs, [self._stopped(y) for y in results] if is_constant(node) else results)
+
+    def _stopped(self, y: Var) -> Var:
+        """`y`, through which no derivative passes."""
+        stopped = ir.Node("", "Identity", [y.value])
+        stopped.metadata_props[CONSTANT] = "no derivative passes the node that is batched"
+        return self.b.append(stopped)[0]
 
     def _keep(self, values: Iterable[ir.Value], found: Iterable[Var]) -> None:
         """Note the stacks of `values`, and their shapes."""
@@ -156,6 +165,8 @@ class Stacking:
         new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
         for value, old in zip(new.outputs, node.outputs):
             value.type, value.shape = old.type, old.shape
+        if metadata := properties(node):
+            new.metadata_props.update(metadata)
         self.plain |= zip(node.outputs, self.b.append(new))
 
     # --- a loop over the directions ----------------------------------------------------------------

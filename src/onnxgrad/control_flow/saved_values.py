@@ -15,6 +15,7 @@ from onnxgrad.control_flow.indexed_slices import keeps_its_shape, sizes_around
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, add_outputs
 from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.engine.partial_eval import residuals
+from onnxgrad.engine.resolve import is_constant
 from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import ancestors, dependents, reads, stand_in
 from onnxgrad.ir.operators import Moves, traits_of
@@ -94,6 +95,8 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
         """True if a backward step has `v`: stacked, or the same in all steps."""
         if v not in makers or v not in varies:
             return True
+        if is_constant(makers[v]):  # a derivative of the derivative must not pass either
+            return True
         is_shaped = traits_of(makers[v]).moves_at_most(Moves.PERMUTATION)
         return v not in moved and not is_shaped and keeps_its_shape(v, sizes)
 
@@ -107,6 +110,7 @@ def _selections(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.
     selected: set[ir.Value] = set()
     for node in nodes:
         picks = traits_of(node).moves is not None or (node.op_type in _CHEAP and node.domain == "")
+        picks = picks and not is_constant(node)
         if picks and all(v in selected or (v not in own and v not in states) or v not in varies for v in reads(node)):
             selected.update(node.outputs)
     return selected

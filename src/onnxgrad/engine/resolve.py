@@ -31,12 +31,16 @@ from onnxgrad.rules.rule import OWN, Rule, Zero
 CONSTANT = "onnxgrad.constant"
 
 
+def is_constant(node: ir.Node) -> bool:
+    """True if the metadata of `node` say that no derivative passes through it."""
+    metadata = properties(node)
+    return bool(metadata) and (CONSTANT in metadata or is_detached(node))
+
+
 def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
     """Return the rule that applies to `node` at the opset of the model; None if it has to be replaced."""
-    if (metadata := properties(node)) and CONSTANT in metadata:
-        return Zero(metadata[CONSTANT])
-    if metadata and is_detached(node):
-        return Zero("PyTorch detached it")
+    if is_constant(node):
+        return Zero(properties(node).get(CONSTANT, "PyTorch detached it"))
     if (noted := notes(node)) and OWN in noted:
         return noted[OWN]
     if (functions := builder.functions) is not None and node in functions:

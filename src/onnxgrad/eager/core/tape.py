@@ -199,7 +199,8 @@ def program(
         parents = [p for p in node.inputs if type(p) is Node]
         moves = not moving.isdisjoint(parents) or any(p.serial < since for p in parents)
         if (node.op is STOP and not stopped) or not moves:
-            if all(p in free or not carries_derivative(p.value) for p in parents):
+            is_constant = node.op is STOP and not exporting.get()
+            if is_constant or all(p in free or not carries_derivative(p.value) for p in parents):
                 free.add(node)
             continue
         refs = []
