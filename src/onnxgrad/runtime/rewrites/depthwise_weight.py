@@ -134,7 +134,8 @@ class _Correlations(Blocks):
         """Replace the match that ends in `node`.
 
         The images are laid one below the other, with as many rows of zeros between them as a window reaches over;
-        the cotangents likewise. Then one depthwise convolution has them all, and Σ over the batch is inside it.
+        the cotangents likewise. Then one depthwise convolution has them all, and Σ over the batch is inside it. Columns
+        of zeros are written, because the places that a convolution pads are computed one by one, each from all images.
         """
         (channels, height, width), (_, rows, columns) = found.sizes
         (stride, stride_across), (above, before), reach = found.strides, found.head, found.reach
@@ -142,18 +143,18 @@ class _Correlations(Blocks):
         pitch += -pitch % stride
         parts = channels // self.block
         operands = self.once(found.big, "operand"), self.once(found.small, "operand")
-        big = self.stack(operands[0], parts, (height, width), (above, pitch), (0, width), self.block)
+        line = (columns - 1) * stride_across + reach[1] + 1
+        big = self.stack(operands[0], parts, (height, width), (above, pitch), (before, line), self.block)
         small = self.stack(operands[1], parts, (rows, columns), (0, pitch // stride), (0, columns), self.block)
-        after = (columns - 1) * stride_across + reach[1] + 1 - before - width
         y = emit_blocked(
             self.b,
             "Conv",
-            self.view(big, 1, channels, -1, width),
+            self.view(big, 1, channels, -1, line),
             self.view(small, channels, 1, -1, columns),
             group=channels,
             strides=list(found.dilations),
             dilations=list(found.strides),
-            pads=[0, before, reach[0] + 1 - stride, after],
+            pads=[0, 0, reach[0] + 1 - stride, 0],
         )
         replace_value(self.view(self.unblock(y, channels), channels, 1, *found.taps), node.outputs[0])
 
