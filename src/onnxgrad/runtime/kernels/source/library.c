@@ -27,17 +27,14 @@ static void failing(OrtStatus **first, const OrtApi *table, OrtStatus *status) {
 /* Calls a function of the interface; what it fails with is what the call or the attributes `of` fail with. */
 #define ASK(of, function, ...) failing(&(of)->failed, (of)->table, (of)->table->function(__VA_ARGS__))
 
-float attribute_float(Attributes *from, const char *name) {
-  float value = 0;
-  ASK(from, KernelInfoGetAttribute_float, from->info, name, &value);
-  return value;
-}
-
-int64_t attribute_int(Attributes *from, const char *name) {
-  int64_t value = 0;
-  ASK(from, KernelInfoGetAttribute_int64, from->info, name, &value);
-  return value;
-}
+#define ATTRIBUTE(type, function, ask)                \
+  type function(Attributes *from, const char *name) { \
+    type value = 0;                                   \
+    ASK(from, ask, from->info, name, &value);         \
+    return value;                                     \
+  }
+ATTRIBUTE(float, attribute_float, KernelInfoGetAttribute_float)
+ATTRIBUTE(int64_t, attribute_int, KernelInfoGetAttribute_int64)
 
 size_t attribute_some_ints(Attributes *from, const char *name, int64_t *out, size_t most) {
   size_t size = most;
@@ -227,18 +224,10 @@ static int zero(const OrtCustomOp *op) { return (void)op, 0; }
 static int start_version(const OrtCustomOp *op) { return (void)op, 1; }
 static int end_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
 
-/* The first result is the first operand, in its memory. */
-static size_t aliases(int **operands, int **results) {
-  static int first[1];
-  *operands = *results = first;
-  return 1;
-}
-/* The second result may take the memory of the first operand. */
-static size_t replacements(int **operands, int **results) {
-  static int first[1], second[1] = {1};
-  *operands = first, *results = second;
-  return 1;
-}
+/* The first result is the first operand, in its memory; or the second result may take the memory of that. */
+static int places[] = {0, 1};
+static size_t aliases(int **operands, int **results) { return *operands = *results = places, 1; }
+static size_t replacements(int **operands, int **results) { return *operands = places, *results = places + 1, 1; }
 static void keep(int *operands, int *results) { (void)operands, (void)results; }
 
 static void destroy(void *kernel) {

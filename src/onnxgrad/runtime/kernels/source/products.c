@@ -13,7 +13,6 @@ enum {
   BAND = 480,      /* rows of the result that are computed together, at most */
   WIDTH = 512,     /* and columns */
   PIECE = 1 << 22, /* multiplications that are worth a thread */
-  PARTS = 16,      /* of a sum, at most */
   NARROW = 64,     /* rows that are read where they are: neighbours share a page */
   FEW = 4,         /* rows of an operand: to copy the other would take longer than the product */
 };
@@ -57,12 +56,10 @@ static void piece(void *data, int64_t index, float *space) {
       pack_panels(j->w + (j->right ? column * j->k + k : k * j->n + column), j->right ? 1 : j->n, j->right ? j->k : 1,
                   depth, columns, COLUMNS, space);
     }
-    if (j->left && j->m <= NARROW) {
-      p.a = j->x + k * j->m + row, p.down = 1, p.a_step[2] = j->m;
-    } else if (j->left) {
-      float *rest = space + (j->width + COLUMNS) * j->strip;
-      pack_panels(j->x + k * j->m + row, j->m, 1, depth, rows, ROWS, rest);
-      p.a = rest, p.down = 1, p.a_step[2] = ROWS, p.band = ROWS * depth;
+    if (j->left) p.a = j->x + k * j->m + row, p.down = 1, p.a_step[2] = j->m;
+    if (j->left && j->m > NARROW) {
+      pack_panels(p.a, j->m, 1, depth, rows, ROWS, space + (j->width + COLUMNS) * j->strip);
+      p.a = space + (j->width + COLUMNS) * j->strip, p.a_step[2] = ROWS, p.band = ROWS * depth;
     }
     if (k > first || j->adds)
       p.add = out, p.add_pitch = pitch;
@@ -79,7 +76,7 @@ static void divide(Job *j) {
   const double work = (double)j->m * (double)j->n * (double)j->k / PIECE;
   const int64_t wanted = work < (double)processors ? (int64_t)work + 1 : processors, longest = most(j->m, j->n);
   j->deep = 1;
-  while (!j->bias && !j->relu && !j->then && j->deep < PARTS && j->k / 4 / j->deep / j->deep >= longest) j->deep *= 2;
+  while (!j->bias && !j->relu && !j->then && j->k / 4 / j->deep / j->deep >= longest) j->deep *= 2;
   j->down = quotient(j->m, BAND), j->across = quotient(j->n, WIDTH);
   for (int64_t all; all = j->down * j->across * j->deep, all % wanted && all < 2 * wanted;) {
     const int64_t band = j->m / j->down, width = j->n / j->across;

@@ -142,8 +142,7 @@ static void cross_entropy(Call *call, const void *settings) {
     checked[i] = ignored ? -1 : label;
     if (!ignored) total += j.weights ? j.weights[label] : 1;
   }
-  Shape scalar = {.rank = 0};
-  float *loss = output(call, 0, s->reduction == NONE ? &labels : &scalar);
+  float *loss = output(call, 0, s->reduction == NONE ? &labels : &(Shape){.rank = 0});
   j.out = output(call, 1, &x);
   if (loss) j.losses = s->reduction == NONE ? loss : scratch(call, rows, sizeof(float));
   if (call->failed) return;
