@@ -72,6 +72,19 @@ def test_what_no_node_reads_is_left_out_without_a_word(floats, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("calibration", ["entropy", "percentile"])
+def test_histograms_of_any_number_of_rows(floats, calibration, capsys):
+    """The last batch may be smaller than the others; equal rows in two batches have the scales of one."""
+    some = {name: array[:33] for name, array in DATA.items()}
+    assert len(stored(quantize(floats, some, calibration=calibration))) > len(stored(floats))
+    first = {name: array[:32] for name, array in DATA.items()}
+    twice = {name: np.concatenate([array, array]) for name, array in first.items()}
+    once, again = (stored(quantize(floats, data, calibration=calibration)) for data in (first, twice))
+    for name, array in once.items():
+        np.testing.assert_array_equal(array, again[name])
+    assert capsys.readouterr().out == ""
+
+
 @pytest.fixture(scope="module")
 def integers():
     """A product of integers as `quantize_dynamic` writes it."""

@@ -300,12 +300,12 @@ class Data:
         else:
             yield from self._generate(size, order, start, part, 1, None)
 
-    def first_batches(self, rows: int) -> Iterator[dict[str, np.ndarray]]:
-        """Batches of the first `rows` rows, in arrays of their own; where the model fixes their size, all are whole.
+    def first_batches(self, rows: int, size: int = 32) -> Iterator[dict[str, np.ndarray]]:
+        """Batches of `size` of the first `rows` rows, in arrays of their own; where the model fixes their size, all are whole.
 
         The last of whole batches is filled up with the first rows again.
         """
-        count, size = min(rows, len(self)), self.fixed or 32
+        count, size = min(rows, len(self)), self.fixed or size
         if self.fixed:
             count = -(-count // size) * size
         for batch in self.batches(size, np.arange(count) % len(self)):

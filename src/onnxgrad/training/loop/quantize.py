@@ -91,7 +91,9 @@ def quantized(
         raise BadInput(f"activations are calibrated over at least 1 row, not {rows}")
     opened = opened_floats(model)
     fed = open_rows(opened, data, preparation, task)
-    found = place_quantizers(opened, scheme, fed.first_batches(rows))
+    # ONNX Runtime makes histograms only of batches that are alike
+    batches = fed.first_batches(rows) if scheme.calibration == "minmax" else fed.first_batches(rows, rows)
+    found = place_quantizers(opened, scheme, batches)
     if scheme.rounding == "learned":
         learn_rounding(found, fed.first_batches(rows))
     return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
+import io
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -238,12 +239,13 @@ def _raise_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Suppress the quantizer's logs and its configuration of logging."""
+    """Suppress what the quantizer prints and logs, and its configuration of logging."""
     root, before = logging.getLogger(), logging.root.manager.disable
     handlers, level = list(root.handlers), root.level
     logging.disable(logging.ERROR)
     try:
-        yield
+        with redirect_stdout(io.StringIO()):
+            yield
     finally:
         logging.disable(before)
         root.handlers[:] = handlers
