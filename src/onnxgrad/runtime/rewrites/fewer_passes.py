@@ -84,13 +84,19 @@ def _dims(value: ir.Value) -> tuple[int | ir.SymbolicDim, ...] | None:
     return None if value.shape is None else value.shape.dims
 
 
+def _is_plain_loss(node: ir.Node) -> bool:
+    """True for a loss of all rows, with equal weights."""
+    is_loss = is_op(node, "SoftmaxCrossEntropyLoss") and "ignore_index" not in node.attributes
+    return is_loss and (len(node.inputs) < 3 or node.inputs[2] is None)
+
+
 def _is_loss_of_rows(node: ir.Node) -> bool:
-    return is_op(node, "SoftmaxCrossEntropyLoss") and rank(node.inputs[0]) == 2
+    return _is_plain_loss(node) and rank(node.inputs[0]) == 2
 
 
 def _short_axis(node: ir.Node) -> int | None:
     """The short axis, not the first, before long ones along which `node` has a softmax; None for other nodes."""
-    if not is_op(node, ("Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss")):
+    if not (is_op(node, ("Softmax", "LogSoftmax")) or _is_plain_loss(node)):
         return None
     x = not_none(node.inputs[0])
     dims = _dims(x)
@@ -118,7 +124,26 @@ def _write_softmax(b: Builder, node: ir.Node) -> tuple[Var, ...]:
         log_p = shifted - b.Log(total)
     if node.op_type == "LogSoftmax":
         return (log_p,)
-    return b.NegativeLogLikelihoodLoss(log_p, *node.inputs[1:], **node.attributes), log_p
+    return _write_loss(b, node, log_p), log_p
+
+
+def _write_loss(b: Builder, node: ir.Node, log_p: Var) -> Var:
+    """The loss, from the logarithms that its cotangent picks as well: a wrong label fails before any update."""
+    labels = not_none(node.inputs[1])
+    picked = b.GatherElements(log_p, b.Unsqueeze(labels, [1]), axis=1)
+    readers = node.outputs[1].uses() if len(node.outputs) > 1 else ()
+    for reader in {reader for reader, _ in readers if is_op(reader, "GatherElements")}:
+        places = producer(reader.inputs[1], "Unsqueeze")
+        axes = None if places is None else constant(places.inputs[1])
+        if axes is None or axes.tolist() != [1] or reader.attributes.get_int("axis", 0) != 1:
+            continue
+        if not_none(places).inputs[0] is labels and reader.inputs[0] is node.outputs[1]:
+            replace_value(picked, reader.outputs[0])
+    losses = -b.Squeeze(picked, [1])
+    reduction = node.attributes.get_string("reduction", "mean")
+    if reduction == "none":
+        return losses
+    return b.ReduceMean(losses, keepdims=0) if reduction == "mean" else b.ReduceSum(losses, keepdims=0)
 
 
 def _write(b: Builder) -> int:
