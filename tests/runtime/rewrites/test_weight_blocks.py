@@ -29,6 +29,13 @@ SITES = {
     "strides that leave pixels over": (2 * B, B, (38, 29), (3, 3), {"strides": [3, 2], "pads": [0, 1, 0, 0]}),
     "rows dilated": (B, 2 * B, (14, 13), (3, 3), {"pads": [2, 1, 2, 1], "dilations": [2, 1]}),
 }
+#: Images that are cut into strips.
+LARGE = {
+    "two strips": (B, 4 * B, (64, 65), (3, 3), {"pads": [1, 1, 1, 1]}),
+    "three strips": (2 * B, 2 * B, (93, 98), (3, 3), {"pads": [1, 1, 1, 1]}),
+    "lopsided strips": (B, 4 * B, (69, 66), (5, 3), {"pads": [0, 2, 3, 0]}),
+    "rows of strips dilated": (B, 4 * B, (68, 65), (3, 3), {"pads": [0, 1, 0, 1], "dilations": [2, 1]}),
+}
 #: No place for the rewrite.
 OTHERS = {
     "no block of the kernel": (B + 1, B + 1, (12, 13), (3, 3), {"pads": [1, 1, 1, 1]}),
@@ -78,6 +85,27 @@ def test_same_numbers(name, images):
     model = _model(SITES[name])
     assert _correlations(model) == 1
     _agree(model, images)
+
+
+@pytest.mark.parametrize("images", [1, 5])
+@pytest.mark.parametrize("batch", ["N", None])
+@pytest.mark.parametrize("name", LARGE)
+def test_strips_of_large_images(name, batch, images):
+    """Every strip has the rows that its windows reach; images of a prime height stay whole."""
+    model = _model(LARGE[name], batch or images)
+    changed = passed(("weight_blocks",), model).graph
+    assert any(n.op_type == "Gather" for n in changed)
+    _agree(model, images)
+    inner, outer, (height, width), *rest = LARGE[name]
+    whole = _model((inner, outer, (height + 67 - _rows(LARGE[name]), width), *rest))
+    assert not any(n.op_type == "Gather" for n in passed(("weight_blocks",), whole).graph)
+
+
+def _rows(site):
+    """The rows of a result."""
+    _, _, (height, _), (taps, _), attributes = site
+    (above, _, below, _), (dilation, _) = attributes["pads"], attributes.get("dilations", (1, 1))
+    return height + above + below - (taps - 1) * dilation
 
 
 @pytest.mark.parametrize("name", OTHERS)
