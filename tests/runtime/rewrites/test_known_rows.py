@@ -128,3 +128,32 @@ def test_an_id_beyond_the_table_is_still_an_error():
     session = Session(model, Options(threads=1, target="portable"))
     with pytest.raises(BadInput):
         session.run({"table": np.zeros((89, 8), np.float32), "rows": np.zeros((90, 8), np.float32)})
+
+
+@pytest.mark.parametrize("reduction", ["add", "none"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("changed", [0, 1], ids=["whole rows", "one number elsewhere"])
+def test_constant_indices_of_all_numbers(changed, axis, reduction):
+    """PyTorch's newer exporter folds the Expand of constant ids."""
+    rng = np.random.default_rng(3)
+    index = np.repeat(_FEW[:, None], 8, 1)
+    index[-1, -1] = (index[-1, -1] + changed) % 7 if changed else index[-1, -1]
+    index = index.T.copy() if axis else index
+    table = np.zeros((8, 7) if axis else (7, 8), np.float32)
+    model = _model(ids=_FEW, table=table.shape, rows=index.shape, axis=axis)
+    scatter = next(n for n in model.graph if n.op_type == "ScatterElements")
+    scatter.attributes["reduction"] = ir.AttrString("reduction", reduction)
+    value = ir.Value(name="all_ids", const_value=ir.tensor(index))
+    value.shape, value.type = ir.Shape(index.shape), ir.TensorType(ir.DataType.INT64)
+    model.graph.register_initializer(value)
+    scatter.replace_input_with(1, value)
+    assert bool(_scatters(model)) == bool(changed or (axis and reduction == "none"))
+    feeds = {"rows": rng.integers(-9, 9, index.shape).astype(np.float32), "table": table}
+    wanted = np.zeros_like(table)
+    for place in np.ndindex(*index.shape):
+        at = list(place)
+        at[axis] = index[place]
+        kept = wanted[tuple(at)] if reduction == "add" else 0
+        wanted[tuple(at)] = kept + feeds["rows"][place]
+    found = Session(model, Options(threads=1, target="portable")).run(feeds)["y"]
+    np.testing.assert_array_equal(found, wanted)

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import is_op, is_zero
+from onnxgrad.ir.match import constant, is_op, is_zero
 from onnxgrad.runtime.rewrites.rewrite import NodeRule, constant_ids, match_repeated, rewrite_results, same_but
 
 #: Fewer rows are added up soon enough.
@@ -53,7 +53,7 @@ class _Known:
         if shape is None or len(shape) < 2 or len(rows.shape) != len(shape):
             return None
         axis = node.attributes.get_int("axis", 0) % len(shape)
-        ids = constant_ids(match_repeated(indices, len(shape), axis))
+        ids = _repeated_ids(indices, len(shape), axis)
         size = shape[axis]
         others = same_but(axis, shape, rows.shape)
         if ids is None or others is None or not _FEWEST <= len(ids) == rows.shape[axis]:
@@ -67,6 +67,16 @@ class _Known:
         found = cls(table, rows, ids % high, axis, dims, reduction == "add")
         fits = len(set(np.bincount(found.ids))) <= _MOST_COUNTS if found.adds else axis == 0
         return found if fits else None
+
+
+def _repeated_ids(indices: ir.Value | None, rank: int, axis: int) -> np.ndarray | None:
+    """The constant ids that `indices`, of `rank` axes, repeats along all axes but `axis`; None if it does not."""
+    ids = constant_ids(match_repeated(indices, rank, axis))
+    whole = constant(indices) if ids is None else None
+    if whole is None or whole.ndim != rank or whole.dtype.kind != "i" or not whole.size:
+        return ids
+    first = np.moveaxis(whole, axis, 0).reshape(whole.shape[axis], -1)
+    return first[:, 0].astype(np.int64) if (first == first[:, :1]).all() else None
 
 
 def _sums(b: Builder, found: _Known) -> Var:
