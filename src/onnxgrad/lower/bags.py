@@ -88,7 +88,7 @@ def _sliced_rows(node: ir.Node, loop: ir.Node, number: ir.Value) -> ir.Value | N
     flat, first, last, *rest = node.inputs
     reshaped = producer(flat, "Reshape")
     matrix = None if reshaped is None or not _is_all([-1], reshaped.inputs[1]) else reshaped.inputs[0]
-    offsets, ends = _picked(first, number), _picked(last, number)
+    offsets, ends = _find_vector(first, number), _find_vector(last, number)
     if matrix is None or matrix.shape is None or len(matrix.shape) != 2 or offsets is None or ends is None:
         return None
     if not all(_is_all([default], v) for v, default in zip(rest, (0, 1)) if v is not None):
@@ -103,7 +103,7 @@ def _sliced_rows(node: ir.Node, loop: ir.Node, number: ir.Value) -> ir.Value | N
     return matrix if follow and _counts(loop.inputs[0], ends, matrix.shape[0]) else None
 
 
-def _picked(value: ir.Value | None, number: ir.Value) -> ir.Value | None:
+def _find_vector(value: ir.Value | None, number: ir.Value) -> ir.Value | None:
     """The vector whose element of the number of the step `value` is, with an axis of one element."""
     axis = producer(value, "Unsqueeze")
     gather = None if axis is None else producer(axis.inputs[0], "Gather")
