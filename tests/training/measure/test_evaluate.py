@@ -250,5 +250,5 @@ def test_labels_that_are_missing_are_left_out(form):
         evaluate(model(classes=names), source)
     whole = {"x": X, "labels": labels}
     assert as_json(evaluate(model(), whole, missing="drop")) == as_json(evaluate(model(), whole))
-    with pytest.raises(BadInput, match="every row has a missing value"):
+    with pytest.raises(BadInput, match="every row of the data has a missing value"):
         evaluate(model(), {"x": X, "labels": np.full(25, np.nan)}, missing="drop")

@@ -301,9 +301,9 @@ class Data:
             yield from self._generate(size, order, start, part, 1, None)
 
     def first_batches(self, rows: int, size: int = 32) -> Iterator[dict[str, np.ndarray]]:
-        """Batches of `size` of the first `rows` rows, in arrays of their own; where the model fixes their size, all are whole.
+        """Batches of `size` of the first `rows` rows, in arrays of their own.
 
-        The last of whole batches is filled up with the first rows again.
+        Where the model fixes their size, all are whole: the last one is filled up with the first rows again.
         """
         count, size = min(rows, len(self)), self.fixed or size
         if self.fixed:

@@ -28,6 +28,7 @@ from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.batches import Data
 from onnxgrad.training.data.column_fit import MixedColumn, TableSettings
+from onnxgrad.training.data.dropped_rows import NoRowsLeft
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.items import chunks, open_items
 from onnxgrad.training.data.labels import ClassColumn
@@ -37,7 +38,7 @@ from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.shards import Shards
 from onnxgrad.training.data.sources import open_data
 from onnxgrad.training.data.text import Tokens
-from onnxgrad.training.data.wide import Joining, NoRowsLeft, fit_parts
+from onnxgrad.training.data.wide import Joining, fit_parts
 
 Batch = dict[str, np.ndarray]
 

@@ -11,26 +11,21 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data.column_fit import SAMPLE, ColumnFit, TableSettings
-from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Ragged, Unusable
-from onnxgrad.training.data.fields import LABELS, Field
+from onnxgrad.training.data.columns import Column, Columns, Dense, Features
+from onnxgrad.training.data.dropped_rows import DroppedRows
+from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.images import Pictures
-from onnxgrad.training.data.labels import missing_labels
-from onnxgrad.training.data.raw_columns import raw_column, raw_columns
+from onnxgrad.training.data.raw_columns import raw_columns
 from onnxgrad.training.data.table import Table
 from onnxgrad.wording import is_number, name_list, no_number, type_text
 
 _HINT = "\n  hint: --categories onehot (in Python categories='onehot') makes numbers of text, codes and dates"
 _NUMBERED = re.compile(r"(.*?)(\d+)")
-
-
-class NoRowsLeft(BadInput):
-    """Every row has a missing value."""
 
 
 class Joined(Column):
@@ -101,6 +96,8 @@ def join_columns(
     if tables.settings is not None and tables.settings.missing:
         drop = DroppedRows(tables.settings.missing)
         kept = drop.find_kept(columns, wanted, tables.labels)
+        if kept is not None and not len(kept):
+            raise drop.none_left(source)
         notes = [] if tables.settings.is_counted else drop.notes(source)
     for name, features in wanted.items():
         for called in features.names:
@@ -115,8 +112,6 @@ def join_columns(
         made[name].features = features
     if kept is not None:
         left = {n: c.select_in_memory(kept) for n, c in left.items()}
-        if not len(kept):
-            raise NoRowsLeft(f"every row of {source} has a missing value, so --missing drop leaves none")
     return Columns({**left, **made}, source, True, notes)
 
 
@@ -148,78 +143,13 @@ def fit_parts(
                 fits[name] = [ColumnFit(called, tables.settings, SAMPLE) for called in features[name].names]
             for fit in fits[name]:
                 fit.add(raws[name][fit.name])
+    if drop.rows and drop.gone == drop.rows:
+        raise drop.none_left(source)
     for name, own in fits.items():
         table = Table.fit(own, tables.settings, name in tables.whole, name)
         features[name] = replace(features[name], table=table)
     notes = [fit.note for own in fits.values() for fit in own if fit.note]
     return {n: f for n, f in features.items() if n in inputs and n not in tables.labels}, [*drop.notes(source), *notes]
-
-
-class DroppedRows:
-    """Rows that are left out, as the labels or a column that feeds an input lack a value; and their number.
-
-    Args:
-        missing: see `TableSettings`; other ways than "drop" fill the columns in, and only labels are needed.
-    """
-
-    def __init__(self, missing: str = "drop") -> None:
-        self.missing = missing
-        self.rows = self.gone = self.unlabelled = 0
-
-    def find_kept(
-        self, columns: Mapping[str, Column], wanted: Mapping[str, Features], labels: Collection[str]
-    ) -> np.ndarray | None:
-        """The other rows of `columns`; None where no column feeds an input, or holds labels.
-
-        Args:
-            columns: by name.
-            wanted: those that feed an input.
-            labels: the inputs of the loss.
-        """
-        fed = [f.names for n, f in wanted.items() if n not in labels and self.missing == "drop"]
-        raws = [raw_columns(columns, names) for names in fed]
-        gone = [raw.missing for own in raws for raw in own.values()]
-        unlabelled = [_unlabelled(columns[n], n) for n in _label_columns(columns, wanted, labels)]
-        if len({len(each) for each in [*gone, *unlabelled]}) != 1:  # none, or sizes that are refused later
-            return None
-        left_out = np.any([*gone, *unlabelled], axis=0)
-        self.rows += len(left_out)
-        self.gone += int(left_out.sum())
-        self.unlabelled += int(np.any(unlabelled, axis=0).sum()) if unlabelled else 0
-        return np.flatnonzero(~left_out)
-
-    def notes(self, source: str) -> list[str]:
-        """A line with the number of these rows, if there are any."""
-        if not self.gone:
-            return []
-        labels = f", {self.unlabelled:,} of them without a label" if self.unlabelled else ""
-        return [f"{self.gone:,} of {self.rows:,} rows of {source} lack a value and are left out{labels}"]
-
-
-def _label_columns(columns: Mapping[str, Column], wanted: Mapping[str, Features], labels: Collection[str]) -> list[str]:
-    """The columns of labels: those that feed an input of the loss, or will be matched to it (see `fields.match`)."""
-    used = {called for features in wanted.values() for called in features.names}
-    left = [n for n in columns if n not in used]
-    found = [n for n in left if n in labels]
-    others = [n for n in left if n not in found]
-    if len([n for n in labels if n not in found and n not in wanted]) == 1:
-        named = [n for n in others if n.lower() in LABELS]
-        found += named if len(named) == 1 else others if len(others) == 1 else []
-    return [*found, *(called for n, f in wanted.items() if n in labels for called in f.names)]
-
-
-def _unlabelled(column: Column, name: str) -> np.ndarray:
-    """True for rows of labels without a value; false for those that are not in memory, as pictures."""
-    found: Any = column.array
-    if isinstance(column, Unusable):
-        found = raw_column(column, name).values
-    elif isinstance(column, (Dense, Items, Ragged)) and found is None:
-        found = column.take(np.arange(len(column)), Field(name, np.dtype(np.float64), ()))
-    if found is None:
-        return np.zeros(len(column), bool)
-    if isinstance(found, list):
-        return np.array([missing_labels(np.asarray(row)).any() for row in found])
-    return np.any(missing_labels(np.asarray(found)).reshape(len(column), -1), axis=1)
 
 
 def complete_rows(
@@ -243,7 +173,7 @@ def complete_rows(
     if (kept := drop.find_kept(columns, wanted, labels)) is None or not drop.gone:
         return dict(columns)
     if not len(kept):
-        raise NoRowsLeft("every row has a missing value, so --missing drop leaves none")
+        raise drop.none_left("the data")
     fed = [called for n, f in wanted.items() if n not in labels for called in f.names]
     raws = raw_columns(columns, [n for n in fed if not isinstance(columns[n], Pictures)])
     some = {n: c.select_in_memory(kept) for n, c in columns.items() if n not in raws}

@@ -17,8 +17,9 @@ from onnxgrad.training.data import open_data
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column, Columns
+from onnxgrad.training.data.dropped_rows import DroppedRows
 from onnxgrad.training.data.items import example_rows, is_stream
-from onnxgrad.training.data.wide import DroppedRows, complete_rows
+from onnxgrad.training.data.wide import complete_rows
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import open_task
 from onnxgrad.training.graph.class_labels import class_names

@@ -16,6 +16,7 @@ from onnxgrad.runtime import Options
 from onnxgrad.settings import read_recipes, takes
 from onnxgrad.training.data import Data, Field, open_data
 from onnxgrad.training.data.columns import Column, Columns, Features, single_array
+from onnxgrad.training.data.dropped_rows import DroppedRows
 from onnxgrad.training.data.fields import INPUTS, LABELS, check_labels
 from onnxgrad.training.data.items import named_source
 from onnxgrad.training.data.labels import check_count, class_column, numbered
@@ -23,7 +24,7 @@ from onnxgrad.training.data.masks import Masks, choose_classes, mask_field
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import LabelledRowsRecipe, PreparationRecipe
 from onnxgrad.training.data.sources import source_name
-from onnxgrad.training.data.wide import DroppedRows, complete_rows
+from onnxgrad.training.data.wide import complete_rows
 from onnxgrad.training.detection.predict import Detector
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.graph.class_labels import class_names, label_output
