@@ -17,7 +17,6 @@ from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import dependents, prune
 from onnxgrad.ir.match import Dim, is_op, not_none
 from onnxgrad.ir.names import Names
-from onnxgrad.ir.notes import properties
 from onnxgrad.ir.shapes import same_dim
 
 #: Operators that a block must share with its backward pass; without one, removal saves little.
@@ -111,8 +110,6 @@ def _merge_nodes(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value],
     for inner in missing:
         again = copies.unnamed(inner)
         again.name = names.fresh("row")
-        if metadata := properties(inner):
-            again.metadata_props.update(metadata)
         for old, new in zip(inner.outputs, again.outputs):
             new.name = names.fresh(old.name or "row")
         body.append(again)

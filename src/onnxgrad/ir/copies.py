@@ -94,7 +94,10 @@ class Copies:
         return _copy_notes(made, node)
 
     def unnamed(self, node: ir.Node) -> ir.Node:
-        """A copy of `node`, in no graph yet, to be named by a builder; results have the types of the originals."""
+        """A copy of `node`, in no graph yet, to be named by a builder; results have the types of the originals.
+
+        It has the metadata of `node`, which may say that no derivative passes it, but no notes of this process.
+        """
         values = self.values
         made = ir.Node(
             node.domain,
@@ -107,6 +110,8 @@ class Copies:
         for old, new in zip(node.outputs, made.outputs):
             new.type, new.shape = old.type, old.shape
             values[old] = new
+        if metadata := properties(node):
+            made.metadata_props.update(metadata)
         return made
 
     def attributes(self, node: ir.Node) -> list[ir.Attr]:

@@ -89,6 +89,19 @@ def test_a_linear_model_is_solved_in_one_step_without_damping():
     np.testing.assert_allclose(np.r_[trainer.state()["w"], trainer.state()["b"][None]], want, rtol=1e-6, atol=1e-8)
 
 
+def test_no_derivative_passes_what_is_held_constant():
+    """y = x·w + c, where c = x·w is held constant, as by detach(): dy/dw = x, not 2·x."""
+    nodes = [onnx.helper.make_node(*n) for n in (
+        ("MatMul", ["x", "w"], ["p"]), ("Identity", ["p"], ["c"]), ("Add", ["p", "c"], ["y"]))]  # fmt: skip
+    nodes[1].metadata_props.add(key="onnxgrad.constant", value="detached")
+    source = model(nodes, [value("x", ["N", 3], 11)], [value("y", ["N", 2], 11)], {"w": np.full((3, 2), 0.25)})
+    trainer = Trainer(source, loss="mse", optimizer="lm:damping=0,tolerance=1e-9")
+    trainer.fit({"x": X, "labels": Y}, epochs=1, batch_size=20)
+    start = np.full((3, 2), 0.25)
+    want = start + np.linalg.lstsq(X, Y - 2 * X @ start, rcond=None)[0]
+    np.testing.assert_allclose(trainer.state()["w"], want, rtol=1e-6, atol=1e-8)
+
+
 def test_a_step_that_does_not_help_is_not_taken():
     before = flattened(weights_of(NET))
     ((after, _, state),) = steps("lm", 1, learning_rate=1e4)
