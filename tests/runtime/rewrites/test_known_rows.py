@@ -15,7 +15,7 @@ _FEW = np.random.default_rng(0).integers(-7, 7, 90)  # of seven places, about th
 _ONCE = np.random.default_rng(1).permutation(100)[:80]
 
 
-def _model(ids, table, rows, axis=0, reduction="add", start="zeros", dtype="float", constant=True):
+def _model(ids, table, rows, axis=0, reduction="add", start="zeros", dtype="float", constant=True, squeezed=False):
     """`table` (zeros, or an input) with `rows` added at `ids` along `axis`."""
     column = [1] * len(rows)
     column[axis] = len(ids)
@@ -23,6 +23,9 @@ def _model(ids, table, rows, axis=0, reduction="add", start="zeros", dtype="floa
     shape = ", ".join(map(str, column))
     given = "" if constant else f", int64[{shape}] ids"
     made = f"ids = Constant <value = int64[{shape}] {{{numbers}}}> ()" if constant else "unread = Identity(ids)"
+    if squeezed:  # as the index of a GatherND of rows
+        pairs = f"pairs = Constant <value = int64[{shape}, 1] {{{numbers}}}> ()"
+        made = f"{pairs} last = Constant <value = int64[1] {{-1}}> () ids = Squeeze (pairs, last)"
     text = f"""
     <ir_version: 10, opset_import: ["" : 20]>
     g ({dtype}[{", ".join(map(str, table))}] table, {dtype}[{", ".join(map(str, rows))}] rows{given})
@@ -65,6 +68,7 @@ _CASES = {
     "a table of any size": {"ids": _FEW % 7, "table": ("V", 8), "rows": (90, 8)},
     "a table of any size where nothing meets": {"ids": _ONCE, "table": ("V", 8), "rows": (80, 8)},
     "a table of any size, the last stays": {"ids": _FEW % 7, "table": ("V", 8), "rows": (90, 8), "reduction": "none"},
+    "ids of a GatherND": {"ids": _FEW, "table": (7, "N", 8), "rows": (90, "N", 8), "squeezed": True},
     "float64": {"ids": _FEW, "table": (7, 8), "rows": (90, 8), "dtype": "double"},
 }
 

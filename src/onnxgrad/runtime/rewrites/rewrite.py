@@ -193,7 +193,7 @@ def match_repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value |
 
 def constant_ids(column: ir.Value | None) -> np.ndarray | None:
     """The constant integers of `column`, of any shape, as a vector."""
-    while (reshaped := producer(column, ("Reshape", "Unsqueeze"))) is not None:
+    while (reshaped := producer(column, ("Reshape", "Squeeze", "Unsqueeze"))) is not None:
         column = reshaped.inputs[0]
     ids = constant(column)
     return None if ids is None or ids.dtype.kind != "i" else ids.reshape(-1).astype(np.int64)
