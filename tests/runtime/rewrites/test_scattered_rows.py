@@ -37,7 +37,7 @@ def _run(derived, ids, how, row=(4,)):
     return session.run({k: v for k, v in feeds.items() if k in session.inputs}, [output])[output]
 
 
-@pytest.mark.parametrize("table", [(5, 4), ("V", 4), (5, 4, 2), ("V", 3, 2)])
+@pytest.mark.parametrize("table", [(5, 4), ("V", 4), (5, 4, 2), ("V", 3, 2), (5, 17), (5, 1)])
 @pytest.mark.parametrize("ids", [[[0, 1, 2]], [[4, 4, 4], [0, 4, -1]], [[-5, -1, 0]], np.zeros((0, 3), int)])
 def test_same_numbers(ids, table):
     derived = _embedding(table)

@@ -2,7 +2,8 @@
 
 ScatterElements increments a counter for every axis and looks up the index of each number. On a tensor of one axis there
 is one counter, and each number takes two thirds of the time. The row indices become element indices, id·width + column,
-also for ids that count from the end.
+also for ids that count from the end. Numbers of narrow rows are added column by column, since a short row plus a column
+takes long: at a width of 2 that takes a third of the time. A place gets its numbers in the same order.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.match import is_op, producer
 from onnxgrad.runtime.rewrites.rewrite import NodeRule, match_repeated, rewrite_results, same_but
+
+#: Wider rows are added one after the other.
+_MOST_COLUMNS = 16
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,13 @@ class _Rows:
 
 def _write(b: Builder, found: _Rows) -> Var:
     width = int(np.prod(found.dims))
-    numbers = b.reshape(found.ids, [-1, 1]) * [width] + np.arange(width)[None]
-    flat = [b.reshape(v, [-1]) for v in (found.table, numbers, found.rows)]
+    rows = b.var(found.rows)
+    if 1 < width <= _MOST_COLUMNS:
+        rows = b.Transpose(b.reshape(rows, [-1, width]), perm=[1, 0])
+        numbers = b.reshape(found.ids, [1, -1]) * [width] + np.arange(width)[:, None]
+    else:
+        numbers = b.reshape(found.ids, [-1, 1]) * [width] + np.arange(width)[None]
+    flat = [b.reshape(v, [-1]) for v in (found.table, numbers, rows)]
     return b.reshape(b.ScatterElements(*flat, axis=0, reduction="add"), [-1, *found.dims])
 
 
