@@ -90,15 +90,16 @@ def test_a_linear_model_is_solved_in_one_step_without_damping():
 
 
 def test_no_derivative_passes_what_is_held_constant():
-    """y = x·w + c, where c = x·w is held constant, as by detach(): dy/dw = x, not 2·x."""
-    nodes = [onnx.helper.make_node(*n) for n in (
-        ("MatMul", ["x", "w"], ["p"]), ("Identity", ["p"], ["c"]), ("Add", ["p", "c"], ["y"]))]  # fmt: skip
-    nodes[1].metadata_props.add(key="onnxgrad.constant", value="detached")
+    """y = x·w + c, where c = x·w/2 is held constant, as by detach(): dy/dw = x, not 1.5·x."""
+    half = onnx.helper.make_node("Constant", [], ["half"], value=numpy_helper.from_array(np.array(0.5)))
+    nodes = [half, *(onnx.helper.make_node(*n) for n in (
+        ("MatMul", ["x", "w"], ["p"]), ("Mul", ["p", "half"], ["c"]), ("Add", ["p", "c"], ["y"])))]  # fmt: skip
+    nodes[2].metadata_props.add(key="onnxgrad.constant", value="detached")
     source = model(nodes, [value("x", ["N", 3], 11)], [value("y", ["N", 2], 11)], {"w": np.full((3, 2), 0.25)})
     trainer = Trainer(source, loss="mse", optimizer="lm:damping=0,tolerance=1e-9")
     trainer.fit({"x": X, "labels": Y}, epochs=1, batch_size=20)
     start = np.full((3, 2), 0.25)
-    want = start + np.linalg.lstsq(X, Y - 2 * X @ start, rcond=None)[0]
+    want = start + np.linalg.lstsq(X, Y - 1.5 * X @ start, rcond=None)[0]
     np.testing.assert_allclose(trainer.state()["w"], want, rtol=1e-6, atol=1e-8)
 
 
