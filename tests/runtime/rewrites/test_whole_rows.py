@@ -104,7 +104,51 @@ def test_rows_picked_from_picked_rows(second, gathers):
             session.run({"x": x})
 
 
+_ND = "a = Transpose <perm = [1, 0, 2]> (x) b = GatherND (a, ids) y = Transpose <perm = [1, 0, 2]> (b)"
+_TURNED = "a = Transpose <perm = [2, 0, 1, 3]> (x) b = GatherND (a, ids) y = Transpose <perm = [1, 2, 0, 3]> (b)"
+_NEARLY = "a = Transpose <perm = [1, 0, 2]> (x) b = GatherND (a, ids) y = Transpose <perm = [2, 0, 1]> (b)"
+_LAST = "a = Transpose <perm = [2, 0, 1]> (x) b = GatherND (a, ids) y = Transpose <perm = [1, 2, 0]> (b)"
+_KEPT = _ND.replace("y =", "c =") + " d = Neg (b) e = Transpose <perm = [1, 0, 2]> (d) y = Add (c, e)"
+_PICKED = {
+    "rows": ("float[9, 6] x, int64[M, 1]", "float[M, 6]", "y = GatherND (x, ids)", ["Squeeze", "Gather"]),
+    "numbers": ("double[9] x, int64[5, M, 1]", "double[5, M]", "y = GatherND (x, ids)", ["Squeeze", "Gather"]),
+    "one row": ("bool[9, 2] x, int64[1]", "bool[2]", "y = GatherND (x, ids)", ["Squeeze", "Gather"]),
+    "an inner axis": ("float[N, 9, 2] x, int64[M, 1]", "float[N, M, 2]", _ND, ["Squeeze", "Gather"]),
+    "of four": ("float16[2, N, 9, 3] x, int64[M, 1]", "float16[2, N, M, 3]", _TURNED, ["Squeeze", "Gather"]),
+    "another order": (
+        "float[N, 9, 2] x, int64[M, 1]", "float[2, M, N]", _NEARLY, ["Transpose", "Squeeze", "Gather", "Transpose"],
+    ),
+    "the last axis": (
+        "float[N, 2, 9] x, int64[M, 1]", "float[N, 2, M]", _LAST, ["Transpose", "Squeeze", "Gather", "Transpose"],
+    ),
+    "an inner axis, read twice": (
+        "float[N, 9, 2] x, int64[M, 1]", "float[N, M, 2]", _KEPT,
+        ["Transpose", "Squeeze", "Gather", "Transpose", "Neg", "Transpose", "Add"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [4, 0])
+@pytest.mark.parametrize("case", _PICKED.values(), ids=_PICKED)
+def test_rows_picked_by_gather_nd(case, count):
+    inputs, output, body, operators = case
+    model = _model(f"{inputs} ids", output, body)
+    assert _ops(model) == operators
+    free, rng = {"N": 3, "M": count}, np.random.default_rng(0)
+    shapes = {v.name: [d if isinstance(d, int) else free[d.value] for d in v.shape] for v in model.graph.inputs}
+    x = rng.standard_normal(shapes["x"]).astype(model.graph.inputs[0].dtype.numpy())
+    feeds = {"x": x, "ids": rng.integers(-9, 9, shapes["ids"])}
+    y, plain = (Session(model, Options(layout=how, threads=1)).run(feeds)["y"] for how in ("auto", "plain"))
+    np.testing.assert_array_equal(y, plain)
+    if feeds["ids"].size:
+        with pytest.raises(BadInput):
+            Session(model, Options(threads=1)).run(feeds | {"ids": feeds["ids"] * 0 - 10})
+
+
 _OTHERS = {
+    "rows of batches": ("float[2, 9, 6] x, int64[2, 1] i", "float[2, 6]", "y = GatherND <batch_dims = 1> (x, i)"),
+    "numbers of rows": ("float[9, 6] x, int64[5, 2] i", "float[5]", "y = GatherND (x, i)"),
+    "of any depth": ("float[9, 6] x, int64[5, D] i", "float[5, M]", "y = GatherND (x, i)"),
     "parts of rows": ("float[9, 3, 6] x, int64[30, 1, 1] ids", "float[30, 2, 6]", _ROWS),
     "few columns": ("float[5, 9] x, int64[3] ids", "float[5, 3]", _COLUMNS),
     "integers": ("int64[5, 9] x, int64[30] ids", "int64[5, 30]", _COLUMNS),

@@ -4,7 +4,8 @@ GatherElements looks up the index of each number; with a vector of indices repea
 of rows (a fifth of the time). Gather along the last axis copies number by number; between two Transposes it copies rows
 (a quarter of the time). Windows of that axis, as PyTorch exports `unfold`, are slices (a ninth). A Slice of the whole
 tensor and an Expand to its own shape, as exporters write before a scatter, are removed. Rows picked at constant places
-from rows picked at constant places are picked once.
+from rows picked at constant places are picked once. GatherND of whole rows, as PyTorch's exporter writes an index, is a
+Gather (two thirds of the time), and along an inner axis it needs no Transposes around it (a third).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder
 from onnxgrad.ir.constants import window_slices
-from onnxgrad.ir.match import constant, is_op, not_none, producer, rank, sizes
+from onnxgrad.ir.match import constant, is_op, not_none, permutation, producer, rank, sizes
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.runtime.rewrites.rewrite import constant_ids, match_repeated, replace_value, rewrite, same_but
 
@@ -50,6 +51,27 @@ def _picked_twice(node: ir.Node) -> tuple[ir.Value, np.ndarray] | None:
         return None
     within = places.min() >= -len(earlier) and places.max() < len(earlier)
     return (inner.inputs[0], earlier[places]) if within else None
+
+
+def _picks_rows(node: ir.Node) -> bool:
+    """True if a GatherND has one index for each row of a tensor."""
+    if not is_op(node, "GatherND") or node.attributes.get_int("batch_dims", 0) != 0 or rank(node.inputs[0]) is None:
+        return False
+    index = not_none(node.inputs[1])
+    return index.shape is not None and index.shape[-1] == 1
+
+
+def _inner_axis(node: ir.Node) -> tuple[ir.Value, ir.Value, int] | None:
+    """The tensor, the index and the axis of a Gather of rows between Transposes that move an inner axis."""
+    gather = producer(node.inputs[0], "Gather") if is_op(node, "Transpose") else None
+    moved = None if gather is None else producer(gather.inputs[0], "Transpose")
+    if gather is None or moved is None or gather.attributes.get_int("axis", 0) != 0 or rank(gather.inputs[1]) != 1:
+        return None
+    ahead, back, (x, *_) = permutation(moved), permutation(node), moved.inputs
+    is_read_once = len(gather.outputs[0].uses()) == 1 and not gather.outputs[0].is_graph_output()
+    if x is None or ahead is None or back is None or not is_read_once or ahead[0] == len(ahead) - 1:
+        return None
+    return (x, not_none(gather.inputs[1]), ahead[0]) if all(ahead[a] == i for i, a in enumerate(back)) else None
 
 
 def _is_of_columns(node: ir.Node) -> bool:
@@ -94,6 +116,11 @@ def _takes_all(node: ir.Node) -> bool:
     )
 
 
+def _applies(node: ir.Node) -> bool:
+    found = _windows(node) or _takes_all(node) or _is_of_columns(node) or _picks_rows(node)
+    return bool(found) or any(find(node) is not None for find in (_repeated_index, _picked_twice, _inner_axis))
+
+
 def _write(b: Builder) -> int:
     places = 0
     for node in list(b.graph):
@@ -101,8 +128,13 @@ def _write(b: Builder) -> int:
         index = _repeated_index(node)
         twice = _picked_twice(node)
         windows = _windows(node)
-        places += index is not None or _takes_all(node) or _is_of_columns(node) or twice is not None or bool(windows)
-        if twice is not None:
+        inner = _inner_axis(node)
+        places += _applies(node)
+        if _picks_rows(node):
+            replace_value(b.Gather(node.inputs[0], b.Squeeze(node.inputs[1], [-1]), axis=0), node.outputs[0])
+        elif inner is not None:
+            replace_value(b.Gather(*inner[:2], axis=inner[2]), node.outputs[0])
+        elif twice is not None:
             replace_value(b.Gather(*twice, axis=0), node.outputs[0])
         elif _takes_all(node):
             assert node.inputs[0] is not None
@@ -126,14 +158,8 @@ def _write(b: Builder) -> int:
 WHOLE_ROWS = rewrite(
     "whole_rows",
     "rows are copied, not numbers",
-    "indices that are the same along a row, Gather along the last axis or of a Gather, a Slice or an Expand to itself",
-    lambda graph: any(
-        _windows(n)
-        or _takes_all(n)
-        or _is_of_columns(n)
-        or _repeated_index(n) is not None
-        or _picked_twice(n) is not None
-        for n in graph
-    ),
+    "indices that are the same along a row, Gather along the last axis, of a Gather or between Transposes, GatherND of "
+    "rows, a Slice or an Expand to itself",
+    lambda graph: any(map(_applies, graph)),
     _write,
 )
