@@ -50,6 +50,7 @@ WORKLOADS = (
     "traffic_graph",
     "axial_attention",
     "diffusion",
+    "swin",
 )
 STEPS = 4  #: in a turn
 ALL = "all of them"

@@ -20,6 +20,7 @@ from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
 from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
+from onnxgrad.runtime.rewrites.rolled_rows import ROLLED_ROWS
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
 from onnxgrad.runtime.rewrites.short_transforms import SHORT_TRANSFORMS
 from onnxgrad.runtime.rewrites.slow_functions import SLOW_FUNCTIONS
@@ -47,6 +48,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     EINSUM_PRODUCTS,
     JOINED_SLICES,
     STACKED_SLICES,
+    ROLLED_ROWS,
     KNOWN_ROWS,
     SCATTERED_ROWS,
     WHOLE_ROWS,
