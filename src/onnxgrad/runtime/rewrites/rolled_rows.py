@@ -65,7 +65,7 @@ def _find(graph: ir.Graph) -> _Found:
         return found
     for node in graph:
         for y in node.outputs if is_op(node, _STEPS) else ():
-            if (rows := _through(found, node, y)) is not None:
+            if (rows := _follow(found, node, y)) is not None:
                 found[y] = rows
     sites: _Found = {}
     passed: set[ir.Value] = set()
@@ -82,12 +82,12 @@ def _of(found: _Found, x: ir.Value | None) -> _Rows | None:
     return None if x is None else found.get(x) or _Rows.all_of(x)
 
 
-def _through(found: _Found, node: ir.Node, y: ir.Value) -> _Rows | None:
+def _follow(found: _Found, node: ir.Node, y: ir.Value) -> _Rows | None:
     """The rows that `node` makes `y` of; None if it does more than to move them."""
     if y.shape is None or (sizes := _sizes(y.shape)) is None:
         return None
     if is_op(node, "Concat"):
-        return _joined(found, node, len(y.shape))
+        return _join(found, node, len(y.shape))
     if is_op(node, "Add"):
         kept = [a for a, b in (node.inputs, node.inputs[::-1]) if a is not None and _is_nothing(b)]
         same = bool(kept) and kept[0].shape is not None and same_dims(kept[0].shape.dims, y.shape.dims)
@@ -110,7 +110,7 @@ def _through(found: _Found, node: ir.Node, y: ir.Value) -> _Rows | None:
     return replace(rows, places=places[tuple(cuts.get(axis, slice(None)) for axis in range(axes))])
 
 
-def _joined(found: _Found, node: ir.Node, axes: int) -> _Rows | None:
+def _join(found: _Found, node: ir.Node, axes: int) -> _Rows | None:
     axis = node.attributes.get_int("axis", 0) % axes
     parts = [_of(found, x) for x in node.inputs]
     known = [rows for rows in parts if rows is not None]
