@@ -267,7 +267,8 @@ def processor() -> str:
     """The name of the processor."""
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].partition(": ")[2] if names else "a processor that does not tell its name"
+    name = names[0].partition(": ")[2] if names else "a processor that does not tell its name"
+    return re.sub(r"\(R\)|\(TM\)| Processor$", "", name)
 
 
 if __name__ == "__main__":
