@@ -158,6 +158,14 @@ CASES = {
         ["s0", "c"],
         3,
     ),
+    "a constant state that no slope reads": (
+        """agraph (F[K] r0, F[2] s0, F[2] x, int64 n) => (F[L] r, F[2] s)
+        { r, s = Loop <body = step (int64 i, bool p, F[A] u, F[2] a) => (bool q, F[B] v, F[2] b) {
+            q = Identity(p) b = Add(a, x) v = Concat<axis = 0>(u, u) }> (n, , r0, s0) }""",
+        {"r0": normal(3), "s0": normal(2), "x": normal(2), "n": np.array(2)},
+        ["s0", "x"],
+        2,
+    ),
     "the condition is read in the body": (
         """agraph (F[2] s0, F[2] c, int64 n) => (F[2] s)
         { s = Loop <body = step (int64 i, bool p, F[2] a) => (bool q, F[2] b) {

@@ -36,8 +36,9 @@ def push(op: Op) -> list[Var | None]:
     head = list(body.outputs[: it.head])
     kept = it.states_for([*head, *(t.value for t in ends)])
     nexts = [it.following[i] for i in kept]
+    likes = [it.next_like(i) for i in carried]
     give(b, [*head, *nexts, *ends])
-    for end, like in zip(body.outputs[it.head + len(kept) :], [it.next_like(i) for i in carried]):
+    for end, like in zip(body.outputs[it.head + len(kept) :], likes):
         end.shape = like.shape
     for end, like in zip(body.outputs[len(body.outputs) - len(outs) :], stacked):
         end.shape = end.shape if end.shape is not None else like.shape
