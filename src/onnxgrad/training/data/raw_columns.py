@@ -14,8 +14,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field
 
-#: Nanoseconds.
-_DAY = 86400e9
+#: Microseconds.
+_DAY = 86400e6
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _naive(value: Any) -> Any:
 def _days(array: np.ndarray) -> RawColumn:
     """Dates as days since 1970-01-01."""
     missing = np.isnat(array)
-    days = array.astype("datetime64[ns]").astype(np.int64) / _DAY
+    days = array.astype("datetime64[us]").astype(np.int64) / _DAY
     return RawColumn("date", np.where(missing, np.nan, days))
 
 

@@ -10,6 +10,7 @@ trained on its numbers.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections import Counter
@@ -73,11 +74,30 @@ def read_lines(file: BinaryIO, path: Path, types: Mapping[str, str]) -> Any:
     check_lines(file, path)
     table = pyarrow.json.read_json(file)
     known = [(n, pyarrow.type_for_alias(t)) for n, t in types.items() if n in table.column_names]
-    if all(table.schema.field(name).type == kind for name, kind in known):
-        return table
-    file.seek(0)
-    schema = pyarrow.json.ParseOptions(explicit_schema=pyarrow.schema(known))
-    return pyarrow.json.read_json(file, parse_options=schema)
+    if any(table.schema.field(name).type != kind for name, kind in known):
+        file.seek(0)
+        schema = pyarrow.json.ParseOptions(explicit_schema=pyarrow.schema(known))
+        table = pyarrow.json.read_json(file, parse_options=schema)
+    for k, (name, column) in enumerate(zip(table.column_names, table.columns)):
+        if name not in types and (dates := _as_dates(column)) is not None:
+            table = table.set_column(k, name, dates)
+    return table
+
+
+def _as_dates(column: Any) -> Any:
+    """The dates of an Arrow column of text in the forms that pyarrow finds in CSV, not in JSON; None: other text."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    if column.type != pa.string():
+        return None
+    for unit, zone in (("us", None), ("us", "UTC"), ("ns", None), ("ns", "UTC")):  # fractions of seconds
+        with contextlib.suppress(pa.ArrowInvalid):
+            return column.cast(pa.timestamp(unit, zone))
+    for form in _DATES:
+        with contextlib.suppress(pa.ArrowInvalid):
+            return pyarrow.compute.strptime(column, form, "s")
+    return None
 
 
 class Searched(io.RawIOBase):
