@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.training import Trainer, evaluate
 from onnxgrad.training.data import Data, Field
 from tests.training.loop.test_trainer import ONE
@@ -71,6 +71,9 @@ def test_labels_none_of_which_counts():
     trainer = Trainer(model(), loss="cross_entropy:ignore_index=-100", options=ONE)
     with pytest.raises(BadInput, match="no label that counts: all are -100"):
         trainer.fit({"x": X, "labels": np.full(8, -100)})
+    labels = np.array([0, 1, 2, 0, -100, -100, -100, -100])
+    with pytest.raises(TrainingError, match="nan at step 2 .*all labels of the batch are -100, which the loss ignores"):
+        trainer.fit({"x": X, "labels": labels}, batch_size=4, shuffle=False)
 
 
 WAYS = [as_arrays, as_rows, as_stream, as_folder, as_table]

@@ -205,9 +205,14 @@ def check_labels(labels: np.ndarray, field: Field, where: str, rows: np.ndarray 
             )
 
 
+def is_uncounted(labels: np.ndarray, field: Field) -> bool:
+    """True if the loss ignores all `labels`."""
+    return bool(field.label and field.ignored is not None and labels.size and (labels == field.ignored).all())
+
+
 def check_counted(labels: np.ndarray, field: Field, where: str) -> None:
     """Raise BadInput if the loss ignores all `labels`: the mean of no losses is not a number."""
-    if field.label and field.ignored is not None and labels.size and (labels == field.ignored).all():
+    if is_uncounted(labels, field):
         raise BadInput(f"{where} has no label that counts: all are {field.ignored}, which the loss ignores")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -17,6 +17,7 @@ from onnxgrad.errors import BadInput, TrainingError, UnknownName
 from onnxgrad.files import lock_folder, make_folder
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.match import not_none
+from onnxgrad.training.data.fields import is_uncounted
 from onnxgrad.training.data.streams import Stream
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
 from onnxgrad.training.loop.agreement import agreement
@@ -142,7 +143,7 @@ def _take_epoch(run: Run) -> None:
         at.step += 1
         if not math.isfinite(loss):
             raise TrainingError(
-                f"the loss is {loss} at step {at.step} (epoch {at.epoch + 1}); {_remedy(run)}{_last_good(run)}"
+                f"the loss is {loss} at step {at.step} (epoch {at.epoch + 1}); {_remedy(run, batch)}{_last_good(run)}"
             )
         at.row += size
         at.total += loss * size
@@ -265,8 +266,14 @@ def _check_finite(run: Run) -> None:
             )
 
 
-def _remedy(run: Run) -> str:
-    """A remedy for a loss that is no number; the learning rate is not the cause at the first step."""
+def _remedy(run: Run, batch: Mapping[str, np.ndarray]) -> str:
+    """A remedy for a loss of `batch` that is no number; the learning rate is not the cause at the first step."""
+    for field in run.trainer.fields:
+        if is_uncounted(labels := np.asarray(batch.get(field.name, ())), field):
+            return (
+                f"all labels of the batch are {labels.flat[0]}, which the loss ignores: leave out such rows, or take "
+                "larger batches (batch_size), or reduction=sum"
+            )
     if run.step_count > 1:
         return "try a smaller learning rate"
     for name, held in run.step.model.graph.initializers.items():
