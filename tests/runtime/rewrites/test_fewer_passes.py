@@ -241,6 +241,49 @@ def test_loss_of_pixels(way, weighted):
     np.testing.assert_allclose(found, loss + p.sum(), rtol=1e-5)
 
 
+#: of scores and labels: type, dimensions behind the classes, their number, True if labels are compared with classes.
+PIXELS = {
+    "of any number": ("float", "H, W", 3, True),
+    "steps": ("float", "300", 16, True),
+    "one class": ("float", "H, W", 1, True),
+    "few steps": ("float", "30", 3, False),
+    "many classes": ("float", "H, W", 17, False),
+    "float64": ("double", "H, W", 3, False),
+}
+
+
+@pytest.mark.parametrize("name", PIXELS)
+@pytest.mark.parametrize("way", ["", "ignore_index = 0", 'reduction = "none"'])
+def test_cotangent_of_a_loss_of_pixels(name, way):
+    kind, dims, classes, compared = PIXELS[name]
+    labels = "int32" if way else "int64"
+    body = f"y = SoftmaxCrossEntropyLoss {f'<{way}>' if way else ''} (x, t, w)"
+    ends = f"{kind}[N, {classes}, {dims}] x, {labels}[N, {dims}] t, {kind}[{classes}] w"
+    derived = vjp(ir.from_proto(model(ends, body)), wrt=["x"])
+    assert ("ScatterElements" not in {n.op_type for n in passed(derived).model.graph}) == compared
+    rng, behind = np.random.default_rng(0), [{"H": 6, "W": 5}.get(d) or int(d) for d in dims.split(", ")]
+    t = rng.integers(0, classes, (2, *behind)).astype(labels)
+    t[-1, 0] = classes - 1
+    x, w, g = maps([2, classes, *behind]), rng.random(classes) + 0.5, normal(2, *behind) if "none" in way else 0.7
+    x[~np.isfinite(x)] = -95.0
+    found = run(
+        derived, {"x": x, "t": t, "w": w, "y_cotangent": np.array(g)}, np.dtype(kind.replace("float", "single"))
+    )
+    each = w[t] * (t != 0 if "ignore" in way else 1)
+    k = g * each / (1 if "none" in way else each.sum() or 1)
+    expected = np.expand_dims(k, 1) * (softmax(x, 1) - np.moveaxis(np.eye(classes)[t], -1, 1))
+    np.testing.assert_allclose(found["x_grad"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_labels_from_the_end():
+    """A negative label is that class from the end in the loss, and in its cotangent, with the pass and without."""
+    derived = vjp(
+        ir.from_proto(model("float[N, 3, H, W] x, int64[N, H, W] t", LOSS.replace(" <{}>", "").format(""))), wrt=["x"]
+    )
+    t = np.array([[[-1, -2, -3, 0, 2, 1]]])
+    assert abs(run(derived, {"x": normal(1, 3, 1, 6), "t": t, "y_cotangent": np.array(1.0)})["x_grad"]).min() > 1e-4
+
+
 @pytest.mark.parametrize(
     "ends",
     [

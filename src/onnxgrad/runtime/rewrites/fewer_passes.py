@@ -6,12 +6,15 @@
   classes. ONNX Runtime copies the scores before and after it, and takes 2 to 3 times as long as along the last axis.
 - Softmax, LogSoftmax and that loss along a short axis before long ones, as over the classes of pixels, are written out:
   ONNX Runtime's kernels know the last axis alone: they transpose before and after, and take 2 to 10 times as long.
+- The cotangent k·(p - 1) at labels of pixels, and k·p elsewhere, is k·(p - max(0, 1 - |label - class|)).
+  ONNX Runtime's ScatterElements writes number by number on one thread, and takes 2 to 4 times as long.
 - ½·(erf u + 1), as in the cotangent of Gelu, is a HardSigmoid of erf u: it is never clipped.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
-from onnxgrad.ir.match import constant, exchanged, is_op, not_none, only_reader, pattern, producer, rank
+from onnxgrad.ir.match import Dim, Found, constant, exchanged, is_op, not_none, only_reader, pattern, producer, rank
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 from onnxgrad.runtime.setting import Setting
@@ -27,9 +30,16 @@ from onnxgrad.runtime.setting import Setting
 _EXACT = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 #: The most entries of a short axis, and the least of the axes behind it together.
 _SHORT, _LONG = 32, 256
+#: The most classes whose labels are compared with each of them.
+_CLASSES = 16
 
 _ABOVE = pattern("Add", pattern("Erf", "u", name="erf"), 1.0, name="above", in_any_order=True)
 _NORMAL = pattern("Mul", _ABOVE, 0.5, in_any_order=True)
+
+_HIT = pattern("Sub", pattern("Exp", pattern("GatherElements", "log_p", "at", name="picked")), 1.0)
+_CORRECTED = pattern(
+    "ScatterElements", pattern("Mul", pattern("Exp", "log_p", name="p"), "k"), "at", pattern("Mul", _HIT, "k")
+)
 
 
 class _Sum(NamedTuple):
@@ -80,6 +90,28 @@ def _error_function(node: ir.Node) -> ir.Value | None:
     return found["erf"] if same_dims(_dims(found["erf"]), _dims(node.outputs[0])) else None
 
 
+def _corrected(node: ir.Node) -> Found | None:
+    """The probabilities p, the labels and k where `node` is the cotangent of a loss of pixels; None for other nodes."""
+    found = _CORRECTED.match(node.outputs[0]) if is_op(node, "ScatterElements") else None
+    if found is None or node.attributes.get_string("reduction", "none") != "none":
+        return None
+    gathers, dims = not_none(found["picked"].producer()), _dims(found["p"])
+    if any(n.attributes.get_int("axis", 0) != 1 for n in (node, gathers)) or found["p"].dtype != ir.DataType.FLOAT:
+        return None
+    if dims is None or len(dims) < 3 or not isinstance(dims[1], int) or not 0 < dims[1] <= _CLASSES:
+        return None
+    return found if _are_long(dims[2:]) and same_dims((dims[0], 1, *dims[2:]), _dims(found["at"])) else None
+
+
+def _write_corrected(b: Builder, found: Found) -> Var:
+    p, k = b.var(found["p"]), b.var(found["k"])
+    classes = int(not_none(p.shape)[1])
+    label = b.cast_like(b.var(found["at"]), p)
+    label = label + b.HardSigmoid(label, alpha=-1.0, beta=0.0) * classes  # -1 is the last class
+    column = np.arange(classes, dtype=np.float32).reshape(classes, *[1] * (p.rank - 2))
+    return (p - b.HardSigmoid(b.Abs(label - column), alpha=-1.0, beta=1.0)) * k
+
+
 def _dims(value: ir.Value) -> tuple[int | ir.SymbolicDim, ...] | None:
     return None if value.shape is None else value.shape.dims
 
@@ -104,10 +136,14 @@ def _short_axis(node: ir.Node) -> int | None:
         return None
     axis = 1 if node.op_type == "SoftmaxCrossEntropyLoss" else node.attributes.get_int("axis", -1) % len(dims)
     size, behind = dims[axis], dims[axis + 1 :]
-    known = math.prod(d for d in behind if isinstance(d, int))
-    is_map = len(behind) > 1 and not all(isinstance(d, int) for d in behind)
     is_short = isinstance(size, int) and 0 < size <= _SHORT
-    return axis if axis and is_short and behind and (is_map or known >= _LONG) else None
+    return axis if axis and is_short and behind and _are_long(behind) else None
+
+
+def _are_long(dims: Sequence[Dim]) -> bool:
+    """True for axes of many entries together, and for several axes of unknown sizes."""
+    known = math.prod(d for d in dims if isinstance(d, int))
+    return known >= _LONG or (len(dims) > 1 and not all(isinstance(d, int) for d in dims))
 
 
 def _write_softmax(b: Builder, node: ir.Node) -> tuple[Var, ...]:
@@ -149,11 +185,14 @@ def _write_loss(b: Builder, node: ir.Node, log_p: Var) -> Var:
 def _write(b: Builder) -> int:
     places = 0
     seen: set[ir.Value] = set()
+    corrected = {node: found for node in b.graph if (found := _corrected(node)) is not None}
     results: tuple[Var, ...]
     for node in list(b.graph):
         b.before = node
         if _is_loss_of_rows(node) or _short_axis(node) is not None:
             results = _write_softmax(b, node)
+        elif node in corrected:
+            results = (_write_corrected(b, corrected[node]),)
         elif (erf := _error_function(node)) is not None:
             results = (b.HardSigmoid(erf, alpha=0.5, beta=0.5),)
         elif (found := _weighted_sum(node)) is not None and found.y in seen:
@@ -171,7 +210,7 @@ def _write(b: Builder) -> int:
 
 
 def _applies(graph: ir.Graph) -> bool:
-    finds = _is_loss_of_rows, _short_axis, _weighted_sum, _error_function
+    finds = _is_loss_of_rows, _short_axis, _corrected, _weighted_sum, _error_function
     return any(find(node) for node in graph for find in finds)
 
 
