@@ -72,7 +72,9 @@ def test_labels_none_of_which_counts():
     with pytest.raises(BadInput, match="no label that counts: all are -100"):
         trainer.fit({"x": X, "labels": np.full(8, -100)})
     labels = np.array([0, 1, 2, 0, -100, -100, -100, -100])
-    with pytest.raises(TrainingError, match="nan at step 2 .*all labels of the batch are -100, which the loss ignores"):
+    with pytest.raises(
+        TrainingError, match=r"nan at step 2 .*all labels of the batch are -100, which the loss ignores"
+    ):
         trainer.fit({"x": X, "labels": labels}, batch_size=4, shuffle=False)
 
 
