@@ -105,7 +105,8 @@ def _corrected(node: ir.Node) -> Found | None:
 
 def _write_corrected(b: Builder, found: Found) -> Var:
     p, k = b.var(found["p"]), b.var(found["k"])
-    classes = int(not_none(p.shape)[1])
+    classes = not_none(p.shape)[1]
+    assert isinstance(classes, int)
     label = b.cast_like(b.var(found["at"]), p)
     label = label + b.HardSigmoid(label, alpha=-1.0, beta=0.0) * classes  # -1 is the last class
     column = np.arange(classes, dtype=np.float32).reshape(classes, *[1] * (p.rank - 2))
@@ -185,7 +186,7 @@ def _write_loss(b: Builder, node: ir.Node, log_p: Var) -> Var:
 def _write(b: Builder) -> int:
     places = 0
     seen: set[ir.Value] = set()
-    corrected = {node: found for node in b.graph if (found := _corrected(node)) is not None}
+    corrected = {node: parts for node in b.graph if (parts := _corrected(node)) is not None}
     results: tuple[Var, ...]
     for node in list(b.graph):
         b.before = node
