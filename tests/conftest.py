@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,19 @@ def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     return found
 
 
+def skipped_before(config: pytest.Config) -> set[str]:
+    """What the run before this one skipped: tests, or whole files."""
+    return set(config.cache.get(SKIPPED, []))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``--only-skipped``, import no file of which nothing was skipped."""
+    if not config.getoption("--only-skipped") or collection_path.suffix != ".py":
+        return None
+    files = {name.partition("::")[0] for name in skipped_before(config)}
+    return collection_path.relative_to(config.rootpath).as_posix() not in files or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen, named = items, any("::" in a for a in config.args)
     if config.getoption("--left-out"):
@@ -87,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         apart = left_out(items)
         chosen = [i for i in items if i not in apart]
     if config.getoption("--only-skipped"):
-        before = set(config.cache.get(SKIPPED, []))
+        before = skipped_before(config)
         chosen = [i for i in chosen if i.nodeid in before or i.nodeid.partition("::")[0] in before]
     if chosen is items:
         return

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Tests of all kernels, and of whole steps.
-TESTS = ("tests/runtime/kernels", "tests/training/step", "tests/training/loop/test_trainer.py")
+TESTS = ("tests/runtime/kernels", "tests/training/loop/test_trainer.py")
 #: What `tools/build_kernels.py` reads of the clone.
 PROCESSORS = "src/onnxgrad/runtime/kernels/processors.py"
 
