@@ -68,6 +68,7 @@ CASES = [
     *[(f"Reduce{op}", [floats(2, 3, 2), axes], {"keepdims": k}, 0)
       for op in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
       for axes, k in ((fixed(1), 0), (fixed(-1, 0), 1))],
+    *[(f"Reduce{op}", [image(2, 3)], {"noop_with_empty_axes": 1}, 0) for op in ("L1", "Max", "SumSquare")],
     ("ReduceSumSquare", [floats()], {}, 0),
     ("ReduceL2", [floats(2, 3)], {"keepdims": 0}, 0),
     *[(op, [floats(2, 3, 2)], {"axis": a}, 0) for op in ("Softmax", "LogSoftmax", "ArgMax", "ArgMin") for a in (1, -1)],

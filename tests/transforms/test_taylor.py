@@ -283,6 +283,16 @@ def test_laplacians_of_operators(case):
     np.testing.assert_allclose(got, trace(source, feeds), rtol=1e-9, atol=1e-10)
 
 
+def test_a_laplacian_through_a_loop_that_reads_x_for_nothing():
+    source = parsed("""(double[N] x, double[N] w) => (double[N] y) <int64 n = {2}> {
+        l = Loop (n, , w) <body = b (int64 i, bool p, double[N] a) => (bool q, double[N] c) {
+            q = Identity(p) u = Mul(x, a) c = Tanh(a) }>
+        s = Sin(x) y = Mul(s, l) }""")
+    x, w = normal((2, 4))
+    got = Function(laplacian(source, wrt="x"), outputs=["y_laplacian"])(x, w)
+    np.testing.assert_allclose(got, -np.sin(x) * np.tanh(np.tanh(w)), rtol=1e-12)
+
+
 @pytest.mark.parametrize("batch", ["N", 5])
 def test_laplacians_of_rows(batch):
     source = net([3, 8, 8, 2], batch=batch)

@@ -32,6 +32,11 @@ PROGRAMS = {
     "Scan": """agraph (F[2] h, F[5,2] x) => (F[2] y, F[5,2] s) {
         y, s = Scan(h, x) <num_scan_inputs = 1, body = b (F[2] a, F[2] e) => (F[2] b, F[2] o) {
             c = Mul(a, e) b = Tanh(c) o = Exp(b) }> }""",
+    "a Loop that begins with the result of a Scan": """agraph (F[2,3] x, int64 n) => (F[2,3] y) {
+        h, o = Scan(x, x) <num_scan_inputs = 1, body = c (F[2,3] s, F[3] e) => (F[2,3] t, F[3] f) {
+            t = Add(s, e) f = Identity(e) }>
+        y = Loop(n, , h) <body = b (int64 i, bool k, F[2,3] a) => (bool k2, F[2,3] b) {
+            k2 = Identity(k) b = Sin(a) }> }""",
     "a Scan, last step first, along axis 1": """agraph (F[2] h, F[2,5] x) => (F[2] y, F[2,5] s) {
         y, s = Scan(h, x) <num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1],
             scan_output_axes = [1], scan_output_directions = [1], body = b (F[2] a, F[2] e) => (F[2] b, F[2] o) {

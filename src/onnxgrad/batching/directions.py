@@ -69,6 +69,8 @@ def vmapped(
     depends = dependents(builder.graph, [s.value for s in slices])
     moved = [node for node in builder.graph if any(v in depends for v in node.outputs)]
     builder.move(moved, b)
+    if not written:
+        return []
     needed = ancestors(moved, [y.value for y in written])
 
     def emit(w: Builder, scans: bool = True) -> list[Var]:

@@ -43,8 +43,8 @@ def _reduce(s: BatchedNode) -> Var:
     x = s.only(0)
     axes = s.constant_ints(1)
     if not axes:
-        if s.int_attr("noop_with_empty_axes", 0):
-            return x
+        if s.int_attr("noop_with_empty_axes", 0):  # |x| for ReduceL1, x² for ReduceSumSquare
+            return s.emit_again(x)
         axes = list(range(s.rank(0)))
     if not axes:  # of a scalar: an axis of one element, whose reduction is that of the scalar
         return s.emit_again(s.b.Unsqueeze(x, [1]), [1], keepdims=0)

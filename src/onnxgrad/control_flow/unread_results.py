@@ -18,7 +18,7 @@ def drop_unread(graph: ir.Graph) -> None:
     """Drop the nodes of `graph` that are not needed, and the unneeded results and states of its loops and branches."""
     prune(graph)
     for node in reversed(list(graph)):
-        if node.domain or not node.attributes.data or not subgraphs(node):
+        if node.graph is not graph or node.domain or not node.attributes.data or not subgraphs(node):
             continue
         if not any(_is_read(v) for v in node.outputs):
             graph.remove(node, safe=True)

@@ -95,8 +95,11 @@ def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     _take_shapes_elsewhere(d, dropped)
     drop_unread(d.graph)
     for name, value in d.wrt.items():
-        if value.uses():
+        if any(not is_op(use.node, "Shape") for use in value.uses()):
             raise BadInput(f"the model is not linear in {name!r}: its transpose depends on it")
+        if value.uses():
+            hint = "declare its sizes, or name them in the shape of another input"
+            raise BadInput(f"a size that the transpose needs is known from {name!r} only\n  hint: {hint}")
         d.graph.inputs.remove(value)
     return d.close()
 
