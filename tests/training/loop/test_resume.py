@@ -38,8 +38,7 @@ def test_a_run_that_resumes_takes_the_same_steps(tmp_path, optimizer, at):
     assert bits(second.state()) == bits(whole.state())
     assert history.curve == expected.curve
     for one, other in zip(history.epochs, expected.epochs, strict=True):
-        for key in ("epoch", "step", "loss", "validation_loss", "validation_accuracy"):
-            assert one[key] == other[key]
+        assert {key for key, value in one.items() if value != other[key]} <= {"seconds", "steps_per_second"}
 
 
 def test_a_finished_run_may_be_made_longer(tmp_path):

@@ -133,8 +133,10 @@ def _take_epoch(run: Run) -> None:
     at = run.position
     begin = saved = time.monotonic()
     before, stopped = at.seconds, False
+    if at.step:  # an epoch may be resumed behind its last step, whose rate is recorded
+        _set_rate(run, run.step_count - 1)
     for batch, size in run.batches():
-        _set_rate(run)
+        _set_rate(run, run.step_count)
         if not at.step:
             check_on_first_batch(run, batch)
         run.strategy.announce_save(run.folder is not None and time.monotonic() - saved > run.checkpoint_seconds)
@@ -239,7 +241,8 @@ def _end_epoch(run: Run, rows: int) -> None:
         save(run)
 
 
-def _set_rate(run: Run) -> None:
+def _set_rate(run: Run, finished: int) -> None:
+    """Feed the learning rates of the step behind so many `finished` ones."""
     if not run.schedule and not run.rate_factors:
         return
     held = run.machine.held
@@ -247,9 +250,9 @@ def _set_rate(run: Run) -> None:
         raise BadInput("the model has no learning rate that could follow a schedule")
     factor = math.prod(run.rate_factors.values())
     if isinstance(run.schedule, Schedule):
-        factor *= run.schedule(run.step_count)
+        factor *= run.schedule(finished)
     elif run.schedule:
-        factor *= run.schedule(run.step_count / not_none(run.steps))
+        factor *= run.schedule(finished / not_none(run.steps))
     for name, array in held.items():
         array[...] = run.step.rates[name].numpy() * factor
 
