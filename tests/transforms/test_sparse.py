@@ -130,6 +130,8 @@ CASES = {
     "MatMul": ("double[2, 3] x", "double[2, 2] y", "y = MatMul(x, w)", "double[3, 2] w = {1, 0, 0, 2, 0, 3}", 6),
     "MatMul of stacks": ("double[2, 2, 3] x", "double[2, 2, 2] y", "y = MatMul(x, w)",
                          "double[3, 2] w = {1, 1, 1, 2, 1, 3}", 24),
+    "MatMul of one matrix beside a stack": ("double[1, 1, 3] x", "double[2, 1, 2] y", "y = MatMul(x, w)",
+                                            "double[2, 3, 2] w = {1, 1, 1, 2, 1, 3, 4, 1, 4, 2, 4, 3}", 12),
     "MatMul of vectors": ("double[3] x", "double[2] y", "y = MatMul(w, x)", "double[2, 3] w = {1, 0, 0, 2, 0, 3}", 3),
     "MatMul of itself": ("double[2, 2] x", "double[2, 2] y", "y = MatMul(x, x)", "", 12),
     "Gemm": ("double[3, 2] x", "double[2, 2] y", "y = Gemm <transA = 1, alpha = 0.5> (x, w, b)",

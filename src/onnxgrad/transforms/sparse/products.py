@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 
 def _product(s: SizedNode, terms: Sequence[str], out: str) -> Found:
     """The sum of products given by labels of axes; zeros of a constant factor remove their terms."""
+    shapes = [not_none(x).shape for x in s.x]
     sizes: dict[str, int] = {}
-    for x, term in zip(s.x, terms):
-        assert x is not None
-        for label, n in zip(term, x.shape):
+    for term, shape in zip(terms, shapes):
+        for label, n in zip(term, shape):
             sizes[label] = max(sizes.get(label, 1), n)
-        if len(set(term)) < len(term) or any(sizes[c] != n for c, n in zip(term, x.shape)):
+    for term, shape in zip([*terms, out], [*shapes, s.shapes[0]]):
+        if len(set(term)) < len(term) or any(sizes[c] != n for c, n in zip(term, shape)):
             raise Unknown  # a diagonal, or an axis of one element that is repeated
-    if any(sizes[c] != n for c, n in zip(out, s.shapes[0])):
-        raise Unknown
     matrices = {}
     for i, (x, term) in enumerate(zip(s.x, terms)):
         assert x is not None
