@@ -26,8 +26,8 @@ from onnxgrad.ir.notes import notes, properties
 
 _KEY = "onnxgrad.part"
 
-#: Operators of an expression, and which of their results it is.
-Digest = tuple[tuple[Any, ...], Any]
+#: The numbers of the operators of some expressions, and what each of these is: a result of one, an input, a constant.
+Digest = tuple[dict[Any, int], list[Any]]
 
 #: An expression of more operators is none that was named.
 _LARGEST = 300
@@ -44,34 +44,39 @@ class Part:
         inputs: what it is a function of; None for one that is left out.
         outputs: its results; None for an unused one.
         attributes: numbers and lists of numbers that belong to the function.
-        digests: of the expression of each output over the inputs; None where it cannot be told.
+        digest: of the expressions of the outputs over the inputs; None if no graph has them.
     """
 
     name: str
     inputs: Sequence[ir.Value | None]
     outputs: Sequence[ir.Value | None]
     attributes: Mapping[str, Any]
-    digests: Sequence[Digest | None]
+    digest: Digest | None
 
     @classmethod
     def of(
         cls, name: str, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value | None], attributes: Any
     ) -> Part:
         """A part with the digests of the graph as it is now."""
-        return cls(name, inputs, outputs, attributes, [None if v is None else _digest(v, inputs) for v in outputs])
+        operators: dict[Any, int] = {}
+        results = _digest(outputs, inputs, lambda line: operators.setdefault(line, len(operators)))
+        return cls(name, inputs, outputs, attributes, (operators, results))
 
     @classmethod
     def without_digests(
         cls, name: str, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value | None], attributes: Any
     ) -> Part:
         """A part that is only spelled: no graph has its expressions."""
-        return cls(name, inputs, outputs, attributes, [None] * len(outputs))
+        return cls(name, inputs, outputs, attributes, None)
 
     def holds(self, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value | None]) -> bool:
         """True if each of `outputs` that is present is still the same expression of `inputs`."""
-        return len(outputs) == len(self.digests) and all(
-            value is None or (digest is not None and digest == _digest(value, inputs))
-            for value, digest in zip(outputs, self.digests)
+        if self.digest is None:
+            return False
+        operators, results = self.digest
+        return len(outputs) == len(results) and all(
+            value is None or (old is not None and old == now)
+            for value, old, now in zip(outputs, results, _digest(outputs, inputs, operators.get))
         )
 
     def note(self) -> None:
@@ -169,57 +174,60 @@ def _read(text: str, find: Callable[[str], ir.Value | None], written: Written) -
         part = None if lost or dtype is None else written(str(fields["name"]), numbers, dtype)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):  # not written here
         return None
-    return None if part is None else Part(part.name, inputs, outputs, part.attributes, part.digests)
+    return None if part is None else Part(part.name, inputs, outputs, part.attributes, part.digest)
 
 
-def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> Digest | None:
-    """`value` as an expression of `inputs`, constants and shapes; None if it is computed from more.
+def _digest(
+    outputs: Sequence[ir.Value | None], inputs: Sequence[ir.Value | None], number: Callable[[Any], int | None]
+) -> list[Any]:
+    """Each of `outputs` as an expression of `inputs`, constants and shapes; None if it is computed from more.
 
-    Operators are numbered in the order of a walk, equal ones once. A constant, folded or not, is part of its readers.
+    `number` gives equal operators the same number, and None to one that it does not know. A constant, folded or not, is
+    part of its readers.
     """
     known: dict[ir.Value | None, Any] = {None: None}
     known |= {v: f"input {i}" for i, v in reversed(list(enumerate(inputs))) if v is not None}
-    lines: dict[Any, int] = {}
     arrays: dict[ir.Value, np.ndarray] = {}
     fixed = {None, *(v for v in inputs if constant_tensor(v) is not None)}
-    owner = value.producer()
+    owner = next((v.producer() for v in outputs if v is not None), None)
     opset = 1 if owner is None or owner.graph is None else owner.graph.opset_imports.get("", 1)
-    todo, count = [value], 0
-    while todo:
-        top = todo[-1]
-        if top in known:
-            todo.pop()
-            continue
-        node = top.producer()
-        if node is None:
-            if top.const_value is None or top.is_graph_input() or not top.is_initializer():
-                return None
-            known[top] = _of_tensor(top.const_value)
-            fixed.add(top)
-            continue
-        if count > _LARGEST:
-            return None
-        op_type = node.op_type if is_standard(node) else ""
-        if op_type == "Constant" and "value" in node.attributes:
-            known[top] = _of_tensor(node.attributes["value"].value)
-            fixed.add(top)
-        elif op_type in ("Shape", "Size"):  # of any value with the same dimensions
-            known[top] = "shape"
-        elif missing := [v for v in node.inputs if v not in known]:
-            todo.extend(missing)  # type: ignore[arg-type]
-            count += len(missing)
-        elif fixed.issuperset(node.inputs) and (array := exact(node, opset, arrays)) is not None:  # folded, or later
-            arrays[top] = array
-            known[top] = _of_tensor(ir.Tensor(array, dtype=top.dtype))
-            fixed.add(top)
-        else:
-            line = _of_node(node, known)
-            if line is None:
-                return None
-            number = lines.setdefault(line, len(lines))
-            for i, v in enumerate(node.outputs):
-                known.setdefault(v, (number, i))
-    return tuple(lines), known[value]
+    for value in outputs:
+        todo, count = [value], 0
+        while todo:
+            top = todo[-1]
+            if top is None or top in known:
+                todo.pop()
+                continue
+            node = top.producer()
+            if node is None:
+                if top.const_value is None or top.is_graph_input() or not top.is_initializer():
+                    break
+                known[top] = _of_tensor(top.const_value)
+                fixed.add(top)
+                continue
+            if count > _LARGEST:
+                break
+            op_type = node.op_type if is_standard(node) else ""
+            if op_type == "Constant" and "value" in node.attributes:
+                known[top] = _of_tensor(node.attributes["value"].value)
+                fixed.add(top)
+            elif op_type in ("Shape", "Size"):  # of any value with the same dimensions
+                known[top] = "shape"
+            elif missing := [v for v in node.inputs if v not in known]:
+                todo.extend(missing)
+                count += len(missing)
+            elif fixed.issuperset(node.inputs) and (array := exact(node, opset, arrays)) is not None:
+                arrays[top] = array  # folded, or later
+                known[top] = _of_tensor(ir.Tensor(array, dtype=top.dtype))
+                fixed.add(top)
+            else:
+                line = _of_node(node, known)
+                place = None if line is None else number(line)
+                if place is None:
+                    break
+                for i, v in enumerate(node.outputs):
+                    known.setdefault(v, (place, i))
+    return [known.get(value) for value in outputs]
 
 
 def _of_node(node: ir.Node, known: Mapping[ir.Value | None, Any]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
 
 import onnx
@@ -27,6 +27,13 @@ def serialize(model: ir.Model, weights: bool = True) -> onnx.ModelProto:
     proto = ir.serde.serialize_model(shell)
     _Writer(model.ir_version).graph(proto.graph, graph, weights)
     return proto
+
+
+def serialize_nodes(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
+    """Append `nodes`, and the types of all their results, to `proto`."""
+    parts: list[bytes] = []
+    _Writer().nodes(proto, nodes, parts, lambda value: True)
+    proto.MergeFromString(b"".join(parts))
 
 
 def serialize_apart(model: ir.Model, file: BinaryIO, location: str) -> onnx.ModelProto:
@@ -134,7 +141,7 @@ class _Dims(dict["int | ir.SymbolicDim", bytes]):
 class _Writer:
     """Fills messages of graphs."""
 
-    def __init__(self, ir_version: int) -> None:
+    def __init__(self, ir_version: int | None = None) -> None:
         self.ir_version = ir_version
         self._texts, self._operands, self._operators = _Texts(), _Texts(_INPUT), _Texts(_OP_TYPE)
         self._dims = _Dims()
@@ -163,7 +170,21 @@ class _Writer:
             _annotate(proto, value)
             if weights and value.const_value is not None:
                 _add_tensor(proto, value)
-        for node in graph:
+        self.nodes(proto, graph, parts, lambda value: not value.is_graph_output())
+        for value in graph.outputs:
+            parts += _OUT, self.value(value)
+            _annotate(proto, value)
+        proto.MergeFromString(b"".join(parts))
+
+    def nodes(
+        self,
+        proto: onnx.GraphProto,
+        nodes: Iterable[ir.Node],
+        parts: list[bytes],
+        described: Callable[[ir.Value], bool],
+    ) -> None:
+        """Append `nodes`, and their results that are `described`, to the `parts` of `proto`."""
+        for node in nodes:
             encoded = self.node(node)
             if encoded is None:
                 proto.MergeFromString(b"".join(parts))
@@ -172,14 +193,10 @@ class _Writer:
             else:
                 parts += _NODE, encoded
             for value in node.outputs:
-                if value.name and not value.is_graph_output():
+                if value.name and described(value):
                     self.describe(value, parts)
                     if notes(value):
                         _annotate(proto, value)
-        for value in graph.outputs:
-            parts += _OUT, self.value(value)
-            _annotate(proto, value)
-        proto.MergeFromString(b"".join(parts))
 
     def node(self, node: ir.Node) -> bytes | None:
         """The message of `node`, behind its length; None if it has notes, or a tensor that is better not copied."""

@@ -277,7 +277,7 @@ def _resize(dims: Dims, operands: Operands, attributes: Attributes, elements: El
         if f != 1:
             if not isinstance(d, int):
                 return None
-            exact = Fraction(str(f))  # as the library rounds
+            exact = int(f) if f % 1 == 0 else Fraction(str(f))  # as the library rounds
             d = d * exact.numerator // exact.denominator
         sized.append(d)
     return sized

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.composites import plain_value
 from onnxgrad.ir.notes import notes
+from onnxgrad.ir.serialize import serialize_nodes
 from onnxgrad.model_io.zeros import declare_tensor
 from onnxgrad.training.spec.training_info import lasting
 
@@ -34,7 +35,7 @@ def cut_off(
     info = onnx.TrainingInfoProto()
     algorithm = info.algorithm
     algorithm.name = "training"
-    algorithm.node.extend(ir.serde.serialize_node(node) for node in nodes)
+    serialize_nodes(nodes, algorithm)
     algorithm.input.extend(ir.serde.serialize_value(v) for v in inputs)
     for value in initializers:
         assert value.const_value is not None
@@ -42,8 +43,6 @@ def cut_off(
         for key, text in value.metadata_props.items():
             tensor.metadata_props.add(key=key, value=text)
         algorithm.initializer.append(tensor)
-    made = (v for node in nodes for v in node.outputs if v.name)
-    algorithm.value_info.extend(ir.serde.serialize_value(v) for v in made if v.type is not None or v.shape is not None)
     algorithm.output.extend(ir.serde.serialize_value(v) for v in ends)
     for key, text in bindings.items():
         info.update_binding.add(key=key, value=text)

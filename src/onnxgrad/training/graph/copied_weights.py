@@ -59,7 +59,7 @@ def replace_node(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol, name
 
 def rename_tensor(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
     """A copy of `tensor` with another name."""
-    return ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
 
 
 def only_statistics(value: ir.Value, at: int | None = None) -> bool:
