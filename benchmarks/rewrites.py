@@ -51,6 +51,7 @@ WORKLOADS = (
     "axial_attention",
     "diffusion",
     "swin",
+    "graph_attention",
 )
 STEPS = 4  #: in a turn
 ALL = "all of them"

@@ -19,6 +19,7 @@ from onnxgrad.runtime.rewrites.flat_depth import FLAT_DEPTH
 from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
 from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
+from onnxgrad.runtime.rewrites.narrow_rows import NARROW_ROWS
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
 from onnxgrad.runtime.rewrites.rolled_rows import ROLLED_ROWS
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
@@ -56,6 +57,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     FEWER_PASSES,
     STEPPED_TRANSPOSES,
     UNEXPANDED,
+    NARROW_ROWS,
     SLOW_FUNCTIONS,
     BATCHED_UPDATES,
     RANKED_SCALARS,
