@@ -52,6 +52,7 @@ WORKLOADS = (
     "diffusion",
     "swin",
     "graph_attention",
+    "generator",
 )
 STEPS = 4  #: in a turn
 ALL = "all of them"

@@ -20,6 +20,7 @@ from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
 from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
 from onnxgrad.runtime.rewrites.narrow_rows import NARROW_ROWS
+from onnxgrad.runtime.rewrites.phases import PHASES
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
 from onnxgrad.runtime.rewrites.rolled_rows import ROLLED_ROWS
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
@@ -40,6 +41,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     FEW_CHANNELS,
     FLAT_DEPTH,
     BLOCKED_LAYOUT,
+    PHASES,
     DEPTHWISE_WEIGHT,
     WEIGHT_BLOCKS,
     STRIDED_BLOCKS,
