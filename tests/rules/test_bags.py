@@ -24,6 +24,32 @@ TEXT = """agraph (int64[N,3] x, float[N,3] share, float[7,2] table) => (float[M,
         d = Unsqueeze(b, first) own = Slice(ids, c, d, first) part = Slice(parts, c, d, first)
         rows = Gather(table, own) w = Unsqueeze(part, one) scaled = Mul(rows, w)
         sum = {reduction} <keepdims = 0>(scaled, first) }}>(trips, yes) }}"""
+#: As the newer one writes it: rows are gathered before the Loop, which collects a sequence.
+NEWER = """agraph (int64[R] ids, int64[B] begins, float[R] share, float[7,2] table) => (float[M,2] y) {{
+    zero = Constant <value_int = 0>() first = Constant <value_ints = [0]>() one = Constant <value_ints = [1]>()
+    two = Constant <value_ints = [2]>() flat = Constant <value_ints = [-1]>()
+    all = Gather(table, ids) parts = Unsqueeze(share, one) rows = Mul(all, parts) total = Shape(ids)
+    offsets = Concat <axis = 0>(begins, total) bags = Size(begins) begin = Less(zero, bags) empty = SequenceEmpty()
+    sums, n = Loop <body = bag (int64 step, bool go, seq(float[1,2]) done, int64 i)
+        => (bool goes, seq(float[1,2]) longer, int64 next) {{
+        at = Reshape(i, flat) b = Add(at, one) c = Add(at, two) start = Slice(offsets, at, b) end = Slice(offsets, b, c)
+        none = Equal(start, end)
+        sum = If(none) <then_branch = g () => (float[1,2] z) {{ z = Constant <value = float[1,2] {{0., 0.}}>() }},
+            else_branch = h () => (float[1,2] v) {{ {step} }}>
+        longer = SequenceInsert(done, sum) single = Squeeze(one) next = Add(i, single) goes = Less(next, bags)
+    }}>(, begin, empty, zero)
+    y = ConcatFromSequence <axis = 0>(sums) }}"""
+STEPS = {
+    "ReduceSum": "part = Slice(rows, start, end) v = ReduceSum(part, first)",
+    "ReduceMean": """part = Slice(rows, start, end) before = Sub(bags, one) last = Equal(i, before)
+        v = If(last) <then_branch = j () => (float[1,2] mean) { all1 = ReduceSum(part, first) left = Sub(total, start)
+        over = Cast <to = 1>(left) mean = Div(all1, over) },
+        else_branch = k () => (float[1,2] inner) { inner = ReduceMean(part, first) }>""",
+    "ReduceMax": """before = Sub(bags, one) last = Equal(i, before)
+        part = If(last) <then_branch = j () => (float[K,2] p) { p = Slice(rows, start, total) },
+            else_branch = k () => (float[K,2] q) { q = Slice(rows, start, end) }>
+        v = ReduceMax(part, first)""",
+}
 REDUCTIONS = {"ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max}
 
 
@@ -41,8 +67,11 @@ def _check(reduction: str, step: int, tail: int, batch: int, loops: bool) -> Non
         pairs = zip(offsets, offsets[tail:])
         return sum(REDUCTIONS[reduction](rows[a:b], 0).sum() for a, b in pairs)
 
-    feeds = {"x": x} | {n: v.astype(np.float32) for n, v in values.items()}
-    found = run(derived, feeds)
+    _compare(derived, values, loss, {"x": x})
+
+
+def _compare(derived, values, loss, others) -> None:
+    found = run(derived, others | {n: v.astype(np.float32) for n, v in values.items()})
     for name, value in values.items():
         wanted = np.zeros_like(value)
         for place in np.ndindex(*value.shape):
@@ -53,6 +82,60 @@ def _check(reduction: str, step: int, tail: int, batch: int, loops: bool) -> Non
         np.testing.assert_allclose(found[f"{name}_grad"], wanted, atol=2e-6)
 
 
+@pytest.mark.parametrize("begins", [[0, 3, 3, 4, 6], [0, 5, 3, 6], [2], [0, 8], []], ids=str)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_bags_in_a_sequence(reduction, begins):
+    derived = onnxgrad.grad(model(NEWER.format(step=STEPS[reduction])), wrt=["table", "share"])
+    assert not {"Loop", "If", "SequenceMap"} & {n.op_type for n in ir.from_proto(derived).graph}
+    rng = np.random.default_rng(1)
+    ids = rng.integers(-7, 7, 8)
+    values = {"table": rng.standard_normal((7, 2)), "share": rng.standard_normal(8)}
+
+    def loss(table, share):
+        rows = table[ids] * share[:, None]
+        pairs = zip(begins, [*begins[1:], 8])
+        return sum((REDUCTIONS[reduction](rows[a:b], 0).sum() for a, b in pairs if a < b), 0.0)
+
+    _compare(derived, values, loss, {"ids": ids, "begins": np.array(begins, np.int64)})
+
+
+@pytest.mark.parametrize(
+    ("reduction", "rows", "is_swapped"),
+    [*((r, 1, False) for r in REDUCTIONS), ("ReduceSum", 2, False), ("ReduceSum", 1, True)],
+    ids=[*REDUCTIONS, "fewer than the rows", "from the end to the start"],
+)
+def test_equal_bags_in_a_sequence(reduction, rows, is_swapped):
+    text = NEWER.replace("int64[R] ids, int64[B] begins, float[R] share", "int64[N,3] x, float[N,3] w").replace(
+        "all = Gather",
+        """three = Constant <value_int = 3>() most = Shape <start = 0, end = 1>(x) n1 = Squeeze(most)
+        size = Mul(n1, three) begins = Range(zero, size, three) flat_x = Reshape(x, flat) flat_w = Reshape(w, flat)
+        ids = Concat <axis = 0>(IDS) share = Concat <axis = 0>(SHARES) all = Gather""",
+    )
+    text = text.replace("IDS", ", ".join(["flat_x"] * rows)).replace("SHARES", ", ".join(["flat_w"] * rows))
+    text = text.replace("total = Shape(ids)", "total = Shape(flat_x)")
+    if is_swapped:
+        text = text.replace("start = Slice(offsets, at, b) end = Slice(offsets, b, c)", "SWAPPED")
+        text = text.replace("SWAPPED", "start = Slice(offsets, b, c) end = Slice(offsets, at, b)")
+    derived = onnxgrad.grad(model(text.format(step=STEPS[reduction])), wrt=["table", "w"])
+    nodes = {n.op_type for n in ir.from_proto(derived).graph}
+    assert "Loop" not in nodes
+    assert ("CumSum" in nodes) == (rows > 1 or is_swapped)
+    rng = np.random.default_rng(2)
+    x = rng.integers(-7, 7, (4, 3))
+    values = {"table": rng.standard_normal((7, 2)), "w": rng.standard_normal((4, 3))}
+
+    def loss(table, w):
+        return 0.0 if is_swapped else REDUCTIONS[reduction](table[x] * w[..., None], 1).sum()
+
+    _compare(derived, values, loss, {"x": x})
+
+
+def test_other_operators_stay_a_loop():
+    step = STEPS["ReduceSum"].replace("v = ReduceSum(part, first)", "w = ReduceSum(part, first) v = Tanh(w)")
+    derived = onnxgrad.grad(model(NEWER.format(step=step)), wrt=["table"])
+    assert "Loop" in {n.op_type for n in ir.from_proto(derived).graph}
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_equal_bags_are_one_reduction(reduction, batch):
@@ -60,8 +143,8 @@ def test_equal_bags_are_one_reduction(reduction, batch):
 
 
 @pytest.mark.parametrize(("step", "tail"), [(2, 1), (3, 2)], ids=["of another length", "of two rows of the matrix"])
-def test_other_bags_stay_a_loop(step, tail):
-    _check("ReduceSum", step, tail, 4, loops=True)
+def test_other_bags(step, tail):
+    _check("ReduceSum", step, tail, 4, loops=False)
 
 
 def test_no_bags():

@@ -81,8 +81,13 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
     return None if lower is None else replace(builder, node, lower)
 
 
-def replace(builder: Builder, node: ir.Node, lower: Lowering) -> list[ir.Node] | None:
-    """Replace `node`, in its graph, by the results of `lower`, which may omit unread ones. Returns the new nodes."""
+def replace(
+    builder: Builder, node: ir.Node, lower: Callable[[Builder, ir.Node], Sequence[Var | None] | None]
+) -> list[ir.Node] | None:
+    """Replace `node`, in its graph, by the results of `lower`, which may omit unread ones. Returns the new nodes.
+
+    Nothing is replaced where `lower` returns None.
+    """
     graph = node.graph
     if not isinstance(graph, ir.Graph):
         return None
@@ -91,15 +96,17 @@ def replace(builder: Builder, node: ir.Node, lower: Lowering) -> list[ir.Node] |
     results: list[ir.Value | None] = []
     with b.record() as new:
         try:
-            written = list(lower(b, node))
+            written = lower(b, node)
         except NotDifferentiable as e:
             raise type(e)(f"{described(node)}: {e}") from e
-        for r in written:
+        for r in written or ():
             if r is not None and (r.value in taken or r.value.producer() not in new):
                 r = b.copy(r)
             taken.update([] if r is None else [r.value])
             results.append(None if r is None else r.value)
-    graph.remove(new)
+    graph.remove(new, safe=written is None)
+    if written is None:
+        return None
     graph.insert_before(node, new)
     for actual, produced in zip(node.outputs, results):
         if actual.name and (produced is not None or actual.uses()):

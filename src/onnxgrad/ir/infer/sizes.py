@@ -100,6 +100,22 @@ def infer_size(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     return True
 
 
+def infer_product(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
+    """Infer the product of all elements of a shape."""
+    x = (
+        node.inputs[0]
+        if len(node.inputs) == 1 and not {"axes", "noop_with_empty_axes"} & set(node.attributes)
+        else None
+    )
+    elements = None if x is None or node.attributes.get_int("keepdims", True) else ctx.get_symbolic_value(x)
+    total = None if not elements else product(elements)
+    if x is None or x.dtype is None or total is None:
+        return False
+    ctx.set_shape_and_dtype(node.outputs[0], ir.Shape([]), x.dtype)
+    ctx.set_symbolic_value(node.outputs[0], [total])
+    return True
+
+
 def infer_negative(ctx: osi.ShapeInferenceContext, node: ir.Node) -> bool:
     """Infer a Neg of elements of shapes."""
     x = node.inputs[0] if node.inputs else None
@@ -137,6 +153,7 @@ OPERATORS: dict[str, Callable[[osi.ShapeInferenceContext, ir.Node], bool]] = {
     **dict.fromkeys((*BROADCASTING, "Expand"), infer_broadcast),
     "MatMul": infer_matmul,
     "Neg": infer_negative,
+    "ReduceProd": infer_product,
     "Range": infer_range,
     "Size": infer_size,
 }
