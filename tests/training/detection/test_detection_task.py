@@ -115,10 +115,12 @@ def test_pictures_that_are_no_squares(boxes):
     assert "validation_map50" in trainer.history.epochs[-1]
 
 
-def test_classes_are_chosen(boxes):
+def test_classes_are_chosen(boxes, capsys):
     trainer = onnxgrad.train(
-        detector("yolov8", ["ant", "bee", "cat"]), boxes, task="detection", classes="fox", epochs=1, batch_size=4
-    )
+        *(detector("yolov8", ["ant", "bee", "cat"]), boxes),
+        task="detection", classes="fox", epochs=1, batch_size=4, progress=True,
+    )  # fmt: skip
+    assert "a head like YOLOv8's on maps of 8x8" in capsys.readouterr().err
     assert trainer.inference_ir().graph.outputs[0].shape[1] == 5
     with pytest.raises(onnxgrad.UnknownName, match="owl"):
         onnxgrad.train(detector("yolov8", ["ant"]), boxes, task="detection", classes=["owl"])
@@ -256,11 +258,6 @@ def test_parts_of_a_batch(boxes):
         for other in others:
             for name in ("loss", "box_loss", "classes_loss", "distances_loss"):
                 assert other[name] == pytest.approx(first[name], rel=1e-5)
-
-
-def test_notes_of_a_call(boxes, capsys):
-    onnxgrad.train(detector("yolov8", ["ant"]), boxes, task="detection", epochs=1, progress=True)
-    assert "a head like YOLOv8's on maps of 8x8" in capsys.readouterr().err
 
 
 def test_classes_and_size_of_an_evaluation(boxes):

@@ -34,9 +34,9 @@ def judge(fed="int64[N, T] input_ids, int64[N, T] attention_mask", output="float
 @pytest.mark.parametrize("reward", [share_of_cats, judge()], ids=["function", "model"])
 def test_the_reward_rises(reward):
     means = []
-    settings = {"rounds": 25, "group": 8, "max_new_tokens": 6, "learning_rate": 0.02}
+    settings = {"rounds": 15, "group": 8, "max_new_tokens": 6, "learning_rate": 0.05}
     trainer = grpo(decoder(), PROMPTS, reward, tokenizer=tokenizer(), show=lambda _, r: means.append(r), **settings)
-    assert len(means) == 25
+    assert len(means) == 15
     assert np.mean(means[:3]) < 0.3 < 0.6 < np.mean(means[-3:])
     found = generate(trainer.inference_model(), PROMPTS, tokenizer=tokenizer(), max_new_tokens=6)
     assert np.mean([share_of_cats(c) for c in found]) > 0.8

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import random
 import re
-import subprocess
+import signal
 import sys
 import time
 from pathlib import Path
@@ -34,8 +35,6 @@ RECIPE = [
 
 def _run(folder: str, args: list[str]) -> None:
     """The command, in a process that has its imports behind it."""
-    import os
-
     from onnxgrad.cli import main
 
     os.chdir(folder)
@@ -176,12 +175,11 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_holds_is_no
 
 def test_two_runs_in_one_folder(place):
     np.savez(place / "train.npz", **blobs(2000))
-    first = subprocess.Popen(
-        [sys.executable, "-m", "onnxgrad", *arguments("out", 100000)], cwd=place, stderr=subprocess.DEVNULL
-    )
+    first = Forked(place, arguments("out", 100000))
     try:
         while not (place / "out.jsonl").exists() and first.poll() is None:
             time.sleep(0.01)
+        os.kill(first.process.pid, signal.SIGSTOP)  # which leaves the cores to the others
         for more in ((), ("--resume",), ("--restart",)):
             second = command(*arguments("out", 3), *more, cwd=place)
             assert second.returncode == 2

@@ -13,6 +13,7 @@ from onnxgrad import LoRA, subprocesses
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import aside, load_model, save_model, stream, training_info, zeros
 from onnxgrad.model_io.save import to_proto
+from onnxgrad.runtime import Options
 from onnxgrad.runtime.resident import Resident
 from onnxgrad.training import Trainer, attach, compile_step
 from onnxgrad.training.build.attach import attached
@@ -231,12 +232,12 @@ MEMORY = """
 import sys
 import numpy as np
 from onnxgrad import LoRA, Trainer
-from resource import RUSAGE_SELF, getrusage
-before = getrusage(RUSAGE_SELF).ru_maxrss
+from onnxgrad.training.loop.peak_probe import resident
+before = resident("VmHWM")  # ru_maxrss would be that of the process that started this one
 trainer = Trainer(sys.argv[1], loss="cross_entropy", adapter=LoRA(rank=4, targets="all"))
 x = np.zeros([8, *map(int, sys.argv[3:]), 3000], np.float32)
 trainer.fit({"x": x, "labels": np.arange(8)}, batch_size=4, progress=False)
-print((getrusage(RUSAGE_SELF).ru_maxrss - before) * 1024 / float(sys.argv[2]))
+print((resident("VmHWM") - before) / float(sys.argv[2]))
 """
 
 
@@ -245,19 +246,22 @@ import sys
 import numpy as np, onnx
 from onnxgrad.runtime import StepRunner
 from onnxgrad.training import attach, compile_step
-from resource import RUSAGE_SELF, getrusage
-before = getrusage(RUSAGE_SELF).ru_maxrss
+from onnxgrad.training.loop.peak_probe import resident
+before = resident("VmHWM")  # ru_maxrss would be that of the process that started this one
 model = attach(sys.argv[1], loss="cross_entropy", optimizer="adam")
 print(model.ByteSize() / float(sys.argv[2]))
-runner = StepRunner(compile_step(model))
+runner = StepRunner(compile_step(model), threads=1)
 runner.step({"x": np.zeros([4, 2000], np.float32), "labels": np.arange(4)})
-print((getrusage(RUSAGE_SELF).ru_maxrss - before) * 1024 / float(sys.argv[2]))
+print((resident("VmHWM") - before) / float(sys.argv[2]))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is another one")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_parts_of_a_trainer_take_a_model_its_weights_and_moments(tmp_path):
-    """The message of the training model has the weights once; the buffers have them and both moments."""
+    """The message of the training model has the weights once; the buffers have them and both moments.
+
+    Standard operators write the new state beside the old one, kernels in place.
+    """
     layers = "\n".join(f"m{k} = MatMul (h{k}, w{k}) h{k + 1} = Tanh (m{k})" for k in range(4))
     body = f"h0 = Identity (x) {layers} y = Identity (h4)"
     proto = onnx.parser.parse_model(
@@ -273,11 +277,11 @@ def test_the_parts_of_a_trainer_take_a_model_its_weights_and_moments(tmp_path):
     assert found.returncode == 0, found.stderr
     message, peak = map(float, found.stdout.split())
     assert message < 1.01
-    assert peak < 4.6
+    assert peak < (4.8 if Options().resolve_target().target == "native" else 6.3)
 
 
 @pytest.mark.complete
-@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is another one")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("ends", "last", "length"),
     [
