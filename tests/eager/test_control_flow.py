@@ -115,6 +115,15 @@ def test_scan(reverse):
     agree(f, plain, A)
 
 
+def test_functions_of_what_the_steps_read_from_outside():
+    """They divide their first operand, or add to it, which is a value of the graph around."""
+
+    def f(a):
+        return np.sum(og.map(lambda x: np.hypot(a, x) + np.arctan2(a, x), XS))
+
+    agree(f, lambda a: np.sum(np.hypot(a, XS) + np.arctan2(a, XS)), A)
+
+
 @pytest.mark.parametrize("wrap", [lambda f: f, og.jit])
 def test_the_steps_run_once_for_value_and_gradient(monkeypatch, wrap):
     made = []

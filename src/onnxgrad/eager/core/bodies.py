@@ -80,7 +80,7 @@ class TracedBody:
         Returns:
             The leaves of the result.
         """
-        written = write_into(b, self.program, list(operands), reused=True)
+        written = write_into(b, self.program, [b.var(x.value) for x in operands], reused=True)
         return [written.at(place) for place in self.places]
 
 
