@@ -70,7 +70,7 @@ def _fits(site: _Site, block: int) -> bool:
 
 
 def _site(node: ir.Node) -> _Site | None:
-    """How `node` is computed in phases; None for other nodes than transposed convolutions of images, with strides."""
+    """The phases of a transposed convolution of images with strides; None for other nodes."""
     if not is_op(node, "ConvTranspose"):
         return None
     x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]
