@@ -175,11 +175,11 @@ class Inference:
         for value in graph.inputs:
             self.context.name_anonymous_dims(value)
         for node in graph:
-            if node.attributes.data:
+            if node.attributes.data and (inner := subgraphs(node)):
                 if self.context.function(node) in (loops.infer_loop, loops.infer_scan):
                     loops.enter_body(node)
-                for inner in subgraphs(node):
-                    self.infer_graph(inner)
+                for body in inner:
+                    self.infer_graph(body)
             self.infer_node(node)
             if after is not None:
                 after(node)
@@ -227,7 +227,8 @@ class Inference:
             out = node.outputs[0]
             if held is not None:
                 kind, typed = self.look_up(node.op_type, node.inputs, held)
-                if typed is not None and out.shape in (None, typed[1]) and out.dtype in (None, typed[0].dtype):
+                fits = typed is not None and (out.shape is None or out.shape.dims == typed[1].dims)
+                if typed is not None and fits and out.dtype in (None, typed[0].dtype):
                     out.type, out.shape = out.type or typed[0], out.shape or typed[1]
                     return
         if kind is not None:

@@ -28,9 +28,9 @@ def check_shape(value: ir.Value, shape: ir.Shape) -> None:
     Raises:
         BadInput: it has too many axes, or more elements than can be counted in 64 bits.
     """
-    if len(shape) > MOST_AXES:
+    if len(shape.dims) > MOST_AXES:
         raise BadInput(f"{_where(value)} has {len(shape)} axes; {MOST_AXES} are the most")
-    if math.prod(d for d in shape if isinstance(d, int) and d) >= 2**63:
+    if math.prod([d for d in shape.dims if isinstance(d, int) and d]) >= 2**63:
         dims = list(map(str, shape))
         raise BadInput(f"{_where(value)} would have {dims} elements, more than can be counted in 64 bits")
 
@@ -55,7 +55,7 @@ def _where(value: ir.Value) -> str:
 
 def distinct_shapes(values: Iterable[ir.Value]) -> list[ir.Shape]:
     """The shapes of `values`, of which many share one."""
-    return list({id(v.shape): v.shape for v in values if v.shape is not None}.values())
+    return list({id(shape): shape for v in values if (shape := v.shape) is not None}.values())
 
 
 def symbols_in(shapes: Iterable[ir.Shape]) -> list[str]:
@@ -65,7 +65,7 @@ def symbols_in(shapes: Iterable[ir.Shape]) -> list[str]:
 
 def check_shapes(graph: ir.Graph) -> list[ir.Shape]:
     """Check the shapes of all values in `graph` and the graphs in it (see `check_shape`), and return them."""
-    shapes = {id(v.shape): (v, v.shape) for v in values_in(graph) if v.shape is not None}
+    shapes = {id(shape): (v, shape) for v in values_in(graph) if (shape := v.shape) is not None}
     for value, shape in shapes.values():
         check_shape(value, shape)
     return [shape for _, shape in shapes.values()]
