@@ -97,15 +97,10 @@ def _sizes(head: Head, new: Head) -> dict[int, int]:
     elif head.kind in ("ssd", "retinanet"):
         found |= {lv.anchors * k: lv.anchors * c for lv in head.levels}
     else:
-        others = {lv.boxes.size for lv in head.levels} | {4, 5, _object_channels(head) + 4}
+        objects = head.levels[0].objects
+        others = {lv.boxes.size for lv in head.levels} | {4, 5, 4 + (0 if objects is None else objects.size)}
         found |= {n + k: n + c for n in sorted(others, reverse=True)}
     return {each: each - k + c, **found, k: c}
-
-
-def _object_channels(head: Head) -> int:
-    """The channels of objectness of a place."""
-    objects = head.levels[0].objects
-    return 0 if objects is None else objects.size
 
 
 def _channels(head: Head, value: str) -> int:

@@ -24,7 +24,6 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import named_values, prune
 from onnxgrad.ir.match import not_none
 from onnxgrad.training.detection.assigners import (
-    Assigned,
     Labels,
     match_anchors,
     number,
@@ -228,17 +227,13 @@ def _of_ssd(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: st
     rows = Positives(b, paired.positive)
     count = b.Max(total(b, paired.positive), 1.0)
     misses = total(b, smooth(b, rows(found.encoded) - rows(_offsets(b, head, paired.boxes))))
-    entropies = b.Neg(b.ReduceSum(b.LogSoftmax(found.scores, axis=-1) * _with_background(b, paired), [-1], keepdims=0))
+    one_hot = b.Concat(1.0 - b.Unsqueeze(paired.positive, [-1]), paired.classes, axis=-1)  # the background first
+    entropies = b.Neg(b.ReduceSum(b.LogSoftmax(found.scores, axis=-1) * one_hot, [-1], keepdims=0))
     negative = hold_constant(b, b.Where(paired.positive > 0.5, -np.inf, entropies))
     order = b.TopK(negative, b.shape_of(negative, 1, 2), axis=1, outputs=2)[1]
     ranks = b.TopK(b.Neg(b.Cast(order, to=1)), b.shape_of(negative, 1, 2), axis=1, outputs=2)[1]
     hard = number(b, b.Cast(ranks, to=1) < b.Mul(b.ReduceSum(paired.positive, [1], keepdims=1), 3.0))
     return {"box": misses / count, "classes": total(b, entropies * b.Max(paired.positive, hard)) / count}
-
-
-def _with_background(b: Builder, paired: Assigned) -> Var:
-    """One-hot classes [N, A, 1 + K]."""
-    return b.Concat(1.0 - b.Unsqueeze(paired.positive, [-1]), paired.classes, axis=-1)
 
 
 def _of_retinanet(b: Builder, head: Head, found: Decoded, labels: Labels, box_loss: str | None) -> Terms:

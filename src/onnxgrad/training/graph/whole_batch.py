@@ -20,16 +20,6 @@ from onnxgrad.ir.match import not_none
 DOMAIN, ALL, OWN = "onnxgrad.parts", "AllRows", "OwnRows"
 
 
-def is_all_rows(node: ir.Node) -> bool:
-    """True if `node` makes predictions of all rows of those of a part."""
-    return (node.domain, node.op_type) == (DOMAIN, ALL)
-
-
-def is_own_rows(node: ir.Node) -> bool:
-    """True if `node` takes the cotangents of a part out of those of all rows."""
-    return (node.domain, node.op_type) == (DOMAIN, OWN)
-
-
 @custom_vjp(f"{DOMAIN}::{ALL}")
 def RULE(op: Any, g: Var, x: Var) -> Var:
     """y = the rows of all parts, x among them: the cotangents of the rows of x"""

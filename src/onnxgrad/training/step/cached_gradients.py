@@ -18,8 +18,9 @@ import onnx_ir as ir
 
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import named_values, values_read
+from onnxgrad.ir.match import not_none
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.training.graph.whole_batch import DOMAIN, is_all_rows, is_own_rows
+from onnxgrad.training.graph.whole_batch import ALL, DOMAIN, OWN
 from onnxgrad.training.step.accumulate import SUM, Accumulating, SplitStep
 from onnxgrad.training.step.memory_budget import in_good_order
 from onnxgrad.training.step.step import Step
@@ -46,8 +47,12 @@ def cut_at_predictions(split: SplitStep) -> CachedStep:
     """`split`, of a `Source` with ``compared`` predictions, cut between these and the loss."""
     step = split.gradient
     gathered, seeds = (
-        {node.inputs[0].name or "": node.outputs[0].name or "" for node in step.model.graph if wanted(node)}  # type: ignore[union-attr]
-        for wanted in (is_all_rows, is_own_rows)
+        {
+            not_none(node.inputs[0]).name or "": node.outputs[0].name or ""
+            for node in step.model.graph
+            if (node.domain, node.op_type) == (DOMAIN, kind)
+        }
+        for kind in (ALL, OWN)
     )
     statistics = {n: t for n, t in step.state.items() if t.kind == "statistic"}
     found = [name for name in step.results if name != SUM]
