@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from onnxgrad import IA3, LoHa, LoKr, LoRA, Trainer, VeRA, load_adapter
+from onnxgrad.errors import BadInput
 from onnxgrad.model_io import save as saving
 from tests.npm import RUNTIMES, script
 from tests.training.adapters.models import every_kind
@@ -148,3 +149,12 @@ def test_another_scale_in_python(base, tmp_path, asked):
     found = load_adapter(tmp_path / "one" / "model.onnx", tmp_path / "two", merge=True)
     expected = scores(load_adapter(base, tmp_path / "two", merge=True))
     np.testing.assert_allclose(scores(found), expected, rtol=0, atol=1e-6)
+
+
+def test_a_weight_that_the_adapter_before_has_trained_does_not_stay(base, tmp_path):
+    save(base, LoRA(rank=2, targets=["wq"], train_also=["fc_bias"]), tmp_path / "one", switchable=True)
+    save(base, LoRA(rank=2, targets=["wq"]), tmp_path / "two")
+    with pytest.raises(BadInput, match=r"has trained 'fc_bias' as a whole, which that in .*two' has not\n  hint: load"):
+        load_adapter(load_adapter(base, tmp_path / "one"), tmp_path / "two")
+    expected = scores(load_adapter(base, tmp_path / "two"))
+    np.testing.assert_array_equal(scores(load_adapter(tmp_path / "one" / "model.onnx", tmp_path / "two")), expected)

@@ -165,7 +165,7 @@ def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 
 @check_keywords
 def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = False) -> onnx.ModelProto | ir.Model:
-    """`model` with the adapter of `folder`.
+    """`model` with the adapter of `folder`, in place of one that the model has.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``: the one that was adapted, or the ``model.onnx``
@@ -263,6 +263,12 @@ def _replace(graph: ir.Graph, present: Record, record: Record, values: dict[str,
     theirs = {(e.weight, e.part): e for e in record.entries}
     for name, _ in mine.keys() ^ theirs.keys():
         raise BadInput(f"the adapter in {place!r} and that of the model are not both of {name!r}")
+    changed = [n for n in present.also if n not in record.also]
+    if changed and base_fingerprint(graph, (*present.own, *present.constants)) != present.base:
+        raise BadInput(
+            f"the adapter of the model has trained {changed[0]!r} as a whole, which that in {place!r} has not\n"
+            "  hint: load it into the model before training"
+        )
     for key, entry in theirs.items():
         for letter, name in entry.tensors.items():
             factor = entry.scale / mine[key].scale if letter in SCALED else 1.0

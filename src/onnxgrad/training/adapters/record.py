@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -179,11 +179,11 @@ def record_in(model: ir.Model) -> Record | None:
     return found
 
 
-def base_fingerprint(graph: ir.Graph) -> str:
-    """A digest of the model's float tensors; it does not depend on names."""
+def base_fingerprint(graph: ir.Graph, without: Collection[str] = ()) -> str:
+    """A digest of the model's float tensors, `without` those of an adapter; it does not depend on names."""
     digests = []
     for scope in (graph, *graph.subgraphs()):
-        tensors = [v.const_value for v in scope.initializers.values()]
+        tensors = [v.const_value for n, v in scope.initializers.items() if n not in without]
         tensors += [ir.convenience.get_const_tensor(n.outputs[0]) for n in scope if n.op_type == "Constant"]
         for tensor in tensors:
             if tensor is not None and tensor.size > 1 and (tensor.dtype in FLOATS or tensor.size >= _LARGE):
