@@ -24,18 +24,16 @@ from onnxgrad.ir.match import is_constant, is_op
 from onnxgrad.runtime.kernels.elementwise_programs import Reduction, TileProgram, compile_program
 from onnxgrad.runtime.kernels.elementwise_steps import (
     Dims,
-    Real,
-    Unfit,
     dims,
     is_known,
     is_only_here,
     is_written,
-    letter,
     operands_of,
     real_of,
 )
 from onnxgrad.runtime.kernels.lone_operators import is_slow_alone, is_the_runtimes
 from onnxgrad.runtime.kernels.reductions import VIEWS, reductions
+from onnxgrad.runtime.kernels.steps import Real, Unfit, letter
 
 #: Most operators of a group, the same for small tensors, and most that are computed again for one; most operands of its
 #: full shape.

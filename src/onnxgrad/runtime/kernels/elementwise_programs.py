@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.kernels.elementwise_steps import Steps, Unfit, letter, real_of, write_steps
+from onnxgrad.runtime.kernels.elementwise_steps import dims, real_of, write_steps
 from onnxgrad.runtime.kernels.programs import Entry, KernelProgram
+from onnxgrad.runtime.kernels.steps import Steps, Unfit, letter
 
 #: The kernel of each floating-point type, and the letters of its operands and results.
 KERNELS = {
@@ -72,8 +73,16 @@ def compile_program(
     results = _by_letter([*targets, *(s.result for s in sums)], made)
     for node in nodes:
         write_steps(b, node)
-    operands = _by_letter(list(b.loads), given)
     of = {s.result: s for s in sums}
+    roots = {v: b.known[of[v].source if v in of else v] for v in results if v is not None}
+    last = {i: i for i in roots.values()}  # the last step that reads each that is needed
+    for i in range(len(b.made) - 1, -1, -1):
+        code, reads = b.made[i]
+        for p in reads if i in last and code not in ("LOAD", "CONSTANT") else ():
+            last[p] = max(last.get(p, i), i)
+    ends = {v: len(b.made) if v in of else i for v, i in roots.items()}
+    gone = {v: last.get(p, -1) for v, p in b.loads.items()}
+    operands, results = _share_first(_by_letter(list(b.loads), given), results, gone, ends, nodes, given)
     stores: dict[int, list[Entry]] = {}  # results that are a step's own, by the step
     totals: dict[int, list[tuple[Entry, Reduction]]] = {}  # and sums of it
     for place, value in enumerate(results):
@@ -82,11 +91,6 @@ def compile_program(
             totals.setdefault(b.known[of[value].source], []).append((entry, of[value]))
         elif value is not None:
             stores.setdefault(b.known[value], []).append(entry)
-    last = dict.fromkeys(range(len(b.made)), -1)
-    for i, (code, reads) in enumerate(b.made):
-        if code not in ("LOAD", "CONSTANT"):
-            last.update(dict.fromkeys(reads, i))
-    last.update({i: max(last[i], i) for i in (*stores, *totals)})
     loaded = {place: value for value, place in b.loads.items()}
     slots = {value: slot for slot, value in enumerate(operands) if value is not None}
     program = KernelProgram()
@@ -94,7 +98,7 @@ def compile_program(
     free: list[int] = []
     count = 0
     for i, (code, reads) in enumerate(b.made):
-        if last[i] < 0:
+        if i not in last:
             continue
         own = stores.get(i, [])
         if code == "LOAD":
@@ -119,6 +123,48 @@ def compile_program(
     if count > _REGISTERS and not small:
         raise Unfit
     return TileProgram(kernel, program.attributes(), operands, results)
+
+
+def _share_first(
+    operands: tuple[ir.Value | None, ...],
+    results: tuple[ir.Value | None, ...],
+    gone: Mapping[ir.Value, int],
+    ends: Mapping[ir.Value, int],
+    nodes: Sequence[ir.Node],
+    letters: str,
+) -> tuple[tuple[ir.Value | None, ...], tuple[ir.Value | None, ...]]:
+    """`operands` and `results` with first ones that may share memory; without such two, no first operand.
+
+    Args:
+        operands, results: by place.
+        gone: the last step that reads each operand.
+        ends: the step that writes each result.
+        nodes: the operators of the program.
+        letters: those of the places of operands.
+    """
+    if not operands or not results or operands[0] is None or results[0] is None:
+        return operands, results
+    inside, kind = set(nodes), letters[0]
+
+    def gain(pair: tuple[ir.Value, ir.Value]) -> bool:
+        """True if ONNX Runtime can give the result the memory of the operand."""
+        own, made = pair
+        is_last = own.producer() is not None and not own.is_graph_output() and all(n in inside for n, _ in own.uses())
+        return is_last and dims(own) is not None and dims(own) == dims(made)
+
+    floats = [v for v in operands if letter(v) == kind]
+    pairs = [(v, r) for r in results if letter(r) == kind for v in floats if gone[v] <= ends[r]]  # type: ignore[index]
+    placed, given = list(operands), list(results)
+    if pairs:
+        for values, first in zip((placed, given), max(pairs, key=gain)):  # type: ignore[arg-type]
+            at = values.index(first)
+            values[0], values[at] = values[at], values[0]
+    elif len(floats) == letters.count(kind):
+        raise Unfit
+    else:
+        placed += [None] * (len(floats) + 1 - len(placed))
+        placed[0], placed[len(floats)] = None, placed[0]
+    return tuple(placed), tuple(given)
 
 
 def _by_letter(values: Sequence[ir.Value], letters: str) -> tuple[ir.Value | None, ...]:

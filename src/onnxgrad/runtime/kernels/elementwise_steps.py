@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import is_op, single_constant
+from onnxgrad.runtime.kernels.steps import Real, Steps, Unfit, letter
 
 DOMAIN = "onnxgrad.native"
 
 #: Operations of elements, in the order of the kernel's own list.
 OPERATIONS = tuple(
     """ADD SUB MUL DIV MIN MAX NEG ABS SQRT RELU SIGN FLOOR CEIL ROUND EXP LOG POW SIN COS TAN ASIN ACOS ATAN SINH COSH
-    ASINH ACOSH ATANH ERF TANH SIGMOID SOFTPLUS
+    ASINH ACOSH ATANH ERF NORMAL BELL TANH SIGMOID SOFTPLUS
     LESS LESS_EQUAL EQUAL TRUTH IS_NAN SELECT AND OR XOR NOT WHOLE_ADD WHOLE_SUB WHOLE_MUL SHIFT_LEFT SHIFT_RIGHT
     WHOLE_LESS WHOLE_LESS_EQUAL NATURAL_LESS NATURAL_LESS_EQUAL WHOLE_EQUAL WHOLE_TRUTH FLOAT_OF_WHOLE""".split()  # noqa: SIM905
 )
@@ -25,21 +24,11 @@ OPERATIONS = tuple(
 #: The most axes of operands and results of programs.
 AXES = 8
 
-_LETTERS = {
-    ir.DataType.FLOAT: "F", ir.DataType.INT32: "I", ir.DataType.UINT32: "U", ir.DataType.BOOL: "B",
-    ir.DataType.DOUBLE: "D", ir.DataType.INT64: "L",
-}  # fmt: skip
 #: The letters that the operators of one program may have, by the type of its numbers.
 _TOGETHER = {np.float32: frozenset("FIUB"), np.float64: frozenset("DLB")}
-Real = type[np.float32 | np.float64]
 
 #: A dimension: a number, or the name of one.
 Dims = tuple[int | str, ...]
-
-
-def letter(value: ir.Value | None) -> str:
-    """F, I, U, B, D or L for float32, int32, uint32, bool, float64 and int64; empty for a type without registers."""
-    return "" if value is None else _LETTERS.get(value.dtype, "")  # type: ignore[arg-type]
 
 
 def dims(value: ir.Value) -> Dims | None:
@@ -49,88 +38,6 @@ def dims(value: ir.Value) -> Dims | None:
         return None
     found = tuple([d if type(d) is int else d.value for d in shape.dims])  # type: ignore[union-attr]
     return None if len(found) > AXES or None in found else found  # type: ignore[return-value]
-
-
-class Unfit(Exception):
-    """Raised for an operator that programs do not have, or a program that exceeds a limit."""
-
-
-@dataclass
-class Steps:
-    """Steps of a program under construction; the result of a step is referred to by its index.
-
-    Attributes:
-        made: (code, places that it reads) or, of loads and constants, (code, what).
-        known: places of values.
-        loads: operands, in order of first use.
-        real: the type of floating-point numbers.
-    """
-
-    made: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
-    known: dict[ir.Value, int] = field(default_factory=dict)
-    loads: dict[ir.Value, int] = field(default_factory=dict)
-    real: Real = np.float32
-    _place: dict[tuple[str, tuple[Any, ...], int], int] = field(default_factory=dict)
-
-    def __call__(self, code: str, *places: int) -> int:
-        """A step that reads others, or an earlier one that is the same number; its place."""
-        if code in ("MUL", "DIV") and self._number(places[1]) == 1:
-            return places[0]
-        if code == "MUL" and self._number(places[0]) == 1:
-            return places[1]
-        if code == "NEG" and self.made[places[0]][0] == "MUL":  # rounding is symmetric
-            factors = self.made[places[0]][1]
-            for factor, other in (factors, factors[::-1]):
-                if (number := self._number(factor)) is not None:
-                    return self("MUL", other, self.float(-number))
-        return self.once(code, places)
-
-    def _number(self, place: int) -> float | None:
-        """The number of a constant of the floating-point type; None for another step."""
-        code, about = self.made[place]
-        if code != "CONSTANT":
-            return None
-        whole = np.int64 if self.real is np.float64 else np.int32
-        return float(whole(about[0]).view(self.real))
-
-    def once(self, code: str, about: tuple[Any, ...], width: int = 1) -> int:
-        """The index of a step with rows of `width` numbers; an equal step is reused."""
-        key = code, about, width
-        if key not in self._place:
-            self._place[key] = len(self.made)
-            self.made.append((code, about))
-        return self._place[key]
-
-    def bits(self, bits: int) -> int:
-        """A constant of as many bits as a number has."""
-        return self("CONSTANT", bits)
-
-    def float(self, number: float) -> int:
-        """A constant of the floating-point type."""
-        return self.bits(_bits(self.real(number)))
-
-    def read(self, value: ir.Value | None, beside: Collection[ir.Value | None] = ()) -> int:
-        """The index of a value: of a step, of a constant that broadcasts `beside` others, or of an operand."""
-        if value is None:
-            raise Unfit
-        if value in self.known:
-            return self.known[value]
-        kind, number = letter(value), single_constant(value)
-        if not kind:
-            raise Unfit
-        rank = max(
-            (len(v.shape) for v in beside if v is not None and v is not value and v.shape is not None), default=0
-        )
-        if number is not None and number.ndim <= rank:
-            flat = number.reshape(())
-            return self.bits(-int(flat) if kind == "B" else _bits(flat))
-        if value not in self.loads:
-            self.loads[value] = self("LOAD", len(self.loads))
-        return self.loads[value]
-
-
-def _bits(number: Any) -> int:
-    return int(number.view(f"i{number.itemsize}"))
 
 
 Writes = Callable[[Steps, ir.Node, Sequence[int], str], int]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir.match import is_constant, is_op, is_standard, single_constant
-from onnxgrad.runtime.kernels.elementwise_steps import Dims, dims, letter
+from onnxgrad.runtime.kernels.elementwise_steps import Dims, dims
+from onnxgrad.runtime.kernels.steps import letter
 
 #: Operators of which a program is quicker than ONNX Runtime's kernel. It goes through operands that are broadcast in
 #: runs of the last axes, and is slow where these have fewer numbers.

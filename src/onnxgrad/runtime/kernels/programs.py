@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxgrad.runtime.kernels.elementwise_steps import OPERATIONS, Unfit
+from onnxgrad.runtime.kernels.elementwise_steps import OPERATIONS
+from onnxgrad.runtime.kernels.steps import Unfit
 
 #: Kinds of values and operations of steps, in the order of the kernels' own lists.
 KINDS = ("REGISTER", "CONSTANT", "FIXED", "RESULT", "STATE", "SCANNED", "SHARED", "MATRIX")

@@ -14,8 +14,9 @@ from onnxgrad.ir.literals import attributes_of
 from onnxgrad.ir.match import is_op
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.kernels.elementwise import PHASE, see_shapes
-from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, Unfit
+from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN
 from onnxgrad.runtime.kernels.recurrence_programs import RowProgram, program_of
+from onnxgrad.runtime.kernels.steps import Unfit
 from onnxgrad.runtime.setting import Setting
 
 

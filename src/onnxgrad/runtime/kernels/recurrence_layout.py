@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxgrad.runtime.kernels.elementwise_steps import Unfit
 from onnxgrad.runtime.kernels.programs import Entry, KernelProgram, Spot
+from onnxgrad.runtime.kernels.steps import Unfit
 
 #: Columns of anything, and of all registers.
 _WIDEST = 1 << 16

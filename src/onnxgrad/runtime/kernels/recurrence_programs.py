@@ -13,17 +13,10 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.ir.match import constant, is_op, single_constant
-from onnxgrad.runtime.kernels.elementwise_steps import (
-    Dims,
-    Steps,
-    Unfit,
-    dims,
-    is_known,
-    is_written,
-    write_steps,
-)  # fmt: skip
+from onnxgrad.runtime.kernels.elementwise_steps import Dims, dims, is_known, is_written, write_steps
 from onnxgrad.runtime.kernels.programs import CODES, Entry, Spot
 from onnxgrad.runtime.kernels.recurrence_layout import RowLayout
+from onnxgrad.runtime.kernels.steps import Steps, Unfit
 
 _MOST_OPERANDS, _MOST_RESULTS = 40, 32
 

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from onnxgrad.ir.match import constant_tensor, is_op, is_standard
 from onnxgrad.runtime.kernels.elementwise_programs import Reduction
-from onnxgrad.runtime.kernels.elementwise_steps import AXES, Dims, dims, letter
+from onnxgrad.runtime.kernels.elementwise_steps import AXES, Dims, dims
+from onnxgrad.runtime.kernels.steps import letter
 
 #: Treatment of reduced axes, in the order of the kernel's own list.
 _GO, _STAY, _FLAT = range(3)

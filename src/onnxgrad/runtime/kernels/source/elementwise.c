@@ -7,7 +7,9 @@
  *
  * Shapes are those of the run: the shape of a result is what its operands broadcast to, or that without the axes over
  * which it is a sum. Where results are of different shapes, the program runs once for each, with the steps that lead to
- * it. `elementwise_double.c` is this file for doubles. */
+ * it. `elementwise_double.c` is this file for doubles.
+ *
+ * The first result may take the memory of the first operand, where no step reads that after it is written. */
 #include "operations.h"
 #include "reductions.h"
 
@@ -341,8 +343,8 @@ static void compute(Call *call, const void *settings) {
     sums[r].count = shape.count;
     sums[r].divisor = step->code == MEAN ? (double)of[r].count / (double)shape.count : 1;
   }
-  for (size_t r = 0; r < MADE && !call->failed; r++) {
-    if (!results[r]) continue;
+  for (size_t r = MADE; r-- > 0 && !call->failed;) { /* the shape of the first one comes last: an operand may lie there */
+    if (!results[r] || (r && results[0] && same_shape(&of[r], of))) continue;
     for (size_t q = 0; q < MADE; q++) {
       const int now = results[q] && same_shape(&of[r], &of[q]);
       job.results[q] = now && s->sums[q] < 0 ? results[q] : NULL;
@@ -360,5 +362,5 @@ const Kernel elementwise_kernels[] = {
 #else
     {.name = "Elementwise", .inputs = "FFFFFFFFFFFFFFFFIIIIUUUUBBBB", .outputs = "FFFFFFFFIIUUUUBB",
 #endif
-     .settings = sizeof(Settings), .read = read, .compute = compute},
+     .settings = sizeof(Settings), .read = read, .compute = compute, .may_replace = 1},
     {0}};

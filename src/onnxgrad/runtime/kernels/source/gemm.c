@@ -33,6 +33,9 @@ INLINE void tile(const int rows, const int vectors, const Product *p, const floa
     a[i] = from_a + (row_at ? row_at[i] : i * p->down);
 #pragma GCC unroll 16
     for (int v = 0; v < sets * vectors; v++) sum[i][v] = lanes_of(0);
+    __builtin_prefetch(c + i * p->c_pitch, 1);
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; v++) __builtin_prefetch(c + i * p->c_pitch + v * LANES + LANES - 1, 1);
   }
   const int64_t along = p->a_step[2], down = p->b_step[2];
   int64_t start = 0, y = p->count[1];

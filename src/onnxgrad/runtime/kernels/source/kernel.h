@@ -72,7 +72,7 @@ typedef struct Kernel {
   void (*read)(Attributes *, void *settings);
   void (*compute)(Call *, const void *settings);
   int is_view; /* whether the first result is given the memory of the first operand, which a caller may prevent */
-  int may_replace; /* whether the second result may be, where nothing else reads that */
+  int may_replace; /* the first result or the second (1, 2) that may be, where nothing else reads that; or 0 */
 } Kernel;
 
 float attribute_float(Attributes *, const char *name);

@@ -224,7 +224,7 @@ static int zero(const OrtCustomOp *op) { return (void)op, 0; }
 static int start_version(const OrtCustomOp *op) { return (void)op, 1; }
 static int end_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
 
-/* The first result is the first operand, in its memory; or the second result may take the memory of that. */
+/* The first result is the first operand, in its memory; or the first or second result may take the memory of that. */
 static int places[] = {0, 1};
 static size_t aliases(int **operands, int **results) { return *operands = *results = places, 1; }
 static size_t replacements(int **operands, int **results) { return *operands = places, *results = places + 1, 1; }
@@ -289,7 +289,8 @@ static OrtStatus *fill(OrtCustomOpDomain *domain) {
       op->callbacks = callbacks;
       op->kernel = kernel;
       if (kernel->is_view) op->callbacks.GetAliasMap = aliases, op->callbacks.ReleaseAliasMap = keep;
-      if (kernel->may_replace) op->callbacks.GetMayInplace = replacements, op->callbacks.ReleaseMayInplace = keep;
+      if (kernel->may_replace) op->callbacks.ReleaseMayInplace = keep;
+      if (kernel->may_replace) op->callbacks.GetMayInplace = kernel->may_replace == 1 ? aliases : replacements;
       OrtStatus *failed = the_table->CustomOpDomain_Add(domain, &op->callbacks);
       if (failed) return failed;
     }

@@ -3,9 +3,7 @@
  * Numbers of a row, along the axis, lie side by side, or rows do: then a vector has a number of each.
  * Every number is computed by one thread, in the order of the axis. */
 #include "exponential.h"
-#include "kernel.h"
-
-enum { TOGETHER = 4096 }; /* numbers added up in float */
+#include "moments.h"
 
 typedef struct {
   const float *x, *weights, *share;
@@ -20,9 +18,9 @@ INLINE float factor_of(const Loss *j, int64_t row) {
   return j->weights ? share * j->weights[j->labels[row]] : share;
 }
 
-INLINE void finish_row(const Loss *j, int64_t row, float x, float most, float sum) {
+INLINE void finish_row(const Loss *j, int64_t row, float x, float most, float log) {
   const int64_t label = j->labels[row];
-  if (j->losses) j->losses[row] = label < 0 ? 0 : (logf(sum) - (x - most)) * (j->weights ? j->weights[label] : 1);
+  if (j->losses) j->losses[row] = label < 0 ? 0 : (log - (x - most)) * (j->weights ? j->weights[label] : 1);
 }
 
 /* A row that counts for nothing: zeros, or NaN where its softmax is. */
@@ -44,7 +42,7 @@ static void score_rows(void *data, int64_t from, int64_t to) {
     const int64_t label = j->labels[row];
     float *out = j->out ? j->out + row * j->classes : NULL;
     if (label < 0) {
-      finish_row(j, row, 0, 0, 1);
+      finish_row(j, row, 0, 0, 0);
       if (out) idle(x, j->classes, out);
       continue;
     }
@@ -69,7 +67,7 @@ static void score_rows(void *data, int64_t from, int64_t to) {
       k = end;
       sum += lanes_sum(total);
     }
-    finish_row(j, row, chosen, most, (float)sum);
+    finish_row(j, row, chosen, most, logf((float)sum));
     if (!out) continue;
     const float factor = factor_of(j, row);
     const lanes scale = lanes_of((float)(factor / sum));
@@ -95,8 +93,9 @@ static void score_neighbours(void *data, int64_t from, int64_t to) {
       sum += e;
       if (out) lanes_write(out + c, count, e);
     }
+    const lanes log = log_of_finite(sum) + sum * 0; /* NaN of NaN */
     for (int64_t k = 0; k < count; k++) {
-      finish_row(j, row + k, chosen[k], largest[k], sum[k]);
+      finish_row(j, row + k, chosen[k], largest[k], log[k]);
       factor[k] = factor_of(j, row + k);
     }
     const lanes scale = factor / sum; /* 0 where a label is ignored, or NaN where the softmax is */
@@ -134,13 +133,15 @@ static void cross_entropy(Call *call, const void *settings) {
   j.labels = checked;
   j.classes = x.dims[1];
   double total = 0; /* of the weights */
+  int64_t counted = 0;
   for (int64_t i = 0; i < rows; i++) {
     const int64_t label = given[i];
     const int ignored = s->ignores && label == s->ignored;
     const int is_wrong = !ignored && (label < 0 || label >= j.classes);
     if (refused(call, is_wrong, "SoftmaxCrossEntropy: a label is out of range")) return;
     checked[i] = ignored ? -1 : label;
-    if (!ignored) total += j.weights ? j.weights[label] : 1;
+    counted += !ignored;
+    if (j.weights && !ignored) total += j.weights[label];
   }
   float *loss = output(call, 0, s->reduction == NONE ? &labels : &(Shape){.rank = 0});
   j.out = output(call, 1, &x);
@@ -155,12 +156,11 @@ static void cross_entropy(Call *call, const void *settings) {
     parallel_ranges(call, pieces, unit, j.inner == 1 ? score_rows : score_neighbours, &j);
   }
   if (!loss || s->reduction == NONE) return;
-  double sum = 0;
-  for (int64_t i = 0; i < rows; i++) sum += j.losses[i];
-  *loss = (float)(s->reduction == MEAN ? sum / total : sum);
+  const double sum = sums_of(FIRST_SUM, &(Numbers){.x = j.losses}, 0, 1, 0, rows, 0).u;
+  *loss = (float)(s->reduction == MEAN ? sum / (j.weights ? total : (double)counted) : sum);
 }
 
 const Kernel softmax_kernels[] = {
     {.name = "SoftmaxCrossEntropy", .inputs = "flFf", .outputs = "FF", .settings = sizeof(Reduction),
-     .read = read_reduction, .compute = cross_entropy, .may_replace = 1},
+     .read = read_reduction, .compute = cross_entropy, .may_replace = 2},
     {0}};
