@@ -158,6 +158,18 @@ def test_the_classes_of_a_square_of_which_nothing_is_known_lie_along_the_axis_th
             evaluate(proto, data, class_axis=axis)
 
 
+@pytest.mark.parametrize("axis", [1, -1])
+def test_a_trained_square_notes_the_axis_of_its_loss(axis):
+    proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        square (float[N,3,3] x) => (float[N,3,3] y) <float[1] w = {1}> { y = Mul (x, w) }""")
+    rng = np.random.default_rng(0)
+    data = {"x": rng.random((4, 3, 3), np.float32), "labels": rng.integers(0, 3, (4, 3))}
+    trainer = Trainer(proto, loss=f"cross_entropy:axis={axis}", trainable=["w"])
+    trainer.fit(data)
+    right = (data["x"].argmax(axis) == data["labels"]).mean()
+    assert evaluate(trainer.inference_model(), data).metrics["accuracy"] == pytest.approx(right)
+
+
 def test_the_classes_of_a_matrix_product_without_declared_sizes_are_last():
     """Evaluation infers the shapes that the file does not declare, as training does."""
     proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>

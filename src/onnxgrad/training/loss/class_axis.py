@@ -16,6 +16,8 @@ from onnxgrad.ir.match import is_op
 from onnxgrad.training.loss.logits import scores
 from onnxgrad.wording import shape_text
 
+#: Of an output: the class axis that a loss was told.
+CLASS_AXIS = "onnxgrad.class_axis"
 #: Nodes that keep the last axis.
 _THROUGH = ("Identity", "Cast", "Add", "Sub", "Mul", "Div")
 

@@ -21,7 +21,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.match import not_none
 from onnxgrad.training.graph.inline_graphs import Inlined
 from onnxgrad.training.graph.row_axis import rows_first
-from onnxgrad.training.loss.class_axis import with_class_axis
+from onnxgrad.training.loss.class_axis import CLASS_AXIS, with_class_axis
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.label_inputs import Labels, classes
 from onnxgrad.training.loss.logits import Ending
@@ -119,7 +119,9 @@ class Objective:
             options = {**options, "time": 0 if at == 1 else options["time"]}
             at = 0
         if "axis" in options:
-            options = with_class_axis(options, y, at)
+            given, options = options["axis"], with_class_axis(options, y, at)
+            if given is not None and rank > 2:
+                y.metadata_props[CLASS_AXIS] = str(given)
         perm = rows_first(rank, at) if at else None
         self._given.append((options.get("axis"), perm))
         if perm is not None and "axis" in options:

@@ -13,8 +13,9 @@ from onnxgrad.ir.match import holds_floats
 from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.row_axis import row_axis, rows_first
-from onnxgrad.training.loss.class_axis import axis_beside, class_axis
+from onnxgrad.training.loss.class_axis import CLASS_AXIS, axis_beside, class_axis
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Known, Points, are_shares
+from onnxgrad.training.metadata import read_entry
 from onnxgrad.training.metrics.registry import METRICS
 from onnxgrad.wording import name_list
 
@@ -66,6 +67,8 @@ def choose_comparison(
     hint = "\n  hint: sequences of symbols, as of CTC, are compared by --metrics cer or exact" if sequences else ""
     misfit = BadInput(f"{shapes}{other_outputs(model, output.name) or hint}")
     if y.ndim == t.ndim + 1 and (every.dtype.kind in "iub" or (every == np.trunc(every)).all()):
+        if class_axis is None:
+            class_axis = read_entry(output.metadata_props, CLASS_AXIS, int)
         axes = (1, y.ndim - 1) if class_axis is None else (class_axis + y.ndim if class_axis < 0 else class_axis,)
         fitting = [a for a in dict.fromkeys(axes) if a and [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
         if not fitting:
