@@ -215,6 +215,16 @@ def test_half_precision_has_its_state_in_float(name):
     assert state["w1"].dtype == np.float16
 
 
+@pytest.mark.parametrize("name", ["adamw", "adamw:convention=onnx"])
+def test_the_decay_of_doubles_is_double(name):
+    """Beside 1, a float32 loses Rλ = 1e-8. Inputs of zero give w1 no gradient."""
+    model = mlp(dtype=np.float64)
+    first = numpy_helper.to_array(model.graph.initializer[0])
+    step = compile_step(attach(model, loss="mse", optimizer=name, learning_rate=1e-6, weight_decay=0.01))
+    state, _ = train(step, [{"x": np.zeros((2, 4)), "labels": np.zeros((2, 3))}])
+    np.testing.assert_allclose((first - state["w1"]) / first, 1e-8, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "nodes"),
     [("sgd", 2), ("rmsprop", 9), ("adam", 12), ("lion", 9), ("nadam", 15), ("adafactor", 28), ("lamb", 25)],

@@ -96,7 +96,7 @@ def optimizer_functions(
         new, *after = rule.update(o, *wide, *states)
         new = b.cast_like(new, x)
     else:
-        shrunk = x * b.cast_like(b.Sub(1.0, b.Mul(rate, settings["weight_decay"])), x) if operator.shrinks else x
+        shrunk = x * b.Sub(1.0, b.Mul(b.cast_like(rate, x), settings["weight_decay"])) if operator.shrinks else x
         steps = count if operator.present else b.Sub(count, b.const(np.int64(1)))
         operands = [rate, steps, shrunk, g, *states]
         new, *after = updated(b, operator.type, operands, operator.attributes, shortest=True)

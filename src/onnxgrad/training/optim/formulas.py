@@ -73,10 +73,11 @@ class Formula:
         return g + self.b.Mul(x, self.weight_decay) if self.weight_decay else g
 
     def shrunk(self, x: Var) -> Var:
-        """(1 - Rλ)·X: decay of the weights themselves."""
+        """(1 - Rλ)·X: decay of the weights themselves, in double precision for those of doubles."""
         if not self.weight_decay:
             return x
-        return x * self.cast(self.b.Sub(1.0, self.b.Mul(self._rate, self.weight_decay)))
+        rate = self.rate if self.dtype == DOUBLE else self._rate
+        return x * self.cast(self.b.Sub(1.0, self.b.Mul(rate, self.weight_decay)))
 
     def unbiased(self, v: Var, share: float) -> Var:
         """V/(1 - shareᵀ)"""

@@ -134,8 +134,8 @@ class Update:
         states = [list(group) for group in zip(*per_tensor)]
         old = xs
         if operator.shrinks:
-            shrink = b.Sub(1.0, b.Mul(rate, settings["weight_decay"]))
-            xs = [x * b.cast_like(shrink, x) for x in xs]
+            shrink = b.Sub(1.0, b.Mul(b.cast_like(rate, xs[0]), settings["weight_decay"]))
+            xs = [x * shrink for x in xs]
         outputs = b.emit(
             operator.type, rate, count, *xs, *gs, *(s for group in states for s in group),
             domain=DOMAIN, outputs=len(xs) * (1 + len(states)), **operator.attributes,
