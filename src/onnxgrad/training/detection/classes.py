@@ -97,8 +97,7 @@ def _sizes(head: Head, new: Head) -> dict[int, int]:
     elif head.kind in ("ssd", "retinanet"):
         found |= {lv.anchors * k: lv.anchors * c for lv in head.levels}
     else:
-        objects = head.levels[0].objects
-        others = {lv.boxes.size for lv in head.levels} | {4, 5, 4 + (0 if objects is None else objects.size)}
+        others = {lv.boxes.size for lv in head.levels} | {4, 5}
         found |= {n + k: n + c for n in sorted(others, reverse=True)}
     return {each: each - k + c, **found, k: c}
 
