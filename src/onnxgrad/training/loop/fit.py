@@ -133,7 +133,7 @@ def _take_epoch(run: Run) -> None:
     at = run.position
     begin = saved = time.monotonic()
     before, stopped = at.seconds, False
-    if at.step:  # an epoch may be resumed behind its last step, whose rate is recorded
+    if at.row:  # an epoch may be resumed behind its last step, whose rate is recorded
         _set_rate(run, run.step_count - 1)
     for batch, size in run.batches():
         _set_rate(run, run.step_count)
