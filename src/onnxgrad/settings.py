@@ -85,7 +85,12 @@ def settings_of(*recipes: type) -> dict[str, RecipeField]:
 
 def pop_recipe(recipe: type[R], keywords: dict[str, Any]) -> R:
     """An instance of `recipe` with those of `keywords` that are settings of it; they are removed from `keywords`."""
-    return recipe(**{name: keywords.pop(name) for name in settings_of(recipe) if name in keywords})
+    return recipe(**{n: _value_of(about, keywords.pop(n)) for n, about in settings_of(recipe).items() if n in keywords})
+
+
+def _value_of(about: RecipeField, value: Any) -> Any:
+    """`value`, in a tuple if it is one name, pattern or plan where a setting takes several."""
+    return (value,) if isinstance(value, str) and about.many and about.annotation.startswith("Sequence[") else value
 
 
 def changed_settings(*recipes: Any) -> dict[str, Any]:
@@ -124,7 +129,10 @@ def read_recipes(
     known = [*also, *(name for names in owned.values() for name in names)]
     for name in keywords:
         check_keyword(function, name, known, elsewhere(name, known) if name not in known else "")
-    return [recipe(**{n: keywords[n] for n in names if n in keywords}) for recipe, names in owned.items()]
+    return [
+        recipe(**{n: _value_of(about, keywords[n]) for n, about in names.items() if n in keywords})
+        for recipe, names in owned.items()
+    ]
 
 
 def takes(*recipes: type, others: bool = False) -> Callable[[F], F]:

@@ -159,6 +159,7 @@ class Module(torch.nn.Module):
         self, model: AnyModel, *, trainable: bool | Sequence[str] = True, options: Options | None = None
     ) -> None:
         super().__init__()
+        trainable = [trainable] if isinstance(trainable, str) else trainable
         own = with_own_weights(model, () if isinstance(trainable, bool) else trainable)
         weights, kept = weights_of(own, trainable)
         self.call = Call.of(own, options, list(weights), kept)

@@ -66,6 +66,18 @@ def test_frozen_weights_stay():
     )
 
 
+def test_one_text_is_one_pattern():
+    def of(**settings):
+        state = compile_step(attach(mlp(), loss="mse", optimizer="sgd", **settings)).state
+        return {n for n, t in state.items() if t.kind == "parameter"}
+
+    assert of(trainable="all") == {"w1", "b1", "w2", "b2"}
+    assert of(trainable="w2") == of(trainable=["w2"]) == {"w2"}
+    assert of(freeze="b*") == of(groups="b*:frozen=true") == {"w1", "w2"}
+    with pytest.raises(UnknownName, match="no initializer named 'w9'"):
+        of(trainable="w9")
+
+
 def test_names_that_clash_or_are_no_identifiers():
     """A model that uses our names, and names with dots and slashes."""
     model = mlp()

@@ -32,4 +32,4 @@ def test_samples_need_a_tokenizer():
     with pytest.raises(BadInput, match="need a tokenizer"):
         trainer.fit(rows, sample_prompts=["the cat"])
     with pytest.raises(BadInput, match="list of texts"):
-        trainer.fit(rows, sample_prompts="the cat")
+        trainer.fit(rows, sample_prompts=[8])

@@ -141,7 +141,7 @@ def attached(
     tied = None if weights.untie or adapter is not None else patterns
     if weights.update is not None:
         raise BadInput("update needs data to choose weights by: it is for onnxgrad.train and the command train")
-    plans = [PrunePlan.of(text) for text in ([weights.prune] if isinstance(weights.prune, str) else weights.prune)]
+    plans = [PrunePlan.of(text) for text in weights.prune]
     if plans and (adapter is not None or chosen.takes_loss):
         raise BadInput(f"prune is not for {'adapters' if adapter is not None else f'the optimizer {chosen.name!r}'}")
     attachment = _Attachment(model, weights.trainable, freeze, adapter, tied, plans)

@@ -98,7 +98,8 @@ class Optimizer:
     ) -> None:
         name, given = spelled(name)
         asked = {**in_full(given), **in_full({key: v for key, v in settings.items() if v is not None})}
-        found = [g if isinstance(g, Group) else Group.of(g) for g in groups or ()]
+        listed = [groups] if isinstance(groups, str) else groups or ()
+        found = [g if isinstance(g, Group) else Group.of(g) for g in listed]
         check_optimizer(name, asked)
         if name in SECOND_ORDER:
             others = {
