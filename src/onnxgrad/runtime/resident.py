@@ -86,7 +86,7 @@ class Resident:
         check_slots(model, slots, results)
         size = sum(s.initial.nbytes for s in slots.values())
         if size >= _MORE:
-            give_back()
+            give_back(old=True)
         options = (options or Options()).resolve_target()
         self._flushing = None if options.denormals else flushing()
         with self._flushing or nullcontext():

@@ -293,14 +293,17 @@ def _large_blocks_returned() -> Iterator[None]:
         adjust(_TRIM_THRESHOLD, 2 * _MOST_MAPPED)
 
 
-def give_back() -> None:
+def give_back(old: bool = False) -> None:
     """Return memory freed by building graphs and sessions to the system (if the C library can; 11 to 36 MB).
 
     Graphs have many cycles, so temporary objects stay until the garbage collector runs. It pauses while graphs are
-    built, so they are of its youngest generation, or of the second one after a pause. Old objects (modules) are not
-    looked at, which would take longer.
+    built, so they are of its youngest generation, or of the second one after a pause.
+
+    Args:
+        old: look at old objects as well (modules among them), which takes longer: graphs that hold large weights become
+            old if other models were built before.
     """
-    gc.collect(1 if gc.isenabled() else 0)
+    gc.collect(2 if old else 1 if gc.isenabled() else 0)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
