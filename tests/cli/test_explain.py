@@ -45,6 +45,8 @@ def test_names_that_are_formulas(place):
     onnx.save(proto, place / "m.onnx")
     np.savez(place / "d.npz", **{"$x^$": np.load(place / "d.npz")["x"]})
     said(place, "explain PLACE/m.onnx PLACE/d.npz -o PLACE/e.png")
+    np.savez(place / "d.npz", **{"$x^$": np.ones((2, 1, 8, 8), np.float32)})
+    said(place, "explain PLACE/m.onnx PLACE/d.npz -o PLACE/e.npz --method expected_gradients")
     assert (place / "e.png").exists()
 
 

@@ -92,6 +92,7 @@ def run(line: str) -> int:
         (f"{TRAIN.replace('train.npz', 'arrays')} -o x.bin", "-output x.bin would write over --data arrays"),
         (f"{TRAIN.replace('train.npz', 'arrays')} -o arrays/labels.npy", "would write over --data arrays"),
         (f"{TRAIN.replace('cross_entropy', KL)} -o teacher.onnx", "would write over --loss"),
+        *((f"evaluate m.onnx --data train.npz --picture {p}", "write over") for p in ("train.npz", "link.onnx")),
         (f"{EXPORT} -o .", "write over MODEL"),
         (f"{EXPORT} -o here", "write over MODEL"),
         (f"{EXPORT} -o m.onnx", "is not a directory"),

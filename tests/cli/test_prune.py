@@ -125,6 +125,7 @@ def test_sensitivity(place, name):
         (("--channels", "0.5", "--score", "gradient", "--data", "d.npz"), "needs a loss"),
         (("--channels", "0.5", "--score", "size"), "no score 'size'"),
         (("--weights", "4:2"), "N of M"),
+        (("--channels", "0.5", "--sensitivity", "table.JSN"), "none of .json, .png, .svg"),
     ],
 )
 def test_refusals(place, words, message):

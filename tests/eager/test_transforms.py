@@ -91,7 +91,7 @@ FUNCTIONS = {
     "repetition": lambda x: np.tile(x, (2, 1))[1:] + np.repeat(x, 2, axis=0)[1:] ** 2,
     "rolls": lambda x: np.roll(x, 2) * x + np.roll(x, 1, axis=1) ** 2 + np.flip(x, axis=0),
     "differences": lambda x: np.diff(x) ** 2 * x[:, 1:],
-    "triangles": lambda x: np.tril(x) ** 2 + np.triu(x, k=1) ** 3,
+    "triangles": lambda x: np.tril(x) ** 2 + np.triu(x, k=1) ** 3 * np.triu(x[0], 1)[:3],
     "products": lambda x: np.prod(x, axis=0) * np.max(x) + np.min(x, axis=0),
     "axes": lambda x: np.squeeze(np.expand_dims(np.moveaxis(x, 0, 1), axis=0), axis=0) @ x,
     "split": lambda x: np.split(x, 2, axis=1)[1] ** 2 + np.unstack(x, axis=1)[0][:, None],

@@ -35,7 +35,7 @@ PINS: dict[tuple[str, str], list[tuple[str, list, list, dict]]] = {
     ("ThresholdedRelu", "x = α"): [("ThresholdedRelu", [at(1.5)], [[0]], {"alpha": 1.5})],
     ("Shrink", "x = ±λ"): [("Shrink", [at(0.5, -0.5)], [[0, 0]], {"lambd": 0.5})],
     ("HardSigmoid", "αx + β is 0 or 1"): [("HardSigmoid", [at(-1, 1)], [[0, 0]], {"alpha": 0.5, "beta": 0.5})],
-    ("HardSwish", "x = -3 and x = 3"): [("HardSwish", [at(-3, 3)], [[0, 1]], {})],
+    ("HardSwish", "x = -3 and x = 3"): [("HardSwish", [at(-3, 3, INF, -INF)], [[0, 1, 1, 0]], {})],
     ("Abs", "x = 0"): [("Abs", [at(0)], [[0]], {})],
     ("ReduceL1", "x = 0"): [("ReduceL1", [at(0, -2)], [[0, -1]], {})],
     ("Sign, Ceil, Floor, Round, Hardmax", "everywhere"): [

@@ -18,7 +18,7 @@ from tests.training.models import blobs, classifier
 def linear(size: int, outputs: int = 1, form: str = "Gemm", last: str = "") -> onnx.ModelProto:
     """y = x·w + b, and `last` of it."""
     y = "z" if last else "y"
-    layer = f"{y} = Gemm (x, w, b)" if form == "Gemm" else f"h = MatMul (x, w)\n{y} = Add (b, h)"
+    layer = f"{y} = {form} (x, w, b)" if form != "MatMul" else f"h = MatMul (x, w)\n{y} = Add (b, h)"
     model = onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["": 21]>
         g (float[N, {size}] x) => (float[N, {outputs}] y) {{
@@ -50,18 +50,19 @@ def digits():
 # --- Laplace -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["Gemm", "MatMul"])
+@pytest.mark.parametrize("form", ["Gemm", "MatMul", "Gemm <alpha = 0.5, beta = 2.0>"])
 def test_of_a_linear_regression_it_is_the_posterior_of_bayes(form):
     draw = np.random.default_rng(0)
     x = draw.standard_normal((60, 4)).astype(np.float32)
     rows = {"x": x, "labels": (x[:, :1] + 0.3 * draw.standard_normal((60, 1))).astype(np.float32)}
     prior, noise = 2.0, 0.4
     found = run(uncertainty.laplace(linear(4, form=form), rows, prior=prior, noise=noise), x[:7])
-    phi = np.c_[x, np.ones(60)].astype(np.float64)
+    a, b = (0.5, 2) if "alpha" in form else (1, 1)
+    phi = np.c_[a * x, b * np.ones(60)].astype(np.float64)
     covariance = np.linalg.inv(phi.T @ phi / noise**2 + prior * np.eye(5))
     wanted = np.sqrt(np.einsum("ni,ij,nj->n", phi[:7], covariance, phi[:7]) + noise**2)
     np.testing.assert_allclose(found["y_spread"][:, 0], wanted, rtol=1e-5)
-    np.testing.assert_allclose(found["y"], run(linear(4), x[:7])["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["y"], run(linear(4, form=form), x[:7])["y"], rtol=1e-5, atol=1e-6)
 
 
 def test_the_prior_has_the_largest_evidence():

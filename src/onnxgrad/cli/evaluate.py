@@ -12,9 +12,10 @@ from rich.text import Text
 from onnxgrad.cli import data_options, panels
 from onnxgrad.cli.console import cell, console, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
+from onnxgrad.cli.path_clashes import MODEL, check_paths
 from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
-from onnxgrad.model_io import load_model
+from onnxgrad.model_io import files_of, load_model
 from onnxgrad.runtime import Options
 from onnxgrad.settings import settings_of
 from onnxgrad.training.build.recipe import LossRecipe
@@ -70,6 +71,9 @@ def evaluate(
 ) -> None:
     """Compare what MODEL predicts with labels: metrics, and for classes a table of each."""
     opened = load_model(model)
+    check_paths(
+        {MODEL: files_of(opened, model), "--data": data, "--tokenizer": flags["tokenizer"]}, {"--picture": picture}
+    )
     given = read_flags(flags)
     data_options.print_preprocessing(opened, given)
     found = measured(

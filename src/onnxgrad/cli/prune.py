@@ -13,6 +13,7 @@ from onnxgrad.cli import panels, train_options
 from onnxgrad.cli.console import entry, print_lines
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import OUTPUT, Force, check_paths
+from onnxgrad.errors import BadInput
 from onnxgrad.figures import drawing, plain
 from onnxgrad.files import replacing
 from onnxgrad.model_io import load_model, save_model
@@ -51,6 +52,8 @@ def prune(
     Channels and heads go from all weights that make or read them. The smaller model is compared with MODEL in which
     they are zero. Train it afterwards; zeros of single weights stay zero.
     """
+    if sensitivity is not None and sensitivity.suffix not in (".json", ".png", ".svg"):
+        raise BadInput(f"--sensitivity {sensitivity} is none of .json, .png, .svg")
     given = read_flags(flags)
     recipe = pop_recipe(PruneRecipe, given)
     rest = Recipe.of("prune", {"distributed": "none", **given}, (*TRAINER, *FIT))
@@ -107,7 +110,7 @@ def _write_sensitivity(found: Pruned, path: Path) -> None:
     with drawing() as new_figure, replacing(path) as file:
         figure = new_figure(figsize=(max(5.0, 0.16 * len(found.layers)), 4.5), layout="constrained")
         _draw(figure.subplots(), found.layers)
-        figure.savefig(file, format=path.suffix.lstrip(".") or "png", dpi=120)
+        figure.savefig(file, format=path.suffix[1:], dpi=120)
 
 
 def _draw(axes: Any, layers: Sequence[dict[str, Any]]) -> None:

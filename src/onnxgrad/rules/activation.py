@@ -87,9 +87,9 @@ def hard_sigmoid(op: Op, g: Var, x: Var, y: Var) -> Result:
 
 @elementwise("HardSwish", total=True)
 def hard_swish(op: Op, g: Var, x: Var) -> Result:
-    """y = x·h with h = clip(x/6 + ½, 0, 1): g·(h + x/6·[0 < h < 1])"""
+    """y = x·h with h = clip(x/6 + ½, 0, 1): g·(h + (h - ½)·[0 < h < 1])"""
     h = op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
-    return g * (h + positive(op, h * (1 - h)) * (x * (1 / 6)))
+    return g * (h + positive(op, h * (1 - h)) * (h - 0.5))
 
 
 @elementwise("Mish", total=True)

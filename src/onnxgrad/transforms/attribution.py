@@ -16,6 +16,7 @@ from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.match import is_op, only_reader
+from onnxgrad.ir.names import identifier
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, check_rank
 from onnxgrad.transforms.gradient_lowering import open_lowered
@@ -82,7 +83,7 @@ def expected_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None) 
         b = d.builder
         rows = ir.Value(
             name=b.names.exactly(f"{name}_background"), type=x.value.type,
-            shape=ir.Shape([f"{name}_rows", *(x.shape or ())[1:]]),
+            shape=ir.Shape([identifier(f"{name}_rows"), *(x.shape or ())[1:]]),
         )  # fmt: skip
         d.graph.inputs.append(rows)
         background = b.Unsqueeze(b.var(rows), [1])

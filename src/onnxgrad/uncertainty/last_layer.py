@@ -146,18 +146,19 @@ def _layer(b: Builder, logits: ir.Value) -> tuple[Var, list[np.ndarray]]:
         bias = next((constant(v) for v in sums.inputs if v is not layer.outputs[0]), None)
         if bias is None:
             raise misfit
-    scaled = any(a.value not in (1.0,) for n, a in layer.attributes.items() if n in ("alpha", "beta"))
-    if layer.op_type not in ("Gemm", "MatMul") or scaled or value.shape is None or len(value.shape) != 2:
+    alpha, beta = (layer.attributes.get_float(n, 1.0) for n in ("alpha", "beta"))
+    turned = layer.attributes.get_int("transA", 0)
+    if layer.op_type not in ("Gemm", "MatMul") or turned or value.shape is None or len(value.shape) != 2:
         raise misfit
     if layer.op_type == "Gemm" and len(layer.inputs) > 2 and layer.inputs[2] is not None:
         bias = constant(layer.inputs[2])
     kernel = next((constant(v) for v in layer.inputs[:2] if v is not value), None)
     if kernel is None or kernel.ndim != 2 or value.dtype not in FLOATS:
         raise misfit
-    features = b.var(value)
+    features = b.var(value) if alpha == 1 else b.var(value) * alpha
     arrays = [kernel]
     if bias is not None:
-        ones = b.full_like(b.ReduceSum(features, [1], keepdims=1), 1.0)
+        ones = b.full_like(b.ReduceSum(features, [1], keepdims=1), beta)
         features = b.Concat(features, ones, axis=1)
         arrays.append(np.asarray(bias))
     return features, arrays

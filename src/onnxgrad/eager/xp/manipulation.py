@@ -231,6 +231,8 @@ def triu(x: Any, /, k: int = 0) -> Array:
 
 
 def _triangle(kernel: Any, upper: int, x: Array, k: int) -> Array:
+    if x.ndim == 1:  # as NumPy does: in each row
+        x = broadcast_to(x, (x.size, x.size))
     return record(standard("Trilu", ((1, int(k)),), upper=upper), [x], kernel(x._data, k))
 
 
