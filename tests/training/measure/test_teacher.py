@@ -37,6 +37,19 @@ def test_kept_outputs_teach_as_the_teacher_does(tmp_path):
     assert found[-1] < found[0]
 
 
+@pytest.mark.parametrize(("name", "top_k"), [("kl", None), ("kl_top_k", 3)])
+def test_probabilities_of_a_teacher(name, top_k, tmp_path):
+    teacher = other()
+    teacher.graph.node.append(onnx.helper.make_node("Softmax", ["y"], ["p"]))
+    teacher.graph.output[0].name = "p"
+    taught = teach(teacher, ROWS, tmp_path / "p", top_k=top_k)
+    found = losses(Loss(name, labels="teacher_p", temperature=2.0, targets="probabilities"), {**ROWS, **taught})
+    wanted = losses(Loss("kl", teacher=other(), temperature=2.0), ROWS)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    with pytest.raises(BadInput, match=r"teacher_p.* has probabilities[^$]*hint: write targets=probabilities"):
+        losses(Loss(name, labels="teacher_p", temperature=2.0), {**ROWS, **taught})
+
+
 def test_all_classes_kept_are_the_whole_distribution(tmp_path):
     taught = teach(other(), ROWS, tmp_path / "k", top_k=3)
     assert {k: v.shape for k, v in taught.items()} == {"teacher_y": (90, 3), "teacher_y_classes": (90, 3)}

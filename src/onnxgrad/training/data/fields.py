@@ -40,6 +40,7 @@ class Field:
         ignored: the class index that the loss leaves out.
         indices: it holds class indices, of however many classes.
         binary: it holds labels between 0 and 1.
+        logits: the loss takes the softmax of it.
         dim: the name of its first axis, where the model gives one and no size.
         dims: the names of its other axes; empty for one that has none.
         shares: its first axis is that of an output of the model.
@@ -59,6 +60,7 @@ class Field:
     shares: bool = False
     indices: bool = False
     binary: bool = False
+    logits: bool = False
     dims: tuple[str, ...] = ()
     scalar: bool = False
     raw: bool = False
@@ -203,6 +205,14 @@ def check_labels(labels: np.ndarray, field: Field, where: str, rows: np.ndarray 
             raise BadInput(
                 f"{where} has the label {_at(labels, bad, rows)}; this loss takes labels from 0 to 1\n  hint: {hint}"
             )
+    elif (
+        field.logits
+        and labels.ndim > 1
+        and labels.min() >= 0
+        and any(np.allclose(labels.sum(axis, dtype=np.float64), 1, atol=1e-3) for axis in (1, -1))
+    ):
+        hint = "write targets=probabilities as an option of the loss"
+        raise BadInput(f"{where} has probabilities, which sum to 1; this loss takes logits\n  hint: {hint}")
 
 
 def is_uncounted(labels: np.ndarray, field: Field) -> bool:

@@ -22,7 +22,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from onnxgrad.distributed import Alone, Collective, blocks, gathered
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values, prune, reads
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import is_op, producer
 from onnxgrad.model_io import load_model
 from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.runtime import Options, Session
@@ -80,6 +80,10 @@ class Evaluation:
         nodes = () if self.tail is None else self.tail.graph
         #: labels whose logarithms are taken, kept away from 0 by a Max: probabilities
         self.label_logarithms = {v.name for n in nodes if n.op_type == "Max" for v in reads(n) if v.name in self.labels}
+        #: labels whose softmax is taken, of a quotient too: logits of a teacher
+        softmaxes = [n for n in nodes if n.op_type == "LogSoftmax"]
+        quotients = [d for n in softmaxes if (d := producer(n.inputs[0], "Div")) is not None]
+        self.label_logits = {v.name for n in (*softmaxes, *quotients) for v in reads(n)}
         self._head: Session | None = None
         self._decoder: BoxDecoder | None = None
 
@@ -129,7 +133,7 @@ class Evaluation:
                 return replace(found, classes=p.classes, ignored=p.ignored, indices=True)
             if p.label == name and isinstance(p.comparison, Binary):
                 return replace(found, binary=True)
-        return replace(found, binary=name in self.label_logarithms)
+        return replace(found, binary=name in self.label_logarithms, logits=found.label and name in self.label_logits)
 
     def meters(self, metrics: Sequence[str] | None = None, classes: Sequence[str] | None = None) -> list[Meter]:
         """Build meters for `metrics` (default: the usual ones), one for each prediction.

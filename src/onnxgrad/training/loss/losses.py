@@ -202,21 +202,24 @@ def _unit(b: Builder, x: Var, axis: int) -> Var:
        targets="logits")  # fmt: skip
 def kl(b, y, labels, reduction, axis, temperature, targets):  # type: ignore[no-untyped-def]
     """τ²·Σ p·(log p - log q) along `axis`, for q = softmax(y/τ) and p = softmax(t/τ), or softmax((log t)/τ)"""
-    _positive("kl: temperature", temperature)
-    one_of("kl: targets", targets, ("logits", "probabilities"))
-    if targets == "probabilities":
-        labels = b.Log(b.Max(labels, 1e-30))
-    heat = float(temperature)
+    heat, labels = float(temperature), _logits(b, "kl", labels, temperature, targets)
     log_q, log_p = (b.LogSoftmax(b.Div(x, heat) if heat != 1 else x, axis=axis) for x in (y, labels))
     rows = b.ReduceSum(b.Exp(log_p) * (log_p - log_q), [axis], keepdims=0)
     return b.Mul(reduce_loss(b, rows, reduction), heat * heat)
 
 
-@_loss("kl_top_k", label_inputs.top_classes, ("Softmax", "LogSoftmax"), mean="rows", axis=None, temperature=1.0)
-def kl_top_k(b, y, labels, classes, reduction, axis, temperature):  # type: ignore[no-untyped-def]
+def _logits(b: Builder, name: str, labels: Var, temperature: float, targets: str) -> Var:
+    """The logits of a teacher; those of its probabilities are their logarithms."""
+    _positive(f"{name}: temperature", temperature)
+    one_of(f"{name}: targets", targets, ("logits", "probabilities"))
+    return b.Log(b.Max(labels, 1e-30)) if targets == "probabilities" else labels
+
+
+@_loss("kl_top_k", label_inputs.top_classes, ("Softmax", "LogSoftmax"), mean="rows", axis=None, temperature=1.0,
+       targets="logits")  # fmt: skip
+def kl_top_k(b, y, labels, classes, reduction, axis, temperature, targets):  # type: ignore[no-untyped-def]
     """τ²·Σ p·(log p - log q) over the k likeliest classes of a teacher, q = softmax(y/τ) there, p = softmax(t/τ)"""
-    _positive("kl_top_k: temperature", temperature)
-    heat = float(temperature)
+    heat, labels = float(temperature), _logits(b, "kl_top_k", labels, temperature, targets)
     log_q = b.GatherElements(b.LogSoftmax(b.Div(y, heat), axis=-1), classes, axis=-1)
     log_p = b.LogSoftmax(b.Div(labels, heat), axis=-1)
     rows = b.ReduceSum(b.Exp(log_p) * (log_p - log_q), [-1], keepdims=0)
