@@ -5,6 +5,7 @@ import onnx
 import pytest
 
 from onnxgrad import Function
+from onnxgrad.runtime import Session
 from onnxgrad.runtime.wrong_fusions import wrong_fusions
 
 RNG = np.random.default_rng(0)
@@ -73,3 +74,18 @@ def test_products_of_floats_beside_doubles_are_scaled():
     assert wrong_fusions(given.SerializeToString()) == []
     doubled = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(beside.replace("float", "double")))
     assert wrong_fusions(doubled.SerializeToString()) == ["MatMulScaleFusion"]
+
+
+def test_operands_of_blocks_of_four_bits_stay_floats(tmp_path):
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 32] x) => (float[N, 3] y)
+        <float[2, 3] scale = {0.1, 0.2, 0.3, -0.1, -0.2, 0.4}> { w = DequantizeLinear <axis = 0, block_size = 16> (q, scale)
+        y = MatMul (x, w) }"""
+    model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
+    whole = rng.integers(-8, 8, (32, 3))
+    model.graph.initializer.append(onnx.helper.make_tensor("q", onnx.TensorProto.INT4, whole.shape, whole))
+    onnx.save(model, tmp_path / "m.onnx")
+    x = rng.standard_normal((5, 32), np.float32)
+    scale = onnx.numpy_helper.to_array(model.graph.initializer[0]).astype(float)
+    for given in (tmp_path / "m.onnx", model):
+        y = Session(given).run({"x": x})["y"]
+        np.testing.assert_allclose(y, x @ (whole * scale.repeat(16, 0)), rtol=1e-5, atol=1e-5)

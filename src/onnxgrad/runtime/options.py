@@ -142,6 +142,8 @@ class Options:
         if self.profile:
             options.profile_file_prefix = self.profile
         options.log_severity_level = 4  # errors come back as exceptions; do not print them as well
+        # by default, a product with dequantized blocks of 4 bits rounds its other operand to 8 bits
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if not self.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self.target == "native":
