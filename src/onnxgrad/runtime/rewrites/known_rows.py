@@ -23,7 +23,7 @@ from onnxgrad.ir.match import constant, is_op, is_zero
 from onnxgrad.runtime.rewrites.rewrite import NodeRule, constant_ids, match_repeated, rewrite_results, same_but
 
 #: Fewer rows are added up soon enough.
-_FEWEST = 64
+FEWEST = 64
 #: Rows with fewer numbers are not worth being picked one by one.
 _NARROWEST = 8
 #: Different numbers of rows that meet at a place; each takes a product of its own.
@@ -56,7 +56,7 @@ class _Known:
         ids = _repeated_ids(indices, len(shape), axis)
         size = shape[axis]
         others = same_but(axis, shape, rows.shape)
-        if ids is None or others is None or not _FEWEST <= len(ids) == rows.shape[axis]:
+        if ids is None or others is None or not FEWEST <= len(ids) == rows.shape[axis]:
             return None
         if not isinstance(size, int):
             size = -1
