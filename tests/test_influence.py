@@ -15,15 +15,15 @@ RNG = np.random.default_rng(0)
 def linear():
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 21]>
-        g (float[N, 3] x) => (float[N, 1] y) { y = MatMul (x, w) }""")
-    array = RNG.standard_normal((3, 1)).astype(np.float32)
+        g (float[N, 3] x) => (float[N, 2] y) { y = MatMul (x, w) }""")
+    array = RNG.standard_normal((3, 2)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(array, "w"))
     return model, array
 
 
 def rows(count):
     return {"x": RNG.standard_normal((count, 3)).astype(np.float32),
-            "labels": RNG.standard_normal((count, 1)).astype(np.float32)}  # fmt: skip
+            "labels": RNG.standard_normal((count, 2)).astype(np.float32)}  # fmt: skip
 
 
 def test_of_a_linear_regression():
@@ -32,7 +32,9 @@ def test_of_a_linear_regression():
     found = influence([first, second], train, test, loss="mse", rates=[0.5, 2.0])
     wanted = 0.0
     for w, rate in ((w1, 0.5), (w2, 2.0)):
-        of_train, of_test = (2 * (d["x"] @ w - d["labels"]) * d["x"] for d in (train, test))
+        of_train, of_test = (
+            np.einsum("ni,nk->nik", d["x"], d["x"] @ w - d["labels"]).reshape(-1, 6) for d in (train, test)
+        )  # the mean over both numbers of a row
         wanted = wanted + rate * of_test @ of_train.T
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 

@@ -16,7 +16,7 @@ from onnxgrad.training.build.recipe import ALGORITHM
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.measure.predict import as_given
-from onnxgrad.training.step.accumulate import BUCKET, KEEP, split_step
+from onnxgrad.training.step.accumulate import BUCKET, KEEP, TOTAL, split_step
 
 
 def influence(
@@ -84,4 +84,4 @@ class _Gradients:
         rows = self.trainer.data(data, "the data", PreparationRecipe(**preparing))
         for batch in rows.batches(1):
             self.runner.step(batch)
-            yield np.array(self.runner.now[BUCKET], np.float64)
+            yield np.array(self.runner.now[BUCKET], np.float64) / (float(self.runner.now[TOTAL]) or 1.0)
