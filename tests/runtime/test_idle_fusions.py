@@ -62,3 +62,9 @@ def test_what_has_work_stays(made, tmp_path):
     less = optimized(given.SerializeToString(), tmp_path / "b.onnx", left_out, LEVELS.ORT_ENABLE_EXTENDED)
     assert less.SerializeToString() == whole.SerializeToString()
     assert len(left_out) > 10
+
+
+def test_fusions_of_rounded_weights_stay():
+    read = "q = Cast <to = 3> (eight) s = DequantizeLinear (q, half) y = MatMul (x, s)"
+    assert "QDQSelectorActionTransformer" not in idle_fusions(ir.from_proto(model(read)))
+    assert "QDQSelectorActionTransformer" in idle_fusions(ir.from_proto(model("y = MatMul (x, square)")))

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgrad.ir.graph import scopes
 
 #: Parts of the names of operators on integers that stand for floats.
-_ROUNDED = ("Quant", "QLinear", "Integer", "NBits")
+_ROUNDED = ("Quant", "Dequant", "QLinear", "Integer", "NBits")
 
 #: Fusions of those alone.
 _OF_ROUNDED = (
