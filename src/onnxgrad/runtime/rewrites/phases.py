@@ -102,6 +102,7 @@ class _Phases(Blocks):
         x, w, *bias = node.inputs
         image, kernels = self.once(not_none(x), "operand"), self.once(not_none(w), "taps")
         channels = site.weights[1] if site.group == 1 else site.group
+        lines = channels // self.block * site.result[0] // len(site.phases[0])
         rows = []
         for down in site.phases[0]:
             line = []
@@ -112,13 +113,13 @@ class _Phases(Blocks):
                 kernel = self.view(kernel, channels, inner, len(down.taps), len(across.taps))
                 pads = [down.head, across.head, down.tail, across.tail]
                 line.append(emit_blocked(self.b, "Conv", image, kernel, *bias, pads=pads, group=site.group))
-            rows.append(self._side_by_side(line, self.block))
-        y = self._side_by_side(rows, site.result[1] * self.block)
+            rows.append(self._side_by_side(line, lines * site.result[1] // len(line), self.block))
+        y = self._side_by_side(rows, lines, site.result[1] * self.block)
         y = self.view(y, -1, channels, *site.result)
         replace_value(self.unblock(y, channels), node.outputs[0])
 
-    def _side_by_side(self, parts: list[Var], size: int) -> Var:
-        return parts[0] if len(parts) == 1 else self.b.Concat(*(self.view(v, -1, size) for v in parts), axis=1)
+    def _side_by_side(self, parts: list[Var], rows: int, size: int) -> Var:
+        return parts[0] if len(parts) == 1 else self.b.Concat(*(self.view(v, -1, rows, size) for v in parts), axis=2)
 
     def _taps(self, w: ir.Value) -> Var:
         """[C, O, …] as [O/b, C/b, taps, b of C, b of O]; [C, 1, …] as [1, C/b, taps, b of C]"""
