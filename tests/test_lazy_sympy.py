@@ -32,6 +32,16 @@ trainer.machine.step({"x": np.ones((2, 3, 12), np.float32), "labels": np.zeros((
 assert "sympy" not in sys.modules, "sympy was imported"
 """
 
+OPTIMIZED = """
+import sys
+import onnx
+from onnxgrad.runtime import Session
+Session(onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
+    g (float[N, 32, 8, 8] x, float[32, 32, 4, 4] w) => (float[N, 32, 16, 16] y) {
+        y = ConvTranspose <strides = [2, 2], pads = [1, 1, 1, 1]> (x, w) }'''))
+assert "sympy" not in sys.modules, "sympy was imported"
+"""
+
 COMPUTED = """
 import onnx_ir as ir
 dim = ir.SymbolicDim("max(n, 3) // 2") + ir.SymbolicDim("m")
@@ -64,6 +74,10 @@ def test_a_derivation_does_without_sympy():
 
 def test_a_step_does_without_sympy():
     run(TRAINED)
+
+
+def test_a_transposed_convolution_in_blocks_does_without_sympy():
+    run(OPTIMIZED)
 
 
 def test_symbolic_dimensions_are_computed_by_sympy():
