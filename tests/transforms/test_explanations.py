@@ -156,6 +156,9 @@ def test_deep_lift_is_that_of_captum_and_shap(net, tmp_path):
     explained = onnxgrad.deep_lift(onnx.load(tmp_path / "m.onnx"), wrt="x", of="y[:, 1]")
     if net == "pooled":
         shap = pytest.importorskip("shap", reason="no shap")
+        from tests.zoo.architectures import stub_torchvision  # it imports torch
+
+        stub_torchvision()  # transformers imports it, and shap transformers
         base = base[:1].repeat(3, 1, 1, 1)
         theirs = shap.DeepExplainer(module, base[:1]).shap_values(x)[..., 1]
     else:

@@ -53,7 +53,8 @@ class GenerationRecipe:
             raise BadInput(f"top_p is a probability above 0, at most 1, not {self.top_p}")
         if self.temperature == 0 and (self.top_k, self.top_p) != (None, None):
             raise BadInput("top_k and top_p draw tokens, and temperature 0 takes the likeliest one: drop either")
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+        texts = self.stop if isinstance(self.stop, (list, tuple)) else (None,)
+        if not all(isinstance(text, str) and text for text in texts):
             raise BadInput(f"stop is a list of texts, as ['\\n'], not {self.stop!r}")
 
     @property
