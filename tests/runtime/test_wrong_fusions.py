@@ -78,7 +78,8 @@ def test_products_of_floats_beside_doubles_are_scaled():
 
 def test_operands_of_blocks_of_four_bits_stay_floats(tmp_path):
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 32] x) => (float[N, 3] y)
-        <float[2, 3] scale = {0.1, 0.2, 0.3, -0.1, -0.2, 0.4}> { w = DequantizeLinear <axis = 0, block_size = 16> (q, scale)
+        <float[2, 3] scale = {0.1, 0.2, 0.3, -0.1, -0.2, 0.4}> {
+        w = DequantizeLinear <axis = 0, block_size = 16> (q, scale)
         y = MatMul (x, w) }"""
     model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
     whole = rng.integers(-8, 8, (32, 3))
