@@ -142,6 +142,13 @@ def test_equal_bags_are_one_reduction(reduction, batch):
     _check(reduction, 3, 1, batch, loops=False)
 
 
+@pytest.mark.parametrize("batch", ["N", "4"])
+def test_equal_bags_are_rows_of_a_matrix(batch):
+    text = TEXT.format(reduction="ReduceSum", step=3, tail=1).replace("[N,3]", f"[{batch},3]")
+    derived = onnxgrad.grad(model(text), wrt=["table"])
+    assert "CumSum" not in {n.op_type for n in ir.from_proto(derived).graph}
+
+
 @pytest.mark.parametrize(("step", "tail"), [(2, 1), (3, 2)], ids=["of another length", "of two rows of the matrix"])
 def test_other_bags(step, tail):
     _check("ReduceSum", step, tail, 4, loops=False)
