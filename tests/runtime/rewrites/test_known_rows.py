@@ -68,6 +68,22 @@ _CASES = {
     "a table of any size": {"ids": _FEW % 7, "table": ("V", 8), "rows": (90, 8)},
     "a table of any size where nothing meets": {"ids": _ONCE, "table": ("V", 8), "rows": (80, 8)},
     "a table of any size, the last stays": {"ids": _FEW % 7, "table": ("V", 8), "rows": (90, 8), "reduction": "none"},
+    "the greatest of a place": {"ids": _FEW, "table": (20, 8), "rows": (90, 8), "reduction": "max"},
+    "the least, on the axis in between": {
+        "ids": _FEW,
+        "table": ("N", 7, 8),
+        "rows": ("N", 90, 8),
+        "axis": 1,
+        "start": "table",
+        "reduction": "min",
+    },
+    "the greatest, a table of any size": {
+        "ids": _FEW % 7,
+        "table": ("V", 8),
+        "rows": (90, 8),
+        "start": "table",
+        "reduction": "max",
+    },
     "ids of a GatherND": {"ids": _FEW, "table": (7, "N", 8), "rows": (90, "N", 8), "squeezed": True},
     "float64": {"ids": _FEW, "table": (7, 8), "rows": (90, 8), "dtype": "double"},
 }

@@ -21,7 +21,8 @@ def _ops(model):
     return [n.op_type for n in optimized(model).graph]
 
 
-_ROWS = "s = Constant <value_ints = [30, 2, 6]> () index = Expand (ids, s) y = GatherElements <axis = 0> (x, index)"
+_ROWS = """s = Constant <value_ints = [30, 2, 6]> () expanded = Expand (ids, s) index = Identity (expanded)
+y = GatherElements <axis = 0> (x, index)"""
 _COLUMNS = "y = Gather <axis = -1> (x, ids)"
 _CASES = {
     "rows": ("float[9, 2, 6] x, int64[30, 1, 1] ids", "float[30, 2, 6]", _ROWS),

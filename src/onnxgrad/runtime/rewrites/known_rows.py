@@ -7,6 +7,7 @@ row of zeros for empty places, are then gathered in the order of the table. That
 are with ones only, so that infinities stay in their rows. Places beyond those that are named, of a table whose size
 is known only in a run, are empty as well.
 
+The greatest or least row of a place is found in the same way, by a reduction of the first axis in place of the product.
 Without a reduction (PyTorch's older exporter writes ``index_add`` so) the last row of a place stays. It is known too:
 ScatterND copies it, and no other.
 """
@@ -28,6 +29,8 @@ FEWEST = 64
 _NARROWEST = 8
 #: Different numbers of rows that meet at a place; each takes a product of its own.
 _MOST_COUNTS = 24
+#: Reductions, and what they make of no row at all.
+_EMPTY = {"add": 0.0, "max": -np.inf, "min": np.inf}
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
@@ -38,13 +41,13 @@ class _Known:
     ids: np.ndarray
     axis: int
     dims: list[int]  #: of the table; at most one is not known, which is -1
-    adds: bool
+    reduction: str
 
     @classmethod
     def ending_in(cls, node: ir.Node) -> _Known | None:
         """ScatterElements of numbers at constant ids, the same for a whole row; None for anything else."""
         reduction = node.attributes.get_string("reduction", "none") if is_op(node, "ScatterElements") else ""
-        if reduction not in ("add", "none"):
+        if reduction not in ("none", *_EMPTY):
             return None
         table, indices, rows = node.inputs
         if table is None or rows is None or rows.shape is None or rows.dtype not in _DTYPES:
@@ -64,8 +67,8 @@ class _Known:
         dims = [*others[:axis], size, *others[axis:]]
         if ids.min() < low or ids.max() >= high or dims.count(-1) > 1 or 0 <= np.prod(others) < _NARROWEST:
             return None
-        found = cls(table, rows, ids % high, axis, dims, reduction == "add")
-        fits = len(set(np.bincount(found.ids))) <= _MOST_COUNTS if found.adds else axis == 0
+        found = cls(table, rows, ids % high, axis, dims, reduction)
+        fits = axis == 0 if reduction == "none" else len(set(np.bincount(found.ids))) <= _MOST_COUNTS
         return found if fits else None
 
 
@@ -79,9 +82,9 @@ def _repeated_ids(indices: ir.Value | None, rank: int, axis: int) -> np.ndarray 
     return first[:, 0].astype(np.int64) if (first == first[:, :1]).all() else None
 
 
-def _sums(b: Builder, found: _Known) -> Var:
+def _write(b: Builder, found: _Known) -> Var:
     """The table of `found` with its rows."""
-    if not found.adds:
+    if found.reduction == "none":
         ids, last = np.unique(found.ids[::-1], return_index=True)
         return b.ScatterND(found.table, ids[:, None], b.Gather(found.rows, len(found.ids) - 1 - last, axis=0))
     perm = list(range(len(found.dims)))
@@ -90,11 +93,13 @@ def _sums(b: Builder, found: _Known) -> Var:
     joined, place = _by_place(b, rows if len(perm) == 2 else b.reshape(rows, [len(found.ids), -1]), found)
     y = b.reshape(b.Gather(joined, place, axis=0), [found.dims[a] for a in perm])
     y = b.Transpose(y, perm=perm) if found.axis else y
-    return y if is_zero(found.table) else b.Add(found.table, y)
+    if found.reduction == "add":
+        return y if is_zero(found.table) else b.Add(found.table, y)
+    return b.emit(found.reduction.capitalize(), found.table, y)
 
 
 def _by_place(b: Builder, rows: Var, found: _Known) -> tuple[Var, Var]:
-    """Sums of those of `rows`, [number, width], that have the same id; and for each id where its sum is among them."""
+    """Rows that are one for all of `rows`, [number, width], with the same id; and the place of that row for each id."""
     size, dtype = found.dims[found.axis], found.rows.dtype
     is_open = size < 0
     size = int(found.ids.max()) + 1 if is_open else size
@@ -114,12 +119,14 @@ def _by_place(b: Builder, rows: Var, found: _Known) -> tuple[Var, Var]:
         pieces = [picked] if len(groups) == 1 else b.Split(picked, cuts, outputs=len(groups), axis=0)
         parts = [b.reshape(piece, [c, -1]) for piece, (c, _) in zip(pieces, groups)]
         for i, (c, _) in enumerate(groups):
-            if c > 1:
+            if c > 1 and found.reduction != "add":
+                parts[i] = b.emit(f"Reduce{found.reduction.capitalize()}", parts[i], [0], keepdims=1)
+            elif c > 1:
                 parts[i] = b.MatMul(b.const(np.ones((1, c)), dtype), parts[i])
         sums = b.reshape(parts[0] if len(parts) == 1 else b.Concat(*parts, axis=1), [used, -1])
     if is_open or not counts.all():
-        zeros = b.Expand(b.const(np.zeros((1, 1)), dtype), b.join([1], b.shape_of(rows, 1)))
-        sums = b.Concat(sums, zeros, axis=0)
+        empty = b.const(np.full((1, 1), _EMPTY[found.reduction]), dtype)
+        sums = b.Concat(sums, b.Expand(empty, b.join([1], b.shape_of(rows, 1))), axis=0)
     if not is_open:
         return sums, b.const(place)
     beyond = b.Sub(b.shape_of(b.var(found.table), found.axis, found.axis + 1), [size])
@@ -129,6 +136,6 @@ def _by_place(b: Builder, rows: Var, found: _Known) -> tuple[Var, Var]:
 KNOWN_ROWS = rewrite_results(
     "known_rows",
     "rows are gathered by place and added up as products with ones; those that are not the last are left out",
-    "ScatterElements, without reduction or add, with constant indices, the same along a row",
-    NodeRule(_Known.ending_in, _sums),
+    "ScatterElements, without reduction, add, max or min, with constant indices, the same along a row",
+    NodeRule(_Known.ending_in, _write),
 )

@@ -180,6 +180,8 @@ def replace_value(y: Var, old: ir.Value) -> None:
 
 def match_repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value | None:
     """The value that `indices`, of `rank` axes, repeats along all axes but `axis`; None if it does not."""
+    while (copied := producer(indices, "Identity")) is not None:
+        indices = copied.inputs[0]
     spread = producer(indices, "Expand")
     column = indices if spread is None else spread.inputs[0]
     if column is None or column.shape is None or indices is None or indices.shape is None:
