@@ -64,6 +64,7 @@ def test_for_casadi(place):
         ("family PLACE/m.onnx --for casadi -o PLACE/gen", "a size that is not fixed (N)"),
         ("family PLACE/m.onnx --for casadi -o PLACE/gen --loss mse", "writes no training step"),
         ("family PLACE/m.onnx -o PLACE", "MODEL"),
+        ("family PLACE/m.onnx -o PLACE/gen --name a/b", "--name a/b is not the name of a file"),
     ],
 )
 def test_what_does_not_fit_is_refused(place, line, words):

@@ -54,6 +54,8 @@ def family(
     loss, optimizer = attaching.get("loss"), attaching.get("optimizer")
     opened = load_model(model)
     called = name or model.stem
+    if Path(called).name != called:
+        raise BadInput(f"--name {called} is not the name of a file")
     steps = reader is Reader.runtime and (bool(loss) or bool(training_info(opened)))
     made = [output / f"{prefix}{called}.onnx" for prefix in ("", "fwd_", "adj_", "fwd_adj_", "vjp_", "jvp_")]
     made += [output / "manifest.json", *(files_in(output / "step") if steps else ())]

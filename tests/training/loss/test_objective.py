@@ -213,7 +213,7 @@ def test_metrics_are_those_of_numpy():
     np.testing.assert_allclose(found["mae"], np.abs(y - data["target"]).mean(), rtol=1e-5)
     np.testing.assert_array_equal(found["mse"], found["loss"])
     binary = (data["target"] > 0).astype(np.float32)
-    model = attach(mlp(), loss="bce_with_logits", metrics=["accuracy"])
+    model = attach(mlp(), loss="bce_with_logits", metrics="accuracy, gradient_norm")
     found, _ = results(model, {**data, "labels": binary}, "accuracy")
     np.testing.assert_allclose(found["accuracy"], ((y > 0) == (binary > 0.5)).mean(), rtol=1e-6)
 

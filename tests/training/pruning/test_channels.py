@@ -52,6 +52,14 @@ GRAPHS = {
          "joined": [-1, 8, 6, 6]},
         1,
     ),
+    "einsum": (
+        "(float[N, T, 4] x) => (float[N, T, 3] y)",
+        """a = Einsum <equation = "...d,hde->...he"> (x, w1)  v = Einsum <equation = "ntd,hde->nthe"> (x, w2)
+           s = Einsum <equation = "nthe,nshe->nhts"> (a, a)  p = Softmax (s)
+           m = Einsum <equation = "nhts,nshe->nthe"> (p, v)  y = Einsum <equation = "nthe,hek"> (m, w3)""",
+        {"w1": (3, 4, 5), "w2": (3, 4, 6), "w3": (3, 6, 3)},
+        2,
+    ),
     "order": (
         "(float[N, 4] x) => (float[N, 3] y)",
         "a = MatMul (x, w1)  p = Gather <axis = 1> (a, order)  b = Add (p, b1)  y = MatMul (b, w2)",
@@ -282,6 +290,12 @@ LEFT_ALONE = {
         "a = MatMul (x, w1)  t = Transpose <perm = [0, 2, 1]> (a)  y = MatMul (a, t)",
         {"w1": (4, 6)},
         ("w1", "a product of two values that are computed"),
+    ),
+    "a sum of computed values": (
+        "(float[N, 4] x) => (float[N] y)",
+        """a = Einsum <equation = "ni,ij->nj"> (x, w1)  y = Einsum <equation = "ni,ni->n"> (a, a)""",
+        {"w1": (4, 6)},
+        ("w1", "a sum over values that are computed"),
     ),
     "a size that is computed with": (
         "(float[N, 4] x) => (float[N, 3] y)",

@@ -44,7 +44,7 @@ from onnxgrad.training.graph.tied_weights import tie_weights
 from onnxgrad.training.graph.training_mode import Mode, exported_in_training, statistics, switch, to_inference
 from onnxgrad.training.loss.config import Loss, terms_of
 from onnxgrad.training.loss.objective import Objective
-from onnxgrad.training.loss.step_metrics import check_step_metrics
+from onnxgrad.training.loss.step_metrics import names_in_step
 from onnxgrad.training.metadata import AVERAGE, CONVENTION, FED, HEAD, MASKS, SCHEDULED, TAKEN_OF, TRAINS
 from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.optim.optimizers import DEFAULT_OPTIMIZER, completed_settings
@@ -73,7 +73,7 @@ _LARGE = "Trainer takes the model itself, and saves a training model with its we
 def attach(
     model: AnyModel,
     *,
-    metrics: Sequence[str] = (),
+    metrics: str | Sequence[str] = (),
     accumulate: bool = False,
     schedule: Schedule | str | None = None,
     **settings: Unpack[AttachKeywords],
@@ -111,7 +111,7 @@ def attach(
 def attached(
     model: AnyModel,
     *,
-    metrics: Sequence[str] = (),
+    metrics: str | Sequence[str] = (),
     accumulate: bool = False,
     cached: bool = False,
     schedule: Schedule | str | None = None,
@@ -133,7 +133,7 @@ def attached(
     terms = terms_of("cross_entropy" if loss.loss is None else loss.loss, prediction, loss.labels)
     asked = {**changed_settings(optimizer), **rest}
     chosen = Optimizer.of(asked.pop("optimizer", None) or DEFAULT_OPTIMIZER, **asked, schedule=schedule)
-    check_step_metrics(metrics)
+    metrics = names_in_step(metrics)
     frozen = ["*"] if weights.freeze_bn is True else list(weights.freeze_bn or ())
     mode = Mode(weights.train_mode, frozen, weights.dropout or {})
     adapter, freeze = adapters.build_adapter(), weights.freeze or ()

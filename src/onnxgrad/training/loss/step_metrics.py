@@ -18,13 +18,15 @@ OF_GRADIENT = ("gradient_norm",)
 IN_STEP = (*(name for name, metric in METRICS.items() if metric.in_step), *OF_GRADIENT)
 
 
-def check_step_metrics(names: Sequence[str]) -> None:
-    """Raise BadInput for a name that is not in `IN_STEP`."""
+def names_in_step(metrics: str | Sequence[str]) -> list[str]:
+    """The names in ``"accuracy,top5"`` or a list. Raises BadInput for one that is not in `IN_STEP`."""
+    names = [n.strip() for n in metrics.split(",")] if isinstance(metrics, str) else list(metrics)
     for name in names:
         try:
             looked_up("metric", name, dict.fromkeys(IN_STEP))
         except BadInput as error:
             raise BadInput(f"{error}\n  hint: fit(metrics=…) measures validation data by many more") from None
+    return names
 
 
 def row_functions(names: Sequence[str]) -> dict[str, Callable[[Builder, Var, Var], Var]]:

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from onnxgrad.ir.einsum_labels import einsum_axes
 from onnxgrad.training.pruning.channels import Axis, Channels, rank_of
 from onnxgrad.training.pruning.known_sizes import SIZES, numbers_of
 
@@ -73,6 +74,8 @@ def _factors(node: ir.Node) -> list[list[Axis]]:
         return [[*whole, (w, 1 if node.attributes.get_int("transB", 0) else 0)]]
     if node.op_type == "MatMul" and rank_of(w) > 1:
         return [[*whole, (w, rank_of(w) - 2)]]
+    if node.op_type == "Einsum" and r is None:
+        return [[axes[0] for axes in einsum_axes(node)]]
     if node.op_type in ("LSTM", "GRU", "RNN") and r is not None:
         return [[(x, 0), (x, 1), *((v, a) for a in range(3))] for v in (w, r)]
     return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.einsum_labels import einsum_axes
 from onnxgrad.ir.match import constant, is_op, not_none
 from onnxgrad.ir.operators import Kind, traits_of
 from onnxgrad.training.pruning import places  # noqa: F401  (it fills the table)
@@ -156,6 +157,23 @@ def _matmul(j: Coupling, node: ir.Node) -> None:
     j.join(*columns, out, rank_of(out) - 1)
     _note_made(j, node, rows, columns)
     broadcast(j, [a, b], out, skip=2)
+
+
+@follows("Einsum")
+def _einsum(j: Coupling, node: ir.Node) -> None:
+    """Axes with the same letter; one that is summed over goes where it is that of a weight."""
+    for axes in einsum_axes(node):
+        j.touch(*axes)
+        wide = [axis for axis in axes if size_of(*axis) != 1]
+        for axis in wide[1:]:
+            j.join(*wide[0], *axis)
+        weights = [axis for axis in wide if axis[0] in j.parameters]
+        if axes[-1][0] is node.outputs[0]:
+            _note_made(j, node, *weights)
+        elif weights:
+            j.read.update(dict.fromkeys(weights, node))
+        else:
+            j.lock(*axes[0], "a sum over values that are computed")
 
 
 def _contract(j: Coupling, node: ir.Node, left: Axis, right: Axis) -> None:

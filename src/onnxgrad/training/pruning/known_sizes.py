@@ -50,7 +50,7 @@ def numbers_of(dim: int | ir.SymbolicDim) -> tuple[int, int] | None:
     """The numbers that a size stands for; None if it is unknown."""
     if isinstance(dim, int):
         return dim, dim
-    text = (dim.value or "").split("_or_")
+    text = (dim.value or "").removeprefix("size_").split("_or_")
     return (int(text[0]), int(text[1])) if len(text) == 2 and all(t.isdigit() for t in text) else None
 
 
@@ -67,7 +67,7 @@ def _dim(one: int | ir.SymbolicDim, two: int | ir.SymbolicDim) -> int | ir.Symbo
     known = [int(d.value) if isinstance(d, ir.SymbolicDim) and (d.value or "").isdigit() else d for d in (one, two)]  # type: ignore[arg-type]
     left, right = known
     if isinstance(left, int) and isinstance(right, int):
-        return left if left == right else ir.SymbolicDim(f"{left}_or_{right}")
+        return left if left == right else ir.SymbolicDim(f"size_{left}_or_{right}")
     return ir.SymbolicDim(None)
 
 
