@@ -125,6 +125,7 @@ CASES = [
     ("Einsum", [floats(2, 3), floats(3, 4)], {"equation": "ij,jk->ki"}, 0),
     ("Einsum", [floats(2, 3, 4), floats(2, 4)], {"equation": "b...d, bd -> b..."}, 0),
     ("Einsum", [floats(2, 3), floats(3)], {"equation": "ij,j"}, 3),
+    ("AffineGrid", [image(2, 2, 3), fixed(2, 3, 4, 5)], {"align_corners": 1}, 0),
     ("Conv", [image(2, 4, 5, 5), image(6, 4, 3, 3)], {"pads": [1, 0, 1, 0], "strides": [2, 1]}, 0),
     ("Conv", [image(2, 4, 5, 5), image(6, 2, 3, 3)], {"group": 2}, 0),
     ("Conv", [image(2, 4, 5), image(6, 2, 3), Fixed(image(6))], {"group": 2}, 2),

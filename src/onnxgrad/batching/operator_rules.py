@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable, Write
-from onnxgrad.batching.product_rules import conv, einsum, gemm, matmul, recurrent, resize, rows
+from onnxgrad.batching.product_rules import affine_grid, conv, einsum, gemm, matmul, recurrent, resize, rows
 from onnxgrad.ir import Var
 from onnxgrad.ir.match import not_none
 from onnxgrad.ir.operators import ByOperator, Kind
@@ -57,6 +57,7 @@ _rule: ByOperator[Write] = ByOperator(
 #: The function that writes the stacked form of a node. None: its operator has none.
 batching_rule = _rule.of
 
+_rule("AffineGrid")(affine_grid)
 _rule("Conv", "ConvTranspose")(conv)
 _rule("Einsum")(einsum)
 _rule("Gemm")(gemm)

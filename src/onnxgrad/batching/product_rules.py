@@ -93,6 +93,13 @@ def rows(s: BatchedNode) -> Var:
     return _split_axis(b, s.emit_again(_merge_axes(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
 
 
+def affine_grid(s: BatchedNode) -> Var:
+    """More rows of the parameters and of the sizes. In a Scan, ONNX Runtime loads no AffineGrid of constant sizes."""
+    b, theta, size = s.b, s.only(0), s.x[1]
+    sizes = b.join(b.folded(b.Mul(s.count, b.Slice(size, [0], [1]))), b.folded(b.Slice(size, [1], [5])))
+    return _split_axis(b, s.emit_again(_merge_axes(b, theta, 0), sizes), 0, s.count, b.shape_of(theta, 1, 2))
+
+
 def recurrent(s: BatchedNode) -> list[Var]:
     """Rows as well: of sequences, of their lengths and of first states; the weights are shared."""
     b, batch = s.b, {0: 1, 4: 0, 5: 1, 6: 1}

@@ -43,7 +43,7 @@ def affine_grid(op: Op, g: Var, theta: Var, size: Var) -> Result:
     """
     n = g.rank - 2
     same = expand_to(op.const(np.eye(n, n + 1)[None], theta.dtype), theta)
-    points = op.Reshape(op.replay(same, size), [0, -1, n])
-    rows = op.Reshape(g, [0, -1, n])
+    count = op.folded(op.ReduceProd(op.shape_of(g, 1, n + 1), keepdims=1))  # a -1 would be unknown in no batch
+    points, rows = (op.Reshape(x, op.join([0], count, [n])) for x in (op.replay(same, size), g))
     met = product(op.Transpose(rows, perm=[0, 2, 1]), points)
     return op.Concat(met, op.Unsqueeze(op.ReduceSum(rows, [1], keepdims=0), [2]), axis=2)
