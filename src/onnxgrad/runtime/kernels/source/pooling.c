@@ -134,7 +134,8 @@ static void compute(Call *call, const void *settings) {
   if (refused(call, !sound, "MaxPoolGrad: operands or attributes do not belong together")) return;
   Job j = {.s = s, .g = input(call, 0), .x = input(call, 1), .out = output(call, 0, &big)};
   if (call->failed || !big.count) return;
-  j.h = big.dims[2], j.w = big.dims[3], j.oh = small.dims[2], j.ow = small.dims[3];
+  j.h = big.dims[2], j.w = big.dims[3];
+  j.oh = small.count ? small.dims[2] : 0, j.ow = small.dims[3]; /* no row of windows of nothing */
   parallel_ranges(call, big.dims[0] * big.dims[1], 4096 / least(j.h * j.w, 4096), plane, &j);
 }
 
