@@ -13,7 +13,8 @@ from onnxgrad.ir.graph import add_initializer, dependents
 from onnxgrad.ir.match import constant, is_op, sizes
 from onnxgrad.training.detection.classes import infer_anew
 from onnxgrad.training.detection.head import Head
-from onnxgrad.training.detection.probe import noise, picture_input, run_values
+from onnxgrad.training.detection.probe import PORTABLE, noise, picture_input, run_values
+from onnxgrad.training.graph.inner_values import inner_values
 
 #: Differences of results for one picture and for two, relative to the largest: sums in another order.
 _TOLERANCE = 1e-3
@@ -161,8 +162,8 @@ def _agrees(model: ir.Model, head: Head, values: list[str]) -> bool:
     pair = noise(model, 2, head.size)
     try:
         together = run_values(model, values, pair)
-        each = [{n: a[k : k + 1] if len(a) == 2 else a for n, a in pair.items()} for k in range(2)]
-        alone = [run_values(model, values, feeds) for feeds in each]
+        each = ({n: a[k : k + 1] if len(a) == 2 else a for n, a in pair.items()} for k in range(2))
+        alone = list(inner_values(model, values, each, PORTABLE))
     except BadInput:
         return False
     for name, found in together.items():

@@ -11,13 +11,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import named_values, prune, required_inputs
+from onnxgrad.ir.graph import required_inputs
 from onnxgrad.ir.match import not_none
-from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime import Options
+from onnxgrad.training.graph.inner_values import inner_values
 from onnxgrad.training.metadata import CLASSES, DETECTOR, read_entry
 
 #: Side of a picture where neither the model nor the caller fixes one.
 DEFAULT_SIDE = 640
+#: Few runs of a graph are not worth more than standard operators.
+PORTABLE = Options(target="portable")
 
 
 def picture_input(graph: ir.Graph) -> ir.Value:
@@ -75,14 +78,7 @@ def noted_offset(model: ir.Model) -> float | None:
 
 def run_values(model: ir.Model, values: Sequence[str], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The values of these names, inside `model`, for `feeds`. Raises BadInput if ONNX Runtime fails."""
-    copy = model.clone()
-    named = named_values(copy.graph)
-    copy.graph.outputs[:] = [named[name] for name in values]
-    prune(copy.graph)
-    copy.graph.inputs[:] = [v for v in copy.graph.inputs if v.uses() or v.is_graph_output()]
-    held = {v.name for v in copy.graph.inputs}
-    session = Session(copy, Options(target="portable"))
-    return session.run({name: array for name, array in feeds.items() if name in held})
+    return next(inner_values(model, values, [feeds], PORTABLE))
 
 
 def noise(model: ir.Model, rows: int, size: tuple[int, int]) -> dict[str, np.ndarray]:

@@ -16,7 +16,8 @@ from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import is_constant, is_op
 from onnxgrad.ir.names import Names
 from onnxgrad.training.detection.heads import last_layers
-from onnxgrad.training.detection.probe import run_values
+from onnxgrad.training.detection.probe import PORTABLE
+from onnxgrad.training.graph.inner_values import inner_values
 
 #: Channels of a variance below are constant, and are left alone with the variance 1.
 _LEAST, _EPSILON, _MOMENTUM = 1e-8, 1e-3, 0.97
@@ -42,8 +43,8 @@ def unfold(model: ir.Model, pictures: np.ndarray, name: str) -> str:
     single = isinstance(next(v for v in graph.inputs if v.name == name).shape[0], int)  # type: ignore[index]
     size = 1 if single else _TOGETHER
     totals: dict[str, tuple[np.ndarray, np.ndarray, int]] = {}
-    for start in range(0, len(pictures), size):
-        found = run_values(model, [n.outputs[0].name or "" for n in layers], {name: pictures[start : start + size]})
+    batches = ({name: pictures[start : start + size]} for start in range(0, len(pictures), size))
+    for found in inner_values(model, [n.outputs[0].name or "" for n in layers], batches, PORTABLE):
         for key, array in found.items():
             flat = array.astype(np.float64).swapaxes(0, 1).reshape(array.shape[1], -1)
             before = totals.get(key, (0.0, 0.0, 0))

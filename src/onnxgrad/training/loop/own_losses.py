@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import named_values
-from onnxgrad.runtime import Session
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.labels import class_column
+from onnxgrad.training.graph.inner_values import inner_values
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.loss.config import as_list, terms_of
 from onnxgrad.training.loss.label_inputs import LABELS
@@ -61,14 +61,10 @@ def check_on_first_batch(run: Run, batch: Mapping[str, np.ndarray]) -> None:
     whole = run.data.whole
     few = {n: a if n in whole or run.data.fixed else a[:_CHECKED] for n, a in batch.items()}
     model = run.step.inference_model(run.inference_state())
-    values = named_values(model.graph)
     asked = {n for r in recorded for n in r.values if n not in few}
-    if not asked <= values.keys():  # of a part that training has another form of
+    if not asked <= named_values(model.graph).keys():  # of a part that training has another form of
         return
-    made = [values[n] for n in sorted(asked)]
-    model.graph.outputs[:] = made
-    session = Session(model, run.trainer.options)
-    found = session.run({n: few[n] for n in session.inputs}) if made else {}
+    found = next(inner_values(model, sorted(asked), [few], run.trainer.options))
     for loss in recorded:
         if all(n in few or n in found for n in loss.reads):
             loss.check({**few, **found})

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import not_none
-from onnxgrad.runtime import Session
+from onnxgrad.training.graph.inner_values import inner_values
 from onnxgrad.training.pruning.channels import Channels, rank_of
 
 Batches = Iterable[Mapping[str, np.ndarray]]
@@ -64,14 +64,8 @@ def _channel_axis(channels: Channels, key: tuple[str, int], x: ir.Value) -> int:
 
 def _squares(model: ir.Model, axes: Mapping[str, int], batches: Batches) -> dict[str, np.ndarray]:
     """Σ x² along all axes but one, of the values of `model` by name."""
-    probe = model.clone()
-    values = {v.name: v for n in probe.graph for v in n.outputs} | {v.name: v for v in probe.graph.inputs}
-    known = {v.name for v in (*probe.graph.inputs, *probe.graph.outputs)}
-    probe.graph.outputs.extend(values[name] for name in axes if name not in known)
-    session = Session(probe)
     found: dict[str, np.ndarray] = {}
-    for batch in batches:
-        seen = dict(batch) | session.run({n: batch[n] for n in session.inputs})
+    for seen in inner_values(model, axes, batches):
         for name, axis in axes.items():
             x = seen[name].astype(np.float64)
             part = (x**2).sum(tuple(a for a in range(x.ndim) if a != axis % x.ndim))

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import constant, not_none
-from onnxgrad.runtime import Session
+from onnxgrad.training.graph.inner_values import inner_values
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.quantization.numbers import limits, spread
 from onnxgrad.training.quantization.record import record_in
@@ -95,18 +95,12 @@ def learn_rounding(model: ir.Model, batches: Iterable[Mapping[str, np.ndarray]])
     layers = list(_layers(model))
     if not layers:
         return
-    probe = model.clone()
-    values = {v.name: v for n in probe.graph for v in n.outputs} | {v.name: v for v in probe.graph.inputs}
-    names = [layer.node.inputs[0].name for layer in layers]  # type: ignore[union-attr]
-    ends = [values[n] for n in dict.fromkeys(names)]
-    probe.graph.outputs.extend(v for v in ends if v not in (*probe.graph.inputs, *probe.graph.outputs))
-    session = Session(probe)
+    names = [not_none(layer.node.inputs[0]).name or "" for layer in layers]
     forms = [np.zeros((layer.groups, layer.columns_in(), layer.columns_in())) for layer in layers]
     counts = [0] * len(layers)
-    for batch in batches:
-        seen = dict(batch) | session.run({n: batch[n] for n in session.inputs})
+    for seen in inner_values(model, names, batches):
         for i, (layer, name) in enumerate(zip(layers, names)):
-            form, count = layer.squares(seen[name or ""])
+            form, count = layer.squares(seen[name])
             forms[i] += form
             counts[i] += count
     for layer, form, count in zip(layers, forms, counts):
