@@ -13,14 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder
-from onnxgrad.ir.cleanup import finish
-from onnxgrad.ir.graph import named_values, stand_in, values_read
+from onnxgrad.ir.graph import named_values, stand_in
 from onnxgrad.ir.match import not_none
 from onnxgrad.training.parallel.shares import Shares
-from onnxgrad.training.step.accumulate import BUCKET, TOTAL, SplitStep
+from onnxgrad.training.step.accumulate import BUCKET, SplitStep
 from onnxgrad.training.step.memory_budget import in_good_order
 from onnxgrad.training.step.pieces import taking
-from onnxgrad.training.step.step import StateTensor, Step
+from onnxgrad.training.step.step import StateTensor, Step, prune_step
 
 
 @dataclass
@@ -97,25 +96,14 @@ class _Cut:
 
     def _taking(self, step: Step, ends: list[ir.Value]) -> tuple[Step, dict[str, str]]:
         """`step`, pruned to `ends`, with gradients as inputs. Returns also their names, by those of gradients."""
-        graph, pieces = step.model.graph, self.split.pieces
-        graph.outputs[:] = list(dict.fromkeys(ends))
-        values = named_values(graph)
+        pieces, values = self.split.pieces, named_values(step.model.graph)
         for unit in self.shares.units:
             shape = self.shapes.get(unit.pieces[0])
             if unit.values is not None and shape not in (None, pieces[unit.pieces[0]]):
                 for name in unit.values:
                     values[name].shape = ir.Shape(shape)
-        finish(graph)
-        names: dict[str, str] = {}
+        step, names = prune_step(step, ends), dict[str, str]()
         if self.shapes:
-            step, names = taking(step, self.shapes, not_none(values[BUCKET].dtype), (BUCKET, TOTAL))
-        graph = step.model.graph
-        used = values_read(graph)
-        inputs = {v.name or "": v for v in graph.inputs if v in used}
-        own = {t.input for t in step.state.values()}
-        reads = {n: t for n, t in step.reads.items() if n in inputs and n not in own}
-        rates = {n: t for n, t in step.rates.items() if n in inputs}
-        places = [name for name in names.values() if name in inputs]
-        graph.inputs[:] = [v for v in graph.inputs if v.name in {*own, *reads, *rates, *places}]
+            step, names = taking(step, self.shapes, not_none(values[BUCKET].dtype))
         in_good_order(step.model)
-        return replace(step, reads=reads, rates=rates), {n: given for n, given in names.items() if given in inputs}
+        return step, names

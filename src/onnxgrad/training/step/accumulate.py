@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
-from onnxgrad.ir.graph import dependents, named_values, values_read
+from onnxgrad.ir.graph import dependents, named_values
 from onnxgrad.runtime import Options, StepRunner, share
 from onnxgrad.training.graph.mixed_precision import SCALE, Precision
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source, chosen_entries, own_names
@@ -26,7 +26,7 @@ from onnxgrad.training.spec.validation import read_valid
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import in_good_order
 from onnxgrad.training.step.pieces import Bucket, add_results, taking
-from onnxgrad.training.step.step import StateTensor, Step
+from onnxgrad.training.step.step import StateTensor, Step, prune_step
 
 BUCKET, TOTAL, KEEP = "gradient_bucket", "gradient_total", "gradient_keep"
 WEIGHT, SUM = "batch_weight", "batch_sum"
@@ -170,9 +170,8 @@ class _Cut:
             var.value.name = b.names.exactly(f"{name}_next")
         own = {name: StateTensor(name, name, var.name, self._zeros(name), "optimizer") for name, var in held.items()}
         ends = [values[t.output] for t in state.values()] + [v.value for v in held.values()]
-        self._close(b, [*ends, *(values[name] for name in results)])
-        rate = {KEEP: self._zeros(KEEP)}
-        return self._step(model, state | own, list(self.step.batch), results, self.step.loss, rate)
+        half = replace(self.step, state=state | own, results=results, rates={KEEP: self._zeros(KEEP)})
+        return self._half(half, model, [*ends, *(values[name] for name in results)])
 
     def _update(self, state: dict[str, StateTensor], results: list[str]) -> Step:
         model, b, values, bucket, total = self._copy()
@@ -192,12 +191,11 @@ class _Cut:
         graph.remove(made)
         graph.insert_before(graph[0], made)
         outputs = [values[t.output] for t in state.values()] + [values[name] for name in results]
-        self._close(b, outputs)
-        read = {v.name for v in values_read(b.graph)}
-        batch = [name for name in self.step.batch if name in read]
-        if batch:
-            raise BadInput(f"the update reads {batch[0]!r} of the batch beside the gradients, so it cannot be put off")
-        return self._step(model, state, [], results, "", dict(self.step.rates))
+        half = self._half(replace(self.step, state=state, results=results, loss=""), model, outputs)
+        if half.batch:
+            name = half.batch[0]
+            raise BadInput(f"the update reads {name!r} of the batch beside the gradients, so it cannot be put off")
+        return half
 
     def _input(self, b: Builder, name: str, shape: Sequence[int]) -> Var:
         value = ir.Value(name=b.names.exactly(name), type=ir.TensorType(self.dtype), shape=ir.Shape(shape))
@@ -208,29 +206,12 @@ class _Cut:
         shape = (sum(self.sizes),) if name == BUCKET else ()
         return ir.tensor(np.zeros(shape, self.dtype.numpy()), name=name)
 
-    def _close(self, b: Builder, outputs: Sequence[ir.Value]) -> None:
-        b.graph.outputs[:] = list(dict.fromkeys(outputs))
-        finish(b.graph)
-
-    def _step(
-        self, model: ir.Model, state: dict[str, StateTensor], batch: list[str], results: list[str], loss: str,
-        rates: dict[str, ir.TensorProtocol],
-    ) -> Step:  # fmt: skip
-        """A half, its inputs in order; state that the other half updates is only read."""
-        graph = model.graph
-        used = values_read(graph)
-        inputs = {v.name or "": v for v in graph.inputs}
-        batch = [name for name in batch if inputs[name] in used]
-        rates = {name: t for name, t in rates.items() if inputs[name] in used}
+    def _half(self, step: Step, model: ir.Model, outputs: Sequence[ir.Value]) -> Step:
+        """A half of `step`, with these `outputs` of `model`; state that the other half updates is only read."""
         others = {n: t.initial for n, t in self.step.state.items()} | {n: self._zeros(n) for n in (BUCKET, TOTAL)}
-        others |= self.step.reads
-        mine = {t.input for t in state.values()}
-        known = {n: t for n, t in others.items() if n in inputs and n not in mine and inputs[n] in used}
-        graph.inputs[:] = [inputs[n] for n in [*batch, *(t.input for t in state.values()), *known, *rates]]
+        half = prune_step(replace(step, model=model, reads=others | self.step.reads), outputs)
         in_good_order(model)
-        return replace(
-            self.step, model=model, state=state, batch=batch, results=results, loss=loss, rates=rates, reads=known
-        )
+        return half
 
 
 class Accumulating:
@@ -256,7 +237,7 @@ class Accumulating:
         self.bucket = self._part = Bucket(split.pieces, self._dtype(split).numpy())
         if parts > 1:
             self._part = Bucket(split.pieces, self.bucket.array.dtype)
-        first = add_results(split.gradient, split.pieces, self._dtype(split), (BUCKET, TOTAL, KEEP))
+        first = add_results(split.gradient, split.pieces, self._dtype(split), (BUCKET, TOTAL))
         self.update = self._updating(split, options)
         self.gradient = self._computing(first, options, self._part.pieces)
         share(self.gradient, self.update)
@@ -285,7 +266,7 @@ class Accumulating:
 
     def _updating(self, split: SplitStep, options: Options | None) -> StepRunner:
         """The machine that makes an update from the bucket."""
-        second, names = taking(split.update, split.pieces, self._dtype(split), (BUCKET, TOTAL))
+        second, names = taking(split.update, split.pieces, self._dtype(split))
         return StepRunner(second, options=options, places={given: self.bucket.pieces[n] for n, given in names.items()})
 
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:

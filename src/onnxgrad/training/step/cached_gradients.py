@@ -14,16 +14,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
-from onnxgrad.ir.cleanup import finish
-from onnxgrad.ir.graph import named_values, values_read
+from onnxgrad.ir.graph import named_values, stand_in
 from onnxgrad.ir.match import not_none
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.graph.whole_batch import ALL, DOMAIN, OWN
 from onnxgrad.training.step.accumulate import SUM, Accumulating, SplitStep
 from onnxgrad.training.step.memory_budget import in_good_order
-from onnxgrad.training.step.step import Step
+from onnxgrad.training.step.step import Step, prune_step
 
 
 @dataclass(kw_only=True)
@@ -70,26 +68,13 @@ def _part(step: Step, given: Sequence[str] = ()) -> Step:
     """The part of `step` that computes its state and results, from the values called `given`."""
     model = step.model.clone()
     graph, values = model.graph, named_values(model.graph)
+    graph.inputs.extend([stand_in(values[name]) for name in given])
+    values = named_values(graph)
     ends = [*(t.output for t in step.state.values()), *step.results]
-    graph.outputs[:] = list(dict.fromkeys(values[name] for name in ends))
-    for name in given:
-        old = values[name]
-        new = ir.Value(name=name, type=old.type, shape=old.shape)
-        old.name = f"{name}_before"
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        graph.inputs.append(new)
-    finish(graph)
+    part = prune_step(replace(step, model=model, batch=[*step.batch, *given]), [values[name] for name in ends])
     graph.opset_imports.pop(DOMAIN, None)
-    used = values_read(graph)
-    state = {t.input for t in step.state.values()}
-    graph.inputs[:] = [v for v in graph.inputs if v in used or v.name in state]
     in_good_order(model)
-    names = {v.name for v in graph.inputs}
-    return replace(
-        step, model=model, batch=[n for n in [*step.batch, *given] if n in names],
-        rates={n: t for n, t in step.rates.items() if n in names},
-        reads={n: t for n, t in step.reads.items() if n in names},
-    )  # fmt: skip
+    return part
 
 
 class CachedGradients(Accumulating):

@@ -17,14 +17,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import named_values
 from onnxgrad.runtime.tensors import aligned
-from onnxgrad.training.step.step import Step
+from onnxgrad.training.step.step import Step, prune_step
 
 
 def add_results(step: Step, pieces: Iterable[str], dtype: ir.DataType, without: Collection[str]) -> Step:
-    """`step` with the values called `pieces` as further outputs of `dtype`, and without the inputs `without`."""
+    """`step` with the values called `pieces` as further outputs of `dtype`, and without the state `without`."""
     model = step.model.clone()
     graph, values = model.graph, named_values(model.graph)
     builder = Builder(graph)
@@ -37,15 +36,11 @@ def add_results(step: Step, pieces: Iterable[str], dtype: ir.DataType, without: 
             cast.name, value.name = name, builder.names.fresh(name)
             value = cast
         ends.append(value)
-    _close(graph, [*ends, *(values[name] for name in step.results)], without)
-    rates = {n: t for n, t in step.rates.items() if n not in without}
-    return replace(step, model=model, state=state, rates=rates)
+    return prune_step(replace(step, model=model, state=state), [*ends, *(values[name] for name in step.results)])
 
 
-def taking(
-    step: Step, pieces: Mapping[str, tuple[int, ...]], dtype: ir.DataType, without: Collection[str]
-) -> tuple[Step, dict[str, str]]:
-    """`step` with the values called `pieces`, of these shapes, as inputs of `dtype`, in place of `without`.
+def taking(step: Step, pieces: Mapping[str, tuple[int, ...]], dtype: ir.DataType) -> tuple[Step, dict[str, str]]:
+    """`step` with the values called `pieces`, of these shapes, as inputs of `dtype`, in place of the bucket.
 
     Returns:
         It, and the names of these inputs; none for a piece that nothing is computed from.
@@ -67,15 +62,9 @@ def taking(
     made = list(graph)[len(before) :]
     graph.remove(made)
     graph.insert_before(before[0], made)
-    _close(graph, list(graph.outputs), without)
-    reads = {n: t for n, t in step.reads.items() if n not in without}
-    return replace(step, model=model, reads=reads), names
-
-
-def _close(graph: ir.Graph, outputs: Iterable[ir.Value], without: Collection[str]) -> None:
-    graph.outputs[:] = list(dict.fromkeys(outputs))
-    finish(graph)
-    graph.inputs[:] = [v for v in graph.inputs if v.name not in without]
+    found = prune_step(replace(step, model=model), graph.outputs)
+    inputs = {v.name for v in graph.inputs}
+    return found, {name: given for name, given in names.items() if given in inputs}
 
 
 class Bucket:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.graph import values_read
 from onnxgrad.ir.passes import PassReport
 from onnxgrad.remat import Plan
 from onnxgrad.training.spec.training_info import Source, updated
@@ -108,3 +110,22 @@ class Step:
                 )
             held.const_value = new
         return model
+
+
+def prune_step(step: Step, outputs: Iterable[ir.Value]) -> Step:
+    """Prune the graph of `step`, in place, to what computes `outputs`, without the inputs that nothing reads.
+
+    Returns:
+        The step with those of its batch, its rates, and the state that it only reads, that are left. State that it
+        updates stays an input in any case. Inputs are in the order batch, state, reads, rates, others.
+    """
+    graph = step.model.graph
+    graph.outputs[:] = list(dict.fromkeys(outputs))
+    finish(graph)
+    read, state = values_read(graph), [t.input for t in step.state.values()]
+    inputs = {v.name or "": v for v in graph.inputs if v in read or v.name in state}
+    batch = [name for name in step.batch if name in inputs]
+    reads = {name: t for name, t in step.reads.items() if name in inputs and name not in state}
+    rates = {name: t for name, t in step.rates.items() if name in inputs}
+    graph.inputs[:] = [inputs[name] for name in dict.fromkeys([*batch, *state, *reads, *rates, *inputs])]
+    return replace(step, batch=batch, reads=reads, rates=rates)
