@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar
 
-from onnxgrad.errors import BadInput
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, json_text
 from onnxgrad.model_io.map_outputs import CLASSES as CLASSES
 
 T = TypeVar("T")
@@ -44,6 +47,8 @@ QUANTIZED = "onnxgrad.quantized"
 PRUNED = "onnxgrad.pruned"
 #: Of an initializer of an algorithm: the weight whose mask it is, and the weight whose score it sums up.
 MASK, SALIENCY = "onnxgrad.mask", "onnxgrad.saliency"
+#: The version of entries that are records.
+_VERSION = 1
 
 
 def read_entry(props: Mapping[str, str], key: str, read: Callable[[Any], T]) -> T | None:
@@ -53,3 +58,27 @@ def read_entry(props: Mapping[str, str], key: str, read: Callable[[Any], T]) -> 
         return read(json.loads(text)) if text else None
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError, zlib.error) as error:
         raise BadInput(f"the model's metadata {key!r} are damaged: {text[:60]}") from error
+
+
+def record_text(record: Any) -> str:
+    """The fields of `record`, a dataclass, as JSON with the version of this form."""
+    return json_text({"version": _VERSION, **asdict(record)})
+
+
+def read_record(props: Mapping[str, str], key: str, read: Callable[[dict[str, Any]], T]) -> T | None:
+    """The entry `key` that `record_text` wrote, as `read` converts the fields (see `read_entry`)."""
+
+    def of_version(fields: dict[str, Any]) -> T:
+        if fields.pop("version") != _VERSION:
+            raise ValueError
+        return read(fields)
+
+    return read_entry(props, key, of_version)
+
+
+def check_initializers(model: ir.Model, key: str, names: Iterable[str]) -> None:
+    """Raise BadInput unless `model` has an initializer for each of `names`, which its entry `key` mentions."""
+    for name in names:
+        held = model.graph.initializers.get(name)
+        if held is None or held.const_value is None:
+            raise BadInput(f"the metadata {key!r} name {name!r}, which the model does not have")

@@ -43,7 +43,7 @@ from onnxgrad.training.adapters.targets import Target
 from onnxgrad.training.adapters.values import lengths, shapes
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import standardize
-from onnxgrad.training.metadata import ADAPTER, CLASSES, PREPROCESSING
+from onnxgrad.training.metadata import ADAPTER, CLASSES, PREPROCESSING, record_text
 from onnxgrad.training.tensor_files import load_tensors, save_tensors
 
 ORT_FILE, MODEL_FILE = "adapter.onnx_adapter", "model.onnx"
@@ -122,7 +122,7 @@ def write_adapter(
     with replacing(folder / ORT_FILE) as file:
         adapter.export_adapter(str(file))
     with replacing(folder / TENSORS_FILE) as file:
-        save_tensors(tensors, file, {"format": "pt", ADAPTER: record.text(), **(header or {})})
+        save_tensors(tensors, file, {"format": "pt", ADAPTER: record_text(record), **(header or {})})
     with replacing(folder / CONFIG_FILE) as file:
         file.write_text(json.dumps(peft.config(record, tensors, path), indent=2) + "\n", encoding="utf-8")
 

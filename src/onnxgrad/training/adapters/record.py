@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.adapters.forms import CHANNELS, DORA, LORA, TENSORS, VERA
 from onnxgrad.training.adapters.parts import WeightPart
-from onnxgrad.training.metadata import ADAPTER, read_entry
-
-_VERSION = 1
+from onnxgrad.training.metadata import ADAPTER, check_initializers, read_record, record_text
 
 
 @dataclass(frozen=True)
@@ -104,11 +100,7 @@ class Record:
 
     def write(self, model: ir.Model) -> None:
         """Note it in the metadata of `model`."""
-        model.metadata_props[ADAPTER] = self.text()
-
-    def text(self) -> str:
-        """The record as JSON."""
-        return json.dumps({"version": _VERSION, **asdict(self)}, ensure_ascii=False)
+        model.metadata_props[ADAPTER] = record_text(self)
 
 
 #: The tensors that an entry of a form has: one of these sets.
@@ -121,13 +113,11 @@ def record_of(props: Mapping[str, str]) -> Record | None:
     Raises:
         BadInput: they are of an unknown form.
     """
-    return read_entry(props, ADAPTER, _read)
+    return read_record(props, ADAPTER, _read)
 
 
 def _read(fields: dict[str, Any]) -> Record:
-    """The record of these `fields`. Raises ValueError, KeyError or TypeError for others than `Record.text` writes."""
-    if fields.pop("version") != _VERSION:
-        raise ValueError
+    """The record of these `fields`. Raises ValueError, KeyError or TypeError for others than a record has."""
     entries = [_entry(about) for about in fields.pop("entries")]
     found = Record(**fields, entries=entries)
     own, shared = LETTERS[found.form], {"A", "B"} if found.form == VERA else set()
@@ -172,10 +162,7 @@ def record_in(model: ir.Model) -> Record | None:
     found = record_of(model.metadata_props)
     if found is None:
         return None
-    for name in (*(e.weight for e in found.entries), *found.trained, *found.constants):
-        held = model.graph.initializers.get(name)
-        if held is None or held.const_value is None:
-            raise BadInput(f"the metadata {ADAPTER!r} name {name!r}, which the model does not have")
+    check_initializers(model, ADAPTER, (*(e.weight for e in found.entries), *found.trained, *found.constants))
     return found
 
 

@@ -5,7 +5,6 @@ Boxes are decoded from the raw values that training reads; the nodes that follow
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -25,7 +24,6 @@ from onnxgrad.training.detection.letterbox import Placement
 from onnxgrad.training.detection.masks import InstanceMasks
 from onnxgrad.training.detection.probe import picture_input, stored_names
 from onnxgrad.training.detection.task import letterbox_of
-from onnxgrad.training.metadata import DETECTOR
 from onnxgrad.training.metrics.boxes import Detections, overlaps
 
 #: The opset of the decoding.
@@ -117,7 +115,7 @@ class Detector:
         options: Options | None = None,
     ) -> None:
         opened = open_model(model).model
-        self.head = find_head(opened, image_size or noted_side(opened), model)
+        self.head = find_head(opened, image_size, model)
         self.letterbox = letterbox_of(opened, self.head, preparation or PreparationRecipe())
         self.names = stored_names(opened, self.head.classes)
         open_batch(opened, self.head)
@@ -178,12 +176,3 @@ def suppress(boxes: np.ndarray, labels: np.ndarray, same: float = SAME, most: in
         other = labels[left] != labels[first]
         left = left[other | (overlaps(boxes[first : first + 1], boxes[left])[0] <= same)]
     return np.array(kept, np.int64)
-
-
-def noted_side(model: ir.Model) -> int | None:
-    """The side of the pictures that `model` was trained on, if the training notes a square."""
-    try:
-        noted = json.loads(model.metadata_props.get(DETECTOR, "{}")).get("letterbox", {})
-        return int(noted["height"]) if noted["height"] == noted["width"] else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.training.metadata import PRUNED, read_entry
-
-_VERSION = 1
+from onnxgrad.training.metadata import PRUNED, read_record, record_text
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,7 @@ class PruningRecord:
     def write(self, model: ir.Model) -> None:
         """Store the record in `model`; an empty one is removed."""
         if self.weights or self.plan:
-            about = {"version": _VERSION, "weights": list(self.weights), "plan": list(self.plan)}
-            model.metadata_props[PRUNED] = json.dumps(about, ensure_ascii=False)
+            model.metadata_props[PRUNED] = record_text(self)
         else:
             model.metadata_props.pop(PRUNED, None)
 
@@ -41,13 +37,11 @@ def record_in(model: ir.Model) -> PruningRecord:
     Raises:
         BadInput: it is of an unknown form.
     """
-    found = read_entry(model.metadata_props, PRUNED, _read) or PruningRecord()
+    found = read_record(model.metadata_props, PRUNED, _read) or PruningRecord()
     return PruningRecord(tuple(n for n in found.weights if n in model.graph.initializers), found.plan)
 
 
 def _read(fields: Mapping[str, Any]) -> PruningRecord:
-    if fields["version"] != _VERSION:
-        raise ValueError
     weights, plan = fields["weights"], fields["plan"]
     if not all(isinstance(text, str) for text in (*weights, *plan)):
         raise ValueError

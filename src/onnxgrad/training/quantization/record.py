@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput
-from onnxgrad.training.metadata import QUANTIZED, read_entry
-
-_VERSION = 1
+from onnxgrad.training.metadata import QUANTIZED, check_initializers, read_record, record_text
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Storage:
 
     def write(self, model: ir.Model) -> None:
         """Store the record in the metadata of `model`, which is then trained through its rounding."""
-        model.metadata_props[QUANTIZED] = json.dumps({"version": _VERSION, **asdict(self)}, ensure_ascii=False)
+        model.metadata_props[QUANTIZED] = record_text(self)
 
 
 def record_in(model: ir.Model) -> Storage | None:
@@ -62,21 +58,16 @@ def record_in(model: ir.Model) -> Storage | None:
     Raises:
         BadInput: they are of an unknown form, or name tensors that the model does not have.
     """
-    found = read_entry(model.metadata_props, QUANTIZED, _read)
+    found = read_record(model.metadata_props, QUANTIZED, _read)
     if found is None:
         return None
     needed = [*found.weights, *found.biases]
     needed += [n for b in found.biases.values() for n in (b.scale, b.point, b.input, b.weight) if n]
-    for name in needed:
-        held = model.graph.initializers.get(name)
-        if held is None or held.const_value is None:
-            raise BadInput(f"the metadata {QUANTIZED!r} name {name!r}, which the model does not have")
+    check_initializers(model, QUANTIZED, needed)
     return found
 
 
 def _read(fields: Mapping[str, Any]) -> Storage:
-    if fields["version"] != _VERSION:
-        raise ValueError
     found = Storage(dict(fields["weights"]), {name: Bias(**about) for name, about in fields["biases"].items()})
     names = [*found.weights.values()]
     names += [n for b in found.biases.values() for n in (b.stored, b.scale, b.point, b.input, b.weight)]
