@@ -29,6 +29,9 @@ _UNSEEN = re.compile(
     "\U000e0000-\U000e007f]"
 )
 
+#: Characters of a library's message.
+_MOST = 300
+
 
 def printable(text: str, keep: str = "") -> str:
     r"""`text`, which may contain untrusted names, with terminal control characters replaced.
@@ -131,6 +134,29 @@ class RuleError(RuntimeError):
 
 class OperandMisfit(RuleError):
     """A tested rule gave a derivative of another shape than the operand's: the operands of the node do not fit."""
+
+
+def reason_of(error: BaseException) -> str:
+    """The beginning of the message of `error` on one line; the name of its class if it has none."""
+    return " ".join(str(error).split())[:_MOST] or type(error).__name__
+
+
+@contextmanager
+def as_bad_input(what: str, nested: bool = False) -> Iterator[None]:
+    """Raise BadInput, `what` and the reason, in place of any error of the ``with`` block.
+
+    Libraries that read files raise errors of their own types and of a dozen of Python's.
+
+    Args:
+        what: the beginning of the message.
+        nested: a BadInput of the block is a reason, too. Default: it is raised unchanged.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, BadInput) and not nested:
+            raise
+        raise BadInput(f"{what}: {reason_of(error)}") from error
 
 
 @contextmanager

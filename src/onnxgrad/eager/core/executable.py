@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrad._later import without_collection
 from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.tape import computing, differs_between_calls
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, reason_of
 from onnxgrad.runtime import Options, ReferenceSession, Session
 
 #: Options of the sessions. Idle threads do not spin: between two runs, Python is busy. Of small arrays, a thread takes
@@ -80,7 +80,7 @@ class Executable:
         except BadInput:
             raise
         except Exception as error:
-            raise BadInput(f"ONNX Runtime failed: {' '.join(str(error).split())}") from error
+            raise BadInput(f"ONNX Runtime failed: {reason_of(error)}") from error
 
 
 def _is_small(model: ir.Model) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxgrad.errors import BadInput, needs_package
+from onnxgrad.errors import BadInput, as_bad_input, needs_package
 from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.columns import Column, stacked
 from onnxgrad.training.data.fields import Field
@@ -59,12 +59,10 @@ class Images:
     def decode(self, file: BinaryIO, field: Field, name: str, size: Size | None = None) -> np.ndarray:
         """The picture in an open `file`, which messages call `name`, as one row of `field`. Raises BadInput."""
         self._layout(field)
-        try:
-            with load_pillow().open(file, formats=FORMATS) as picture:
-                return self.convert(upright(picture, size), field)
-        except Exception as error:  # each format fails in its own ways on a damaged file
-            reason = str(error) or type(error).__name__
-            raise BadInput(f"cannot read the picture {name!r}: {reason}") from error
+        image = load_pillow()
+        failing = as_bad_input(f"cannot read the picture {name!r}", nested=True)
+        with failing, image.open(file, formats=FORMATS) as picture:
+            return self.convert(upright(picture, size), field)
 
     def convert(self, picture: Any, field: Field) -> np.ndarray:
         """A `picture` of Pillow as one row of `field`. Raises BadInput for too many pixels."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, as_bad_input
 from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.annotations.coco import read_coco
 from onnxgrad.training.data.annotations.outlines import draw_outline
@@ -63,17 +63,15 @@ class Masks(Column):
         """The mask in the file at `path` as one row of `field`. Raises BadInput if it cannot be read."""
         self._layout(field)
         image = load_pillow()
-        try:
-            with open_ordinary(path) as file, image.open(file, formats=FORMATS) as mask:
-                mask = upright(mask)
-                if mask.mode not in _MODES:
-                    values = np.asarray(mask.convert("RGB"))
-                    if np.ptp(values, axis=2).any():
-                        raise BadInput("it has colors, where a mask has a class number at each pixel")
-                    mask = image.fromarray(values[..., 0])
-                values = self._resized(mask, field)
-        except Exception as error:  # each format fails in its own ways on a damaged file
-            raise BadInput(f"cannot read the mask {str(path)!r}: {str(error) or type(error).__name__}") from error
+        failing = as_bad_input(f"cannot read the mask {str(path)!r}", nested=True)
+        with failing, open_ordinary(path) as file, image.open(file, formats=FORMATS) as mask:
+            mask = upright(mask)
+            if mask.mode not in _MODES:
+                values = np.asarray(mask.convert("RGB"))
+                if np.ptp(values, axis=2).any():
+                    raise BadInput("it has colors, where a mask has a class number at each pixel")
+                mask = image.fromarray(values[..., 0])
+            values = self._resized(mask, field)
         numbers = values.astype(field.dtype)
         if field.binary and numbers.max(initial=0) > 1:
             numbers = numbers / np.asarray(255, field.dtype)

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput, needs_package
+from onnxgrad.errors import BadInput, as_bad_input, needs_package
 from onnxgrad.files import check_readable, open_ordinary, open_text
 from onnxgrad.ir.match import not_none
 from onnxgrad.training.data import text_tables
@@ -90,7 +90,7 @@ class Shards:
     def read(self, skip: int) -> Iterator[Any]:
         """Parts without the first `skip` rows; parts that are skipped as a whole are not read where possible."""
         for file in self.files:
-            try:
+            with as_bad_input(f"cannot read {str(file)!r}"):
                 for part in self._parts(file, skip):
                     if isinstance(part, int):
                         skip -= part
@@ -103,10 +103,6 @@ class Shards:
                         continue
                     if not hasattr(part, "num_rows") or part.num_rows:
                         yield part
-            except BadInput:
-                raise
-            except Exception as error:  # the libraries raise their own types and a dozen of Python's
-                raise BadInput(f"cannot read {str(file)!r}: {' '.join(str(error).split())}") from error
 
     def _parts(self, file: Path, skip: int) -> Iterator[Any]:
         """The parts of `file`; a number stands for that many rows at its beginning, which are skipped unread."""

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxgrad.errors import BadInput, needs_package
+from onnxgrad.errors import BadInput, as_bad_input, needs_package, reason_of
 from onnxgrad.files import check_readable, open_ordinary, open_text
 from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.arrow_size import unpacked_size
@@ -110,10 +110,8 @@ def _in_memory(source: Any) -> dict[str, Column]:
     """The columns of a table that can be had by the interface that Arrow's libraries share."""
     with needs_package("to read a table, install pyarrow", "train"):
         import pyarrow
-    try:
+    with as_bad_input(f"cannot read the {type(source).__name__} as a table"):
         table = pyarrow.table(source)
-    except Exception as error:  # the library raises its own types and a dozen of Python's
-        raise BadInput(f"cannot read the {type(source).__name__} as a table: {' '.join(str(error).split())}") from error
     return _columns_of(table, f"the {type(source).__name__}")
 
 
@@ -198,7 +196,7 @@ def _map_array(path: Path) -> np.ndarray:
     except BadInput:
         raise
     except Exception as error:  # numpy fails in several ways on a damaged file
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         if "Object arrays" in reason or "Python objects" in reason:
             raise BadInput(f"{str(path)!r} holds Python objects; save numbers only") from error
         reason = "not a NumPy file" if "pickle" in reason else reason
@@ -217,7 +215,7 @@ def _table(path: Path, kinds: Mapping[str, str]) -> Columns:
         import pyarrow.parquet
     check_readable(path)
     notes: list[str] = []
-    try:
+    with as_bad_input(f"cannot read {str(path)!r} as a table"):
         if path.suffix.lower() in (".parquet", ".pq"):
             table = _parquet(path)
         elif path.suffix.lower() in text_tables.SUFFIXES:
@@ -229,10 +227,6 @@ def _table(path: Path, kinds: Mapping[str, str]) -> Columns:
             table = pyarrow.feather.read_table(path)
         table.validate(full=True)  # else offsets may point anywhere
         return Columns(_columns_of(table, repr(str(path))), repr(str(path)), notes=notes)
-    except BadInput:
-        raise
-    except Exception as error:  # the library raises its own types and a dozen of Python's
-        raise BadInput(f"cannot read {str(path)!r} as a table: {' '.join(str(error).split())}") from error
 
 
 def _parquet(path: Path) -> Any:
@@ -353,7 +347,7 @@ def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     except BadInput:
         raise
     except Exception as error:  # zipfile, zlib and numpy fail in a dozen ways on a damaged file
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         reason = "not a NumPy file" if "not a zip file" in reason else reason
         raise BadInput(f"cannot read {str(path)!r} as an .npz file: {reason}") from error
     if not arrays:

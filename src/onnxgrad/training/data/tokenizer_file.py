@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad import subprocesses
-from onnxgrad.errors import BadInput, needs_package
+from onnxgrad.errors import BadInput, needs_package, reason_of
 from onnxgrad.files import open_ordinary
 
 #: Bytes of a file, seconds to parse it, and bytes of address space beside some for each byte of the file.
@@ -132,7 +132,7 @@ def parse_tokenizer(text: bytes, where: str) -> Any:
     try:
         return Tokenizer.from_str(text.decode())
     except Exception as error:  # the library raises Exception itself
-        raise _refused(where, " ".join(str(error).split())) from error
+        raise _refused(where, reason_of(error)) from error
 
 
 def encode(
@@ -180,7 +180,7 @@ def _encode_here(
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic of the library is no Exception
-        raise BadInput(" ".join(str(error).split())[:200]) from error
+        raise BadInput(reason_of(error)) from error
     for e in encoded:
         starts = [start if start < stop else -1 for start, stop in e.offsets]
         yield tuple(np.array(numbers, np.int64) for numbers in (e.ids, e.attention_mask, e.type_ids, starts))

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, reason_of
 from onnxgrad.files import read_text
 from onnxgrad.training.data.tokenizer_file import run_bounded, with_prelude
 
@@ -170,7 +170,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(_text(path) or "{}")
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"cannot read {str(path)!r} as JSON: {' '.join(str(error).split())[:120]}") from error
+        raise BadInput(f"cannot read {str(path)!r} as JSON: {reason_of(error)}") from error
     if not isinstance(found, dict):
         raise BadInput(f"cannot read {str(path)!r}: it is no object of JSON")
     return found

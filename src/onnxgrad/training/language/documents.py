@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, reason_of
 from onnxgrad.files import read_text
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.columns import Column, Columns
@@ -143,7 +143,7 @@ def _lines(path: Path) -> list[Any]:
             try:
                 rows.append(json.loads(line))
             except (ValueError, RecursionError) as error:
-                raise BadInput(f"line {number} of {str(path)!r} is no JSON: {' '.join(str(error).split())}") from error
+                raise BadInput(f"line {number} of {str(path)!r} is no JSON: {reason_of(error)}") from error
     return rows
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, reason_of
 from onnxgrad.runtime import Options
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.text import Text
@@ -211,7 +211,7 @@ class Generator:
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of the library is no Exception
-            raise BadInput(f"the tokenizer cannot decode tokens: {' '.join(str(error).split())[:200]}") from error
+            raise BadInput(f"the tokenizer cannot decode tokens: {reason_of(error)}") from error
 
     def _begin(self) -> np.ndarray:
         """The tokens that a decoder behind an encoder begins with."""

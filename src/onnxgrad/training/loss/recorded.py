@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, OnnxGradError
+from onnxgrad.errors import BadInput, OnnxGradError, reason_of
 from onnxgrad.ir import identifier
 from onnxgrad.model_io import to_proto
 from onnxgrad.runtime import Session
@@ -237,7 +237,7 @@ def record(
     assert problem is not None
     if isinstance(problem, BadInput):
         raise BadInput(f"the loss {name_of(loss)!r}: {problem}") from problem
-    reason = " ".join(str(problem).split())[:300] or type(problem).__name__
+    reason = reason_of(problem)
     raise BadInput(
         f"the loss {name_of(loss)!r} cannot be recorded: {type(problem).__name__}: {reason}\n"
         "  hint: it is a function of arrays, over onnxgrad.eager.numpy or PyTorch, with a scalar result; "

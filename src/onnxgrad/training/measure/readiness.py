@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, OnnxGradError, printable
+from onnxgrad.errors import BadInput, OnnxGradError, printable, reason_of
 from onnxgrad.ir.exporter_names import dropped_biases, folded_parameters, lost_detach
 from onnxgrad.ir.graph import required_inputs
 from onnxgrad.model_io import AnyModel, open_model
@@ -66,7 +66,7 @@ def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Findin
             proto = attach(model, loss=function, **attached)
             compile_step(proto)
         except OnnxGradError as error:
-            why.setdefault(" ".join(str(error).split()), []).append(printable(name))
+            why.setdefault(reason_of(error), []).append(printable(name))
             continue
         algorithm = proto.training_info[0].algorithm
         given = [f"{v.name} {_declared(v)}" for v in algorithm.input]

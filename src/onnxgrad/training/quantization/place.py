@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.errors import BadInput, UnknownName, as_bad_input
 from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer
@@ -139,15 +139,9 @@ def place_quantizers(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[
     weights = {n: v.const_value.numpy() for n, v in model.graph.initializers.items() if v.const_value is not None
                and v.dtype in FLOATS}  # fmt: skip
     proto = to_proto(model)
-    with _quietly():
-        try:
-            made = _blocks(proto, scheme, left_out) if scheme.block_size else _static(proto, scheme, left_out, batches)
-            Session(made)  # a model that cannot run is no result
-        except BadInput:
-            raise
-        except Exception as error:  # the quantizer raises errors of many classes
-            text = " ".join(str(error).split())
-            raise BadInput(f"ONNX Runtime's quantizer fails: {type(error).__name__}: {text[:300]}") from error
+    with _quietly(), as_bad_input("ONNX Runtime's quantizer fails"):
+        made = _blocks(proto, scheme, left_out) if scheme.block_size else _static(proto, scheme, left_out, batches)
+        Session(made)  # a model that cannot run is no result
     quantized = open_model(made).model
     if with_masters(quantized, weights) is None:
         kinds = ", ".join(sorted({n.op_type for n in model.graph}))
@@ -230,11 +224,8 @@ def _raise_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` in an opset that has quantized numbers of 4 and 16 bits, and blocks."""
     if all(o.version >= _OPSET for o in proto.opset_import if is_standard(o)):
         return proto
-    try:
+    with as_bad_input(f"the model cannot be raised to opset {_OPSET}, which 4 bits need"):
         return onnx.version_converter.convert_version(proto, _OPSET)
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise BadInput(f"the model cannot be raised to opset {_OPSET}, which 4 bits need: {text[:200]}") from error
 
 
 @contextmanager

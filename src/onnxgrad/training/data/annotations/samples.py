@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.errors import BadInput, UnknownName, as_bad_input
 from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.annotations.outlines import draw_outline
 from onnxgrad.training.data.images import FORMATS, deep_pixels, load_pillow, upright, upright_size
@@ -215,11 +215,8 @@ def picture_size(file: Path, place: str) -> tuple[int, int]:
     load_pillow()
     if not file.exists():
         raise BadInput(f"{place} names the picture {str(file)!r}, which is not there")
-    try:
+    with as_bad_input(f"{place}: cannot read the picture {str(file)!r}", nested=True):
         return upright_size(file)
-    except Exception as error:  # each format fails in its own ways on a damaged file
-        reason = str(error) or type(error).__name__
-        raise BadInput(f"{place}: cannot read the picture {str(file)!r}: {reason}") from error
 
 
 def read_pixels(file: Path, size: tuple[int, int]) -> np.ndarray:
@@ -229,13 +226,10 @@ def read_pixels(file: Path, size: tuple[int, int]) -> np.ndarray:
         BadInput: it cannot be read, or is of another size.
     """
     image = load_pillow()
-    try:
-        with open_ordinary(file) as opened, image.open(opened, formats=FORMATS) as picture:
-            own, shown = picture.size, upright(picture, lambda: size)
-            if shown.size != size:
-                raise BadInput(f"it has {own[0]} by {own[1]} pixels, and its annotation says {size[0]} by {size[1]}")
-            shown = deep_pixels(shown).convert("L") if shown.mode[0] in "IF" else shown
-            return np.asarray(shown.convert("RGB"), np.uint8)
-    except Exception as error:  # each format fails in its own ways on a damaged file
-        reason = str(error) or type(error).__name__
-        raise BadInput(f"cannot read the picture {str(file)!r}: {reason}") from error
+    failing = as_bad_input(f"cannot read the picture {str(file)!r}", nested=True)
+    with failing, open_ordinary(file) as opened, image.open(opened, formats=FORMATS) as picture:
+        own, shown = picture.size, upright(picture, lambda: size)
+        if shown.size != size:
+            raise BadInput(f"it has {own[0]} by {own[1]} pixels, and its annotation says {size[0]} by {size[1]}")
+        shown = deep_pixels(shown).convert("L") if shown.mode[0] in "IF" else shown
+        return np.asarray(shown.convert("RGB"), np.uint8)
