@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,37 +10,9 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime import Options
-from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison
-from onnxgrad.training.measure.evaluate import labelled_rows
-from onnxgrad.training.measure.kinds import alike, choose_comparison
-from onnxgrad.training.measure.predict import as_given, batches_of
+from onnxgrad.training.measure.comparisons import Binary, Classes
 from onnxgrad.training.metrics.calibration import probabilities, temperature
 from onnxgrad.uncertainty.prediction import PredictionGraph
-
-
-def measured(
-    model: AnyModel,
-    data: Any,
-    output: str | None,
-    labels: str | None,
-    options: Options | None = None,
-    also: tuple[str, ...] = (),
-    **settings: Any,
-) -> tuple[Comparison, Iterator[tuple[Any, ...]]]:
-    """The comparison of a prediction with its labels, and for each batch: scores, labels and the outputs `also`."""
-    opened = as_given(model)
-    y = next(v for v in opened.graph.outputs if v.name == output)
-    rows, called = labelled_rows(opened, data, y, labels, **settings)
-    names = [output or "", *also]
-    first_batch, first = next(batches_of(opened, rows, names, 256, options))
-    every = rows.arrays.get(called, first_batch[called])
-    comparison = choose_comparison(opened, first[names[0]], first_batch[called], every, y, called)
-
-    def batches() -> Iterator[tuple[Any, ...]]:
-        for batch, found in batches_of(opened, rows, names, 256, options):
-            yield (*comparison(*alike(found[names[0]], batch[called])), *(found[n] for n in also))
-
-    return comparison, batches()
 
 
 def conformal(
@@ -80,8 +51,8 @@ def conformal(
         raise BadInput(f"coverage is between 0 and 1, not {coverage}")
     prediction = PredictionGraph(model, output, beside="_spread")
     name, b, spread = prediction.name, prediction.builder, prediction.beside
-    also = () if spread is None else (spread.name or "",)
-    comparison, batches = measured(model, data, name, labels, options, also, **settings)
+    beside = [] if spread is None else [spread]
+    comparison, batches = prediction.measure(data, labels, options, beside, **settings)
     found = []
     for scores, t, *spreads in batches:
         if comparison.task == "numbers":
@@ -139,7 +110,7 @@ def scaled(
     """
     prediction = PredictionGraph(model, output)
     name, b = prediction.name, prediction.builder
-    comparison, batches = measured(model, data, name, labels, options, **settings)
+    comparison, batches = prediction.measure(data, labels, options, **settings)
     if comparison.task not in ("classes", "binary"):
         raise BadInput("a temperature divides scores of classes, and the labels are numbers")
     parts = [part[:2] for part in batches]

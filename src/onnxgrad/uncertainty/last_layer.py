@@ -24,10 +24,9 @@ from onnxgrad.ir.match import constant, only_reader
 from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime import Options
 from onnxgrad.training.build.heads import last_layer
-from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison
-from onnxgrad.training.measure.evaluate import labelled_rows
-from onnxgrad.training.measure.kinds import alike, choose_comparison, other_outputs
-from onnxgrad.training.measure.predict import as_given, batches_of
+from onnxgrad.training.measure.comparisons import Binary, Classes
+from onnxgrad.training.measure.kinds import other_outputs
+from onnxgrad.training.measure.predict import as_given
 from onnxgrad.training.metrics.calibration import probabilities
 from onnxgrad.uncertainty.prediction import PredictionGraph
 
@@ -110,7 +109,7 @@ def laplace(
         features, weights = _layer(b, z.value)
     except BadInput as error:
         raise BadInput(f"{error}{other_outputs(as_given(model), name)}") from None
-    phi, kind, residuals = _measured(prediction, model, features, z, data, labels, options, settings)
+    phi, kind, residuals = _measured(prediction, features, z, data, labels, options, settings)
     posterior = _fit(phi, kind, residuals, weights, prior, noise)
     variance = posterior.variance(b, features)
     if kind == "numbers":
@@ -165,34 +164,21 @@ def _layer(b: Builder, logits: ir.Value) -> tuple[Var, list[np.ndarray]]:
 
 
 def _measured(
-    prediction: PredictionGraph, model: AnyModel, features: Var, z: Var, data: Any, labels: str | None,
-    options: Options | None, settings: dict[str, Any],
+    prediction: PredictionGraph, features: Var, z: Var, data: Any, labels: str | None, options: Options | None,
+    settings: dict[str, Any],
 ) -> tuple[np.ndarray, str, np.ndarray]:  # fmt: skip
     """The features of all rows, the kind of prediction, and the probabilities of all rows, or residuals of numbers."""
-    opened, graph = as_given(model), prediction.graph
-    output = next(v for v in opened.graph.outputs if v.name == prediction.name)
-    rows, called = labelled_rows(opened, data, output, labels, **settings)
-    ends = dict.fromkeys([prediction.output, features.value, z.value])
-    graph.outputs[:] = list(ends)
-    measuring = prediction.opened.model.clone()
-    graph.outputs[:] = [prediction.output]
-    comparison: Comparison | None = None
+    comparison, batches = prediction.measure(data, labels, options, [features.value, z.value], **settings)
     parts = []
-    for batch, found in batches_of(measuring, rows, [v.name or "" for v in ends], 256, options):
-        y, t = found[prediction.name], batch[called]
-        if comparison is None:
-            comparison = choose_comparison(opened, y, t, rows.arrays.get(called, t), output, called)
-        scores, wanted = comparison(*alike(y, t))
-        logits = found[z.value.name or ""].astype(np.float64)
+    for scores, wanted, phi, logits in batches:
         if isinstance(comparison, Classes):
-            own = probabilities(logits)
+            own = probabilities(logits.astype(np.float64))
         elif isinstance(comparison, Binary):
-            own = 1 / (1 + np.exp(-logits.reshape(len(logits), -1)))
+            own = 1 / (1 + np.exp(-logits.astype(np.float64).reshape(len(logits), -1)))
         else:
             own = scores - wanted
-        parts.append((found[features.value.name or ""].astype(np.float64), own))
+        parts.append((phi.astype(np.float64), own))
     phi, own = (np.concatenate(p) for p in zip(*parts))
-    assert comparison is not None  # data have a row
     return phi, comparison.task, own
 
 

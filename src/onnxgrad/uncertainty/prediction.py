@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,13 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import prune
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
+from onnxgrad.runtime import Options
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.loss.logits import Ending, logit, scores, sums_to_one
-from onnxgrad.training.measure.evaluate import prediction_of
+from onnxgrad.training.measure.comparisons import Comparison
+from onnxgrad.training.measure.evaluate import labelled_rows, prediction_of
+from onnxgrad.training.measure.kinds import alike, choose_comparison
+from onnxgrad.training.measure.predict import as_given, batches_of
 
 KINDS = ("classes", "binary", "numbers")
 
@@ -31,6 +36,7 @@ class PredictionGraph:
         beside: an output that is kept, where the model has it: that of this suffix behind the name of the prediction.
 
     Attributes:
+        model: the caller's.
         opened: the copy.
         graph: its graph.
         output: its prediction.
@@ -44,7 +50,7 @@ class PredictionGraph:
     ) -> None:
         if kind is not None and kind not in KINDS:
             raise BadInput(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
-        self.opened = open_model(model)
+        self.model, self.opened = model, open_model(model)
         external_aside(self.opened.model)
         self.graph = self.opened.model.graph
         self.output = prediction_of(self.opened.model, output)
@@ -72,6 +78,36 @@ class PredictionGraph:
         if self.kind == "numbers" or self.shares:
             return y
         return self.builder.Softmax(y, axis=1) if self.kind == "classes" else self.builder.Sigmoid(y)
+
+    def measure(
+        self, data: Any, labels: str | None, options: Options | None, beside: Sequence[ir.Value] = (), **settings: Any
+    ) -> tuple[Comparison, Iterator[tuple[Any, ...]]]:
+        """The comparison of the prediction with its labels, and of each batch the scores, the labels and more values.
+
+        Args:
+            data: rows with labels (see `onnxgrad.evaluate`).
+            labels: the array of labels.
+            options: how ONNX Runtime runs the model.
+            beside: further values of the copy.
+            settings: how data are prepared.
+        """
+        given = as_given(self.model)
+        output = next(v for v in given.graph.outputs if v.name == self.name)
+        rows, called = labelled_rows(given, data, output, labels, **settings)
+        names, kept = [v.name or "" for v in beside], list(self.graph.outputs)
+        self.graph.outputs[:] = list(dict.fromkeys([self.output, *beside]))
+        running = self.opened.model.clone()
+        self.graph.outputs[:] = kept
+        found = batches_of(running, rows, list(dict.fromkeys([self.name, *names])), 256, options)
+        first = batch, results = next(found)
+        every = rows.arrays.get(called, batch[called])
+        comparison = choose_comparison(given, results[self.name], batch[called], every, output, called)
+
+        def batches() -> Iterator[tuple[Any, ...]]:
+            for batch, results in itertools.chain([first], found):
+                yield (*comparison(*alike(results[self.name], batch[called])), *(results[n] for n in names))
+
+        return comparison, batches()
 
     def close(self, outputs: Mapping[str, Var]) -> Any:
         """The model with these outputs by name, in the kind of the caller's argument."""
