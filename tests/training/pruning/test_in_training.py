@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 
 import onnxgrad
@@ -12,6 +13,7 @@ from onnxgrad.training import Trainer
 from onnxgrad.training.loop.prune import prune
 from onnxgrad.training.loop.run import Callback
 from onnxgrad.training.pruning.plan import PrunePlan
+from onnxgrad.training.pruning.record import record_in
 from tests.training import nets
 from tests.training.models import blobs, classifier
 
@@ -128,3 +130,11 @@ def test_what_cannot_be_pruned():
         Trainer(classifier(), loss="cross_entropy", prune=["heads=0.5"])
     with pytest.raises(BadInput, match="adapters"):
         Trainer(classifier(), loss="cross_entropy", prune=["weights=0.5"], lora=2, lora_targets="all")
+
+
+@pytest.mark.parametrize("text", ['{"version": 2, "weights": [], "plan": []}', '{"weights": [], "plan": []}', "[1]"])
+def test_a_record_of_another_form_is_refused(text):
+    model = classifier()
+    model.metadata_props.add(key="onnxgrad.pruned", value=text)
+    with pytest.raises(BadInput, match=r"metadata 'onnxgrad.pruned' are damaged"):
+        record_in(onnx_ir.from_proto(model))
