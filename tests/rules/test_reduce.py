@@ -40,6 +40,7 @@ CASES = [
     Case("ReduceProd", [X, axes(0)], {"keepdims": 0}, note="axis 0"),
     Case("ReduceProd", [np.array([[0.0, 1.5], [-0.5, 1.3]])], {"keepdims": 0}, note="a zero"),
     Case("ReduceProd", [np.array([[1.1] * 17, [0.0, *[1.2] * 16], [*[0.9] * 15, 0.0, 0.0]]), axes(1)], note="many"),
+    Case("ReduceProd", [np.array([[1.1, 0.0, -0.7, 1.3, 0.9], [0.0, 1.2, 0.0, 0.8, 1.5]]), axes(1)], note="five"),
     Case("CumSum", [(2, 3), np.array(1)]),
     *[
         Case(

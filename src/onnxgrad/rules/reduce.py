@@ -7,7 +7,10 @@ a reduction of an empty tensor along a negative axis.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,8 @@ from onnxgrad.rules.step_functions import lowest
 
 #: From more factors on, products without one of them are computed by a tree.
 _FEW_FACTORS = 16
+#: Up to so many factors along one axis, each is a tensor.
+_FEW_PIECES = 8
 
 
 def restored(op: Op, z: Var, x: Var, axes: Any) -> Var:
@@ -113,7 +118,7 @@ def reduce_prod(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = Π x: gᵢ·Πⱼ≠ᵢ xⱼ
 
     The products without one factor are computed directly, so they are right at any number of zeros and to any order,
-    where y/x is not: over a copy of the reduced elements for each of them, with a 1 in its place, or by a tree.
+    where y/x is not: over a copy of the reduced elements for each of them, with a 1 in its place, or by halves.
     """
     known = reduced_axes(op, x, axes)
     if known is None:
@@ -125,6 +130,9 @@ def reduce_prod(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     head = x.rank - len(known)
     sizes = [d for a in known if isinstance(d := x.dims[a], int)]
     count = math.prod(sizes) if len(sizes) == len(known) else 0
+    if len(known) == 1 < count <= _FEW_PIECES:
+        pieces = op.Split(x, [1] * count, axis=known[0], outputs=count)
+        return op.Concat(*_others(pieces), axis=known[0]) * restored(op, g, x, axes)
     if count > _FEW_FACTORS:
         factor = op.reshape(_others_by_tree(op, op.Reshape(moved, [-1, count]), count), op.shape_of(moved))
     else:
@@ -132,6 +140,19 @@ def reduce_prod(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
         factor = op.reshape(op.ReduceProd(op.Where(diagonal, 1.0, rows), [head + 1], keepdims=0), shape)
     back = factor if moved is x else op.Transpose(factor, perm=[last.index(a) for a in range(x.rank)])
     return back * restored(op, g, x, axes)
+
+
+def _others(x: Sequence[Var]) -> list[Var]:
+    """Πⱼ≠ᵢ xⱼ for each of two or more tensors: those within a half, times all of the other half."""
+    if len(x) == 2:
+        return [x[1], x[0]]
+    halves = x[: len(x) // 2], x[len(x) // 2 :]
+    wholes = [functools.reduce(operator.mul, half) for half in halves]
+    return [
+        z
+        for half, rest in zip(halves, reversed(wholes))
+        for z in ([rest] if len(half) == 1 else [others * rest for others in _others(half)])
+    ]
 
 
 def _others_by_tree(op: Op, x: Var, count: int) -> Var:
