@@ -65,7 +65,7 @@ def test_adapter(place):
         (("trained.onnx", "--into", "none.onnx", "-o", "out.onnx"), "none.onnx"),
         (("trained.onnx", "--base", "base.onnx", "--into", "other.onnx", "-o", "out.onnx"), "does not compute"),
         (("base.onnx", "--base", "base.onnx", "--into", "cache.onnx", "-o", "out.onnx"), "training has changed no"),
-        (("trained.onnx", "--into", "cache.onnx", "-o", "out.onnx", "--probes", "text.npz"), "is no .npz file"),
+        (("trained.onnx", "--into", "cache.onnx", "-o", "out.onnx", "--probes", "text.npz"), "as an .npz file"),
         (("trained.onnx", "--into", "cache.onnx", "-o", "none/out.onnx"), "none"),
         (("trained.onnx", "--to", "out.safetensors", "-o", "out.onnx"), "in place of"),
         (("trained.onnx", "--to", "out.safetensors", "--like", "text.npz"), "text.npz"),

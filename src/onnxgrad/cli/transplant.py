@@ -13,7 +13,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.match import not_none
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training.adapters.folder import files_in
-from onnxgrad.transplants.transplant import read_probes
+from onnxgrad.training.data.sources import load_npz
 from onnxgrad.transplants.transplant import transplant as put
 
 
@@ -66,7 +66,7 @@ def transplant(
     if encoder is not None and into is not None:
         results = {f"the result {path.name}": place / path.name for path in (into, encoder)}
     check_paths({**read, "--probes": probes, "--like": like}, results)
-    given = None if probes is None else read_probes(probes)
+    given = None if probes is None else load_npz(probes)
     made = put(source, into or like, base=base, encoder=encoder, output=place, probes=given)
     unchanged = f"; {len(made.kept)} were not changed by training" if into or like else ""
     lines = [("transplanted", f"{len(made.changed)} weights{unchanged}")]

@@ -42,7 +42,7 @@ def _cut_by(node: ir.Node) -> set[int] | None:
     """The axes that a Slice cuts; None where that is not known."""
     source, result = node.inputs[0], node.outputs[0]
     axes = node.inputs[3] if len(node.inputs) > 3 else None
-    listed = None if axes is None else constant(axes)
+    listed = constant(axes)
     if listed is None or source is None or source.shape is None or result.shape is None:
         return None
     named = {int(k) % len(source.shape) for k in listed.flat}

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import flush, open_ordinary, scratch, writing
+from onnxgrad.files import flush, scratch, writing
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import not_none
@@ -29,10 +29,10 @@ from onnxgrad.transplants.schemes import BiasScheme, Tensors, tensor_of
 from onnxgrad.transplants.state import SUFFIX, StateDict, state_of
 from onnxgrad.transplants.verify import PairRunner, Runner, differences
 from onnxgrad.transplants.weights import TargetWeight, weights_of
+from onnxgrad.wording import name_list
 
 #: The largest difference of outputs that rounding explains, by bits of a stored weight.
 _ROUNDING = {64: 1e-3, 32: 1e-3, 16: 5e-2, 8: 0.15, 4: 0.5, 2: 0.9}
-_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -135,17 +135,6 @@ def _result_paths(folder: Path, models: Sequence[AnyModel | None]) -> list[Path]
     return found
 
 
-def read_probes(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file. Raises BadInput if it is none."""
-    try:
-        with open_ordinary(path) as file, np.load(file) as held:
-            return dict(held)
-    except BadInput:
-        raise
-    except (OSError, ValueError, TypeError) as error:
-        raise BadInput(f"{path} is no .npz file: {error}") from error
-
-
 def _to_state(base: ir.Model | None, source: ir.Model, like: str | os.PathLike | None, place: Path) -> Transplanted:
     """Write the weights of `source` as a safetensors file, under the names in `like` or those of the export."""
     if like is None:
@@ -169,12 +158,12 @@ def plan_for(base: ir.Model | None, source: ir.Model, targets: Sequence[TargetWe
     plan = make_plan(origins, targets, has_base=base is not None)
     if extra:
         raise BadInput(
-            f"the trained model has weights that its base has not: {_listed(extra)}\n"
+            f"the trained model has weights that its base has not: {name_list(extra)}\n"
             "  hint: --base is the file that was trained; a new head needs an export with that head"
         )
     if plan.ambiguous:
         raise BadInput(
-            f"weights of the target stand for several that training made different: {_listed(plan.ambiguous)}\n"
+            f"weights of the target stand for several that training made different: {name_list(plan.ambiguous)}\n"
             "  hint: the target must keep apart what the trained model does, under the names of modules"
         )
     if plan.missing:
@@ -182,17 +171,12 @@ def plan_for(base: ir.Model | None, source: ir.Model, targets: Sequence[TargetWe
         if base is not None and all(not o.read_before().any() for o in origins if o.name in plan.missing):
             hint = "they were zeros before training, which exporters leave out: train the target, or export it anew"
         raise BadInput(
-            f"{len(plan.missing)} weights of the source have no place in the target: {_listed(plan.missing)}\n"
+            f"{len(plan.missing)} weights of the source have no place in the target: {name_list(plan.missing)}\n"
             f"  hint: {hint}"
         )
     if not any(a.is_changed for a in plan.assignments) and base is not None:
         raise BadInput("training has changed no weight: source and base are equal\n  hint: --base is the file before")
     return plan
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
 
 
 def _read(model: AnyModel) -> ir.Model:

@@ -305,7 +305,7 @@ class Branch(_Nodes):
             return None
         if node.op_type == "Conv":
             return self._broadcast_outputs(node.inputs[2])
-        return self.multiply(node.inputs[2], node.attributes["beta"].as_float() if "beta" in node.attributes else 1.0)
+        return self.multiply(node.inputs[2], node.attributes.get_float("beta", 1.0))
 
     def _broadcast_outputs(self, vector: ir.Value) -> ir.Value:
         """A vector with an element per output, shaped to broadcast with the node's output."""
@@ -314,7 +314,7 @@ class Branch(_Nodes):
 
     def _delta(self, x: ir.Value, factors: Factors | Change) -> ir.Value:
         node = self.site.node
-        scale = factors.scale * (node.attributes["alpha"].as_float() if "alpha" in node.attributes else 1.0)
+        scale = factors.scale * node.attributes.get_float("alpha", 1.0)
         given = list(node.attributes.values())
         if isinstance(factors, Change):
             change = self.multiply(factors.value, scale)
@@ -344,8 +344,7 @@ class Branch(_Nodes):
 
     def _reads_columns(self) -> bool:
         """True if the node reads x transposed."""
-        given = self.site.node.attributes.get("transA")
-        return given is not None and bool(given.as_int())
+        return bool(self.site.node.attributes.get_int("transA", 0))
 
     def _rows(self, x: ir.Value) -> ir.Value:
         """`x` with its rows in order."""

@@ -232,12 +232,11 @@ def _weight(
         if turned:
             return None
     elif node.op_type == "Gather":
-        kind, axis = EMBEDDING, node.attributes.get("axis")
-        if rank != 2 or turned or (axis is not None and axis.as_int() != 0):
+        kind = EMBEDDING
+        if rank != 2 or turned or node.attributes.get_int("axis", 0) != 0:
             return None
     elif node.op_type == "Gemm":
-        given = node.attributes.get("transB")
-        transposed ^= given is not None and bool(given.as_int())
+        transposed ^= bool(node.attributes.get_int("transB", 0))
     elif at == 0:
         transposed = not transposed
     weight = Weight(value, kind, dtype, [Site(node, at, transposed)], quantized)

@@ -121,8 +121,7 @@ def _parts(node: ir.Node) -> list[int] | None:
     if given is not None:
         sizes = known_value(given, OPSET)
         return None if sizes is None else [int(size) for size in sizes]
-    axis = node.attributes.get("axis")
-    whole = x.shape[0 if axis is None else axis.as_int()] if x is not None and x.shape is not None else None
+    whole = x.shape[node.attributes.get_int("axis", 0)] if x is not None and x.shape is not None else None
     if not isinstance(whole, int):
         return None
     size = -(-whole // len(node.outputs))

@@ -15,9 +15,13 @@ from onnxgrad.ir.match import is_op
 
 def trains(node: ir.Node) -> bool:
     """True if `node` is a BatchNormalization in training mode."""
-    mode = node.attributes.get("training_mode")
-    is_norm = is_op(node, "BatchNormalization")
-    return is_norm and mode is not None and bool(mode.as_int())
+    return is_op(node, "BatchNormalization") and bool(node.attributes.get_int("training_mode", 0))
+
+
+def attributes_in_training(node: ir.Node) -> list[ir.Attr]:
+    """The attributes of a BatchNormalization like `node` that returns the statistics of the batch."""
+    kept = [a for name, a in node.attributes.items() if name == "epsilon"]
+    return [ir.AttrInt64("training_mode", 1), ir.AttrFloat32("momentum", 0.0), *kept]
 
 
 def with_private_statistics(b: Builder, node: ir.Node, serial: int) -> list[Var]:
@@ -26,14 +30,13 @@ def with_private_statistics(b: Builder, node: ir.Node, serial: int) -> list[Var]
     `serial` tells the nodes of one graph apart.
     """
     x, scale, bias, mean, var = (Var(b, v) for v in node.inputs if v is not None)
-    epsilon, given = node.attributes.get("epsilon"), node.attributes.get("momentum")
-    momentum = 0.9 if given is None else float(str(given.as_float()))
+    momentum = node.attributes.get_float("momentum", 0.9)
     buffers = [_buffer(b, s, (s, scale, bias), x, 2 * serial + k).value for k, s in enumerate((mean, var))]
     new = ir.Node(
         "",
         "BatchNormalization",
         [x.value, scale.value, bias.value, *buffers],
-        [ir.AttrInt64("training_mode", 1), ir.AttrFloat32("momentum", 0.0), *([epsilon] if epsilon else [])],
+        attributes_in_training(node),
         num_outputs=3,
         name=node.name,
     )

@@ -147,8 +147,7 @@ def _product(x: Interval, y: Interval) -> Interval:
 
 
 def _classical(node: ir.Node, operands: list[ir.Value], depth: int, known: _Known) -> Interval:
-    given = node.attributes.get("norm" if node.op_type == "Normalizer" else "post_transform")
-    kind = None if given is None else given.as_string()
+    kind = node.attributes.get_string("norm" if node.op_type == "Normalizer" else "post_transform")
     if node.op_type == "Normalizer":
         low, _ = bounds(operands[0], depth - 1, known)
         return UNIT if low >= 0 else (-1.0, 1.0) if kind in ("L1", "L2") else ANYTHING

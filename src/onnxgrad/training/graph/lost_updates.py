@@ -48,7 +48,7 @@ def _repeats(node: ir.Node) -> bool | None:
         return len(np.unique(places, axis=0)) < len(places)
     if value is not node.inputs[1]:  # a vector, expanded to the updates
         return len(np.unique(index)) < index.size
-    axis = attribute.as_int() if (attribute := node.attributes.get("axis")) is not None else 0
+    axis = node.attributes.get_int("axis", 0)
     size = shape[axis] if shape is not None else None
     places = np.sort(index % size if isinstance(size, int) and size else index, axis)
     return bool((np.diff(places, axis=axis) == 0).any())

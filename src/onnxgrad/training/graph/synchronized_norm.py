@@ -23,7 +23,7 @@ from onnxgrad.ir.graph import named_values, scopes
 from onnxgrad.ir.match import not_none
 from onnxgrad.ir.names import described
 from onnxgrad.rules.norm import along_channels
-from onnxgrad.training.graph.batchnorm import trains, update_statistic
+from onnxgrad.training.graph.batchnorm import attributes_in_training, trains, update_statistic
 from onnxgrad.transforms.gradient_node import is_gradient
 from onnxgrad.wording import type_text
 
@@ -97,11 +97,9 @@ def _written(b: Builder, node: ir.Node) -> list[Var]:
         raise BadInput(f"{described(node)}: the rank of its operand is not known, so it cannot be synchronized")
     if x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):  # gradients times the rows of a batch overflow
         raise BadInput(f"{described(node)}: statistics of a tensor of {type_text(x.dtype)} cannot be synchronized")
-    epsilon, given = node.attributes.get("epsilon"), node.attributes.get("momentum")
-    momentum = 0.9 if given is None else float(str(given.as_float()))
-    attributes = [ir.AttrInt64("training_mode", 1), ir.AttrFloat32("momentum", 0.0), *([epsilon] if epsilon else [])]
+    epsilon, momentum = node.attributes.get_float("epsilon", 1e-5), node.attributes.get_float("momentum", 0.9)
     operands = [v.value for v in (x, scale, bias, *running)]
-    _, *own = b.append(ir.Node("", "BatchNormalization", operands, attributes, num_outputs=3))
+    _, *own = b.append(ir.Node("", "BatchNormalization", operands, attributes_in_training(node), num_outputs=3))
     m, v = (b.Cast(statistic, to=_DOUBLE) for statistic in own)
     n = b.Reshape(b.Cast(b.Size(x), to=_DOUBLE) / b.Cast(b.Size(scale), to=_DOUBLE), [1])
     sums = sum_over_ranks(b, b.Concat(n, n * m, n * (v + m * m), axis=0))
@@ -110,7 +108,7 @@ def _written(b: Builder, node: ir.Node) -> list[Var]:
     mean = first / count
     variance = b.Max(second / count - mean * mean, 0.0)
     mean, variance = (b.cast_like(statistic, x) for statistic in (mean, variance))
-    gain = b.cast_like(scale, x) / b.Sqrt(variance + (1e-5 if epsilon is None else epsilon.as_float()))
+    gain = b.cast_like(scale, x) / b.Sqrt(variance + epsilon)
     centre, slope, level = (along_channels(b, p, x.rank) for p in (mean, gain, b.cast_like(bias, x)))
     following = [
         update_statistic(b, old, b.cast_like(new, old), momentum) for old, new in zip(running, (mean, variance))

@@ -28,6 +28,7 @@ from onnxgrad.ir.graph import ancestors, reads, subgraphs
 from onnxgrad.ir.match import is_standard
 from onnxgrad.ir.names import described
 from onnxgrad.ir.subgraphs import rewire
+from onnxgrad.training.graph.batchnorm import trains
 
 Values = dict[ir.Value, ir.Value]
 
@@ -100,8 +101,7 @@ def _standard(node: ir.Node, op_type: str) -> bool:
 def _off(node: ir.Node) -> bool:
     """True if `node` is a BatchNormalization or Dropout in inference mode."""
     if _standard(node, "BatchNormalization"):
-        mode = node.attributes.get("training_mode")
-        return mode is None or not mode.as_int()
+        return not trains(node)
     if _standard(node, "Dropout"):
         given = node.inputs[2] if len(node.inputs) > 2 else None
         if given is None:

@@ -179,7 +179,7 @@ def neutral_operand(node: ir.Node) -> ir.Value | None:
         return first
     if (inner := rounded(node)) is not None:
         return inner
-    numbers = [None if v is None else constant(v) for v in node.inputs]
+    numbers = [constant(v) for v in node.inputs]
     single = [None if a is None or a.size != 1 or a.dtype.kind != "f" else float(a.flat[0]) for a in numbers]
     if of == "Clip":
         low, high = (*single[1:], None, None)[:2]

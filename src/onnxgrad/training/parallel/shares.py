@@ -233,13 +233,11 @@ def _dependent(found: int, ends: Sequence[tuple[int, int]]) -> int:
 
 def _is_sum(node: ir.Node) -> bool:
     """True if the output is a scalar, the sum over all elements of the operand."""
-    keeps = node.attributes.get("keepdims")
     return (
         is_standard(node)
         and node.op_type in ("ReduceSum", "ReduceSumSquare")
         and len([v for v in node.inputs if v is not None]) == 1
-        and keeps is not None
-        and not keeps.as_int()
+        and not node.attributes.get_int("keepdims", 1)
         and not node.attributes.get("axes")
     )
 

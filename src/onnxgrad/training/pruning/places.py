@@ -43,7 +43,7 @@ def _parts(j: Coupling, node: ir.Node) -> None:
 @follows("Slice")
 def _slice(j: Coupling, node: ir.Node) -> None:
     x, out = not_none(node.inputs[0]), node.outputs[0]
-    numbers = [None if v is None else constant(v) for v in (*node.inputs[1:], None, None)[:4]]
+    numbers = [constant(v) for v in (*node.inputs[1:], None, None)[:4]]
     if numbers[0] is None or numbers[1] is None or not rank_of(x):
         return
     axes = range(len(numbers[0])) if numbers[2] is None else [int(a) % rank_of(x) for a in numbers[2]]

@@ -146,7 +146,7 @@ def _normalize(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None
 def _cut(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None:
     """The first and the last position of a slice, counted without those removed."""
     x = not_none(node.inputs[0])
-    starts, ends, given = (None if v is None else constant(v) for v in (*node.inputs[1:4], None)[:3])
+    starts, ends, given = (constant(v) for v in (*node.inputs[1:4], None)[:3])
     if starts is None or ends is None:
         return
     axes = range(len(starts)) if given is None else [int(a) % rank_of(x) for a in given]
@@ -166,7 +166,7 @@ def _pick(graph: ir.Graph, node: ir.Node, kept: Kept, names: Names) -> None:
     x, indices = node.inputs
     assert x is not None
     axis = node.attributes.get_int("axis", 0) % max(rank_of(x), 1)
-    chosen = None if indices is None else constant(indices)
+    chosen = constant(indices)
     if (x, axis) in kept and chosen is not None:
         mask = kept[x, axis]
         place = np.cumsum(mask) - 1

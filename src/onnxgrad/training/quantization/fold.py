@@ -56,7 +56,7 @@ def _fold_weight(graph: ir.Graph, name: str, stored: str) -> None:
         raise BadInput(f"the metadata {QUANTIZED!r} name {name!r}, which no single QuantizeLinear rounds")
     node = readers[0]
     scale, point = (*node.inputs[1:], None)[:2]
-    steps, zero = (None if v is None else constant(v) for v in (scale, point))
+    steps, zero = (constant(v) for v in (scale, point))
     if steps is None or zero is None or point is None or point.dtype is None:
         raise BadInput(f"the scale or the zero point of {name!r} is computed, so it cannot be stored as integers")
     axis, block, dtype = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0), point.dtype

@@ -116,9 +116,9 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
         if len(way) < 3 or not all(is_rounding(node) for node, _ in way[:2]):
             continue
         rounding, (node, at) = way[0][0], way[2]
-        padded = node.attributes.get("auto_pad")
+        padding = node.attributes.get_string("auto_pad", "NOTSET")
         fits = len(master.shape or ()) == 2 if node.op_type in ("MatMul", "Gemm") else node.op_type == "Conv"
-        if fits and at == 1 and node.graph is model.graph and (padded is None or padded.as_string() == "NOTSET"):
+        if fits and at == 1 and node.graph is model.graph and padding == "NOTSET":
             yield _Layer(master, rounding, node)
 
 

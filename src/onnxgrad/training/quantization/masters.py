@@ -83,7 +83,7 @@ class _Stored:
         scale, point = operands[0]
         if not own or any(o != operands[0] for o in operands) or scale is None or self.value.is_graph_output():
             return
-        steps, zero = constant(scale), None if point is None else constant(point)
+        steps, zero = constant(scale), constant(point)
         if steps is None or scale.dtype not in FLOATS or (point is not None and zero is None):
             return
         if not np.isfinite(steps.astype(np.float32)).all():

@@ -25,15 +25,14 @@ def _fold(graph: ir.Graph, norm: ir.Node, names: Names) -> None:
     if layer is None or x is None or len(x.uses()) > 1 or x.is_graph_output() or layer.graph is not graph:
         return
     axis = _out_axis(layer)
-    numbers = [None if v is None else constant(v) for v in norm.inputs[1:5]]
-    given = [None if v is None else constant(v) for v in (*layer.inputs, None)[1:3]]
+    numbers = [constant(v) for v in norm.inputs[1:5]]
+    given = [constant(v) for v in (*layer.inputs, None)[1:3]]
     if axis is None or any(n is None for n in numbers) or given[0] is None:
         return
     if len(layer.inputs) > 2 and layer.inputs[2] is not None and given[1] is None:
         return
     gamma, beta, mean, variance = (n.astype(np.float64) for n in numbers if n is not None)
-    epsilon = norm.attributes.get("epsilon")
-    factor = gamma / np.sqrt(variance + (1e-5 if epsilon is None else epsilon.as_float()))
+    factor = gamma / np.sqrt(variance + norm.attributes.get_float("epsilon", 1e-5))
     weight = given[0]
     if weight.shape[axis] != len(factor):
         return

@@ -169,7 +169,7 @@ class _Opening:
         """A bias of int32 in units of the scale of x times that of w, as floats."""
         if value is None:
             return None
-        factors = [None if v is None else constant(v) for v in (xs, ws)]
+        factors = [constant(v) for v in (xs, ws)]
         steps = (not_none(factors[0]).reshape(()) * not_none(factors[1])).astype(np.float32)
         steps = steps.reshape(()) if steps.size == 1 else steps.reshape(-1)
         scale = add_initializer(self.graph, ir.tensor(steps, name=self.names.fresh(f"{value.name}_scale")))

@@ -95,7 +95,7 @@ def _largest(node: ir.Node) -> float:
     if dtype is None or dtype.is_floating_point():
         return float(ml_dtypes.finfo((dtype or ir.DataType.FLOAT8E4M3FN).numpy()).max)
     known = ml_dtypes.iinfo(dtype.numpy())
-    zero = None if point is None else constant(point)
+    zero = constant(point)
     middle = 0.0 if zero is None else float(zero.astype(np.float64).mean())
     above = float(known.max) - middle
     return above if above >= 1 else middle - float(known.min)
