@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field
 
 
@@ -61,6 +62,15 @@ def check_label_rows(fields: Sequence[Field]) -> None:
                 f"the rows of {field.name!r} lie along its first axis {field.dim!r}, and those of the labels "
                 f"{label.name!r} along {label.dim!r}, which is its axis {field.dims.index(label.dim) + 1}\n"
                 "  hint: a loss that is told time=0 takes the first axis for time; leave it out where that is the batch"
+            )
+
+
+def check_batch_axes(fields: Sequence[Field], columns: Mapping[str, Column]) -> None:
+    """Raise BadInput for a scalar input that rows would feed."""
+    for field in fields:
+        if field.scalar and not (field.name in columns and columns[field.name].whole):
+            raise BadInput(
+                f"input {field.name!r} is a scalar; every input that data feed needs a batch axis, its first"
             )
 
 

@@ -19,9 +19,9 @@ from onnxgrad.distributed import blocks
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
-from onnxgrad.training.data.axes import check_label_rows, check_spread, fed_whole, fixed_batch
+from onnxgrad.training.data.axes import check_batch_axes, check_label_rows, check_spread, fed_whole, fixed_batch
 from onnxgrad.training.data.column_fit import TableSettings
-from onnxgrad.training.data.columns import Column, single_array
+from onnxgrad.training.data.columns import Column, Features, single_array
 from onnxgrad.training.data.fields import Field, check_counted, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import EncodedPictures, Images, Pictures
@@ -29,7 +29,7 @@ from onnxgrad.training.data.items import named_source
 from onnxgrad.training.data.label_columns import label_column
 from onnxgrad.training.data.labels import NamedClasses, check_count
 from onnxgrad.training.data.masks import check_sizes, shared_sizes
-from onnxgrad.training.data.padding import check_padding, padded
+from onnxgrad.training.data.padding import check_padding, find_ends, padded
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.sampling import balanced
@@ -78,67 +78,31 @@ class Data:
         tables: TableSettings | None = None,
         fit_rows: np.ndarray | None = None,
     ) -> None:
-        self.fields, self.name, self.pad_to = list(fields), name, pad_to
+        self.name, self.pad_to = name, pad_to
         check_label_rows(fields)
         trained = trained or Preprocessing()
-        pictures = trained.images_for(images)
+        source, pictures = named_source(source, fields, name), trained.images_for(images)
         tables_of = Joining.of(tables, fields, fit_rows)
-        opened = open_data(
-            named_source(source, fields, name), pictures, inputs, trained.inputs, tables_of, trained.kinds
-        )
+        opened = open_data(source, pictures, inputs, trained.inputs, tables_of, trained.kinds)
         columns, self.fields = trained.raw_rows(opened, fields, name)
-        fields = self.fields
         features = {n: c.features for n, c in columns.items() if c.features is not None}
         if inputs:
-            check_fed(inputs, fields)
-        if text is None and trained.tokenizer and has_text_for_tokens(columns, fields):
+            check_fed(inputs, self.fields)
+        if text is None and trained.tokenizer and has_text_for_tokens(columns, self.fields):
             text = trained.own_text()
-        if text is not None:
-            for f in [f for f in fields if f.name in trained.inputs and f.name not in columns]:
-                check_present(f.name, trained.inputs[f.name], columns)
-            columns = text.tokenized(columns, fields, name)
-        else:
-            check_tokens(columns, fields, name)
-        for f in fields:
-            if f.scalar and not (f.name in columns and columns[f.name].whole):
-                raise BadInput(
-                    f"input {f.name!r} is a scalar; every input that data feed needs a batch axis, its first"
-                )
-        self.ends = _ends(fields, columns)
-        fed = [f for f in fields if f.name not in self.ends]
-        chosen = match(columns, fed, name)
-        for called in chosen.values():
-            if columns[called].problem:
-                raise BadInput(f"array {called!r} of {name}: {columns[called].problem}")
-        for f in [f for f in fed if f.label]:
-            columns[chosen[f.name]] = label_column(columns[chosen[f.name]], f, classes, name, chosen[f.name])
-        self.columns: dict[str, Column] = {f.name: columns[chosen[f.name]] for f in fed}
-        self.called = chosen
-        shown = {n: c.how for n, c in self.columns.items() if isinstance(c, (Pictures, EncodedPictures))}
+        columns = self._tokenized(columns, text, trained)
+        check_batch_axes(self.fields, columns)
+        self.ends = find_ends(self.fields, columns)
+        fed = [f for f in self.fields if f.name not in self.ends]
+        self.called = match(columns, fed, name)
+        self.columns = self._matched(columns, fed, classes)
         #: how the rows are prepared
-        self.preprocessing = Preprocessing(
-            next(iter(shown.values()), None),
-            tuple(shown),
-            {f.name: features[f.name] for f in fields if not f.label and f.name in features},
-            "" if text is None else text.described,
-            None if text is None else text.max_length,
-            {} if text is None else text.record,
-        )
+        self.preprocessing = self._preparation(text, features)
         #: varies tokens for a task of language models, and lines about how its rows are made
         self.masking = None if text is None else text.masking
         self.notes = [*opened.notes, *([] if text is None else text.notes)]
         #: arrays that were checked and converted once
-        self.arrays: dict[str, np.ndarray] = {}
-        for f in fed:
-            array = self.columns[f.name].array
-            if array is not None:
-                check_numbers(f, array, features.get(f.name))
-                self.arrays[f.name] = array if f.scalar else fitted(chosen[f.name], array, f, name)
-                check_counted(self.arrays[f.name], f, f"array {chosen[f.name]!r} of {name}")
-        for f in [f for f in fed if f.label and f.indices]:
-            if (lengths := self.columns[f.name].lengths) is not None and np.ptp(lengths):
-                check_padding(f, f"array {chosen[f.name]!r} of {name}")
-        rows = {n: len(c) for n, c in self.columns.items()}
+        self.arrays = self._converted(fed, features)
         #: variants of the rows, and the inputs that take them (see `augmented`)
         self.augment: Augment | None = None
         self.pictures: list[str] = []
@@ -147,19 +111,71 @@ class Data:
         #: reads variants of inputs that fit each other
         self.together: Callable[[np.ndarray, Sequence[int]], dict[str, np.ndarray]] | None = None
         self.shared = shared_sizes(fed, self.columns)
+        counts = {n: len(c) for n, c in self.columns.items()}
         #: inputs without a batch axis: every batch contains the whole array
         self.whole = {n for n, c in self.columns.items() if c.whole}
-        self.whole |= fed_whole([f for f in fed if f.name not in self.whole], rows, name)
+        self.whole |= fed_whole([f for f in fed if f.name not in self.whole], counts, name)
         for f in [f for f in fed if f.name in self.whole and f.name not in self.arrays]:
-            found = self.columns[f.name].take(np.arange(rows[f.name]), f)
-            self.arrays[f.name] = fitted(chosen[f.name], np.asarray(found), f, name)
-        rows = {n: count for n, count in rows.items() if n not in self.whole}
-        if len(set(rows.values())) > 1:
-            held = ", ".join(f"{chosen[n]!r} has {count}" for n, count in rows.items())
-            raise BadInput(f"the arrays of {name} differ in their number of rows: {held}")
-        self.rows = next(iter(rows.values()), 0)
-        if not self.rows:
-            raise BadInput(f"{name} is empty: {next(iter(chosen.values()), 'it')!r} has 0 rows")
+            found = self.columns[f.name].take(np.arange(counts[f.name]), f)
+            self.arrays[f.name] = fitted(self.called[f.name], np.asarray(found), f, name)
+        self.rows = self._count_rows({n: count for n, count in counts.items() if n not in self.whole})
+
+    def _tokenized(self, columns: dict[str, Column], text: Text | None, trained: Preprocessing) -> dict[str, Column]:
+        """`columns` with tokens in place of text. Raises BadInput for text that nothing makes tokens of."""
+        if text is None:
+            check_tokens(columns, self.fields, self.name)
+            return columns
+        for f in [f for f in self.fields if f.name in trained.inputs and f.name not in columns]:
+            check_present(f.name, trained.inputs[f.name], columns)
+        return text.tokenized(columns, self.fields, self.name)
+
+    def _matched(
+        self, columns: Mapping[str, Column], fed: Sequence[Field], classes: Sequence[str] | None
+    ) -> dict[str, Column]:
+        """The column of each of the inputs `fed`, labels by the numbers of their `classes`."""
+        for called in self.called.values():
+            if columns[called].problem:
+                raise BadInput(f"array {called!r} of {self.name}: {columns[called].problem}")
+        found = {f.name: columns[self.called[f.name]] for f in fed}
+        for f in [f for f in fed if f.label]:
+            found[f.name] = label_column(found[f.name], f, classes, self.name, self.called[f.name])
+        return found
+
+    def _preparation(self, text: Text | None, features: Mapping[str, Features]) -> Preprocessing:
+        """The record of how pictures, columns of tables and text become arrays."""
+        shown = {n: c.how for n, c in self.columns.items() if isinstance(c, (Pictures, EncodedPictures))}
+        return Preprocessing(
+            next(iter(shown.values()), None),
+            tuple(shown),
+            {f.name: features[f.name] for f in self.fields if not f.label and f.name in features},
+            "" if text is None else text.described,
+            None if text is None else text.max_length,
+            {} if text is None else text.record,
+        )
+
+    def _converted(self, fed: Sequence[Field], features: Mapping[str, Features]) -> dict[str, np.ndarray]:
+        """The arrays in memory as the inputs `fed` take them. Raises BadInput for arrays that do not fit."""
+        found: dict[str, np.ndarray] = {}
+        for f in fed:
+            called, array = self.called[f.name], self.columns[f.name].array
+            if array is not None:
+                check_numbers(f, array, features.get(f.name))
+                found[f.name] = array if f.scalar else fitted(called, array, f, self.name)
+                check_counted(found[f.name], f, f"array {called!r} of {self.name}")
+        for f in [f for f in fed if f.label and f.indices]:
+            if (lengths := self.columns[f.name].lengths) is not None and np.ptp(lengths):
+                check_padding(f, f"array {self.called[f.name]!r} of {self.name}")
+        return found
+
+    def _count_rows(self, counts: Mapping[str, int]) -> int:
+        """The number of rows, which are as many as the `counts` of each input. Raises BadInput for other counts."""
+        if len(set(counts.values())) > 1:
+            held = ", ".join(f"{self.called[n]!r} has {count}" for n, count in counts.items())
+            raise BadInput(f"the arrays of {self.name} differ in their number of rows: {held}")
+        rows = next(iter(counts.values()), 0)
+        if not rows:
+            raise BadInput(f"{self.name} is empty: {next(iter(self.called.values()), 'it')!r} has 0 rows")
+        return rows
 
     def __len__(self) -> int:
         return self.rows
@@ -378,18 +394,3 @@ class Data:
                 lengths = np.arange(batch[of].shape[1]) < lengths[:, None]
             batch[name] = lengths.astype(field.dtype)
         return batch
-
-
-def _ends(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, tuple[str, Field]]:
-    """Inputs without a column that are lengths of a ragged field: its name, and their own field."""
-    ragged = [f for f in fields if f.name in columns and columns[f.name].array is None]
-    found = {}
-    for field in fields:
-        if field.name in columns or not ragged:
-            continue
-        if not field.name.endswith(("mask", "lengths", "length")):
-            continue
-        stems = [f for f in ragged if field.name.startswith(f.name.rstrip("s"))]
-        of = stems or [f for f in ragged if f.label == field.label] or ragged
-        found[field.name] = (of[0].name, field)
-    return found

@@ -1,12 +1,13 @@
-"""Rows of several sizes as one array: padded at the ends of their axes."""
+"""Rows of several sizes as one array: padded at the ends of their axes, and the inputs that say where rows end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field
 
 
@@ -41,3 +42,18 @@ def check_padding(field: Field, where: str) -> None:
             f"{where} has rows of different lengths, and no label says what is padding\n"
             "  hint: cross_entropy:ignore_index=-100 pads with -100, and leaves it out"
         )
+
+
+def find_ends(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, tuple[str, Field]]:
+    """Inputs without a column that are lengths of a ragged field: its name, and their own field."""
+    ragged = [f for f in fields if f.name in columns and columns[f.name].array is None]
+    found = {}
+    for field in fields:
+        if field.name in columns or not ragged:
+            continue
+        if not field.name.endswith(("mask", "lengths", "length")):
+            continue
+        stems = [f for f in ragged if field.name.startswith(f.name.rstrip("s"))]
+        of = stems or [f for f in ragged if f.label == field.label] or ragged
+        found[field.name] = (of[0].name, field)
+    return found
