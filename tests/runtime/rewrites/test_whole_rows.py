@@ -146,6 +146,42 @@ def test_rows_picked_by_gather_nd(case, count):
             Session(model, Options(threads=1)).run(feeds | {"ids": feeds["ids"] * 0 - 10})
 
 
+def _masked(width="6"):
+    """Numbers of rows that a mask picks, doubled and written back, and how many they are; by places of all numbers."""
+    text = f"""
+    <ir_version: 10, opset_import: ["" : 20]>
+    g (float[N, 4, {width}] x, bool[N, 4] mask) => (float[N, 4, {width}] y, int64[2] size, int64[1] count)
+    {{
+        last = Constant <value_ints = [2]> () column = Unsqueeze (mask, last) shape = Shape (x)
+        six = Constant <value_ints = [1, 1, 6]> () once = Expand (column, six)
+        lead = Shape <end = 2> (x) row = Constant <value_ints = [6]> () to = Concat <axis = 0> (lead, row)
+        of_all = Expand (once, to) found = NonZero (of_all) places = Transpose <perm = [1, 0]> (found)
+        picked = GatherND (x, places) doubled = Add (picked, picked)
+        size = Shape (places) count = Shape <end = 1> (places)
+        y = ScatterND (x, places, doubled)
+    }}"""
+    return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
+
+
+@pytest.mark.parametrize("true", [0, 0.5, 1])
+@pytest.mark.parametrize("batch", [3, 0])
+def test_rows_that_a_mask_picks(batch, true):
+    rng = np.random.default_rng(0)
+    x, mask = rng.standard_normal((batch, 4, 6), np.float32), rng.random((batch, 4)) < true
+    assert _ops(_masked()).count("Expand") == 0
+    results = Session(_masked(), Options(threads=1)).run({"x": x, "mask": mask})
+    np.testing.assert_array_equal(results["y"], np.where(mask[..., None], 2 * x, x))
+    assert results["size"].tolist() == [6 * mask.sum(), 3]
+    assert results["count"].tolist() == [6 * mask.sum()]
+
+
+def test_a_mask_of_a_part_of_each_row_stays():
+    x, mask = np.ones((2, 4, 7), np.float32), np.array([[1, 0, 0, 1], [0, 1, 0, 0]], bool)
+    y = Session(_masked("7"), Options(threads=1)).run({"x": x, "mask": mask})["y"]
+    np.testing.assert_array_equal(y[..., :6], np.where(mask[..., None], 2, x[..., :6]))
+    np.testing.assert_array_equal(y[..., 6:], x[..., 6:])
+
+
 _OTHERS = {
     "rows of batches": ("float[2, 9, 6] x, int64[2, 1] i", "float[2, 6]", "y = GatherND <batch_dims = 1> (x, i)"),
     "numbers of rows": ("float[9, 6] x, int64[5, 2] i", "float[5]", "y = GatherND (x, i)"),

@@ -5,15 +5,20 @@ of rows (a fifth of the time). Gather along the last axis copies number by numbe
 (a quarter of the time). Windows of that axis, as PyTorch exports `unfold`, are slices (a ninth). A Slice of the whole
 tensor and an Expand to its own shape, as exporters write before a scatter, are removed. Rows picked at constant places
 from rows picked at constant places are picked once. GatherND of whole rows, as PyTorch's exporter writes an index, is a
-Gather (two thirds of the time), and along an inner axis it needs no Transposes around it (a third).
+Gather (two thirds of the time), and along an inner axis it needs no Transposes around it (a third). Where a mask is the
+same along a row (tokens in place of images, ragged sequences), exporters write the places of all numbers; those of the
+rows do (a fourth of the time).
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.builder import Builder
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.constants import window_slices
 from onnxgrad.ir.match import constant, is_op, not_none, permutation, producer, rank, sizes
 from onnxgrad.ir.shapes import same_dims
@@ -59,6 +64,49 @@ def _picks_rows(node: ir.Node) -> bool:
         return False
     index = not_none(node.inputs[1])
     return index.shape is not None and index.shape[-1] == 1
+
+
+class _Mask(NamedTuple):
+    """A mask of rows of the sizes `row`; a GatherND, a ScatterND or a Shape reads the places of all numbers."""
+
+    of_rows: ir.Value
+    row: list[int]
+
+
+def _masked(node: ir.Node) -> _Mask | None:
+    reads = is_op(node, ("GatherND", "ScatterND")) and not node.attributes.get_int("batch_dims", 0)
+    places = node.inputs[1] if reads else node.inputs[0] if is_op(node, "Shape") else None
+    turned = producer(places, "Transpose")
+    found = None if turned is None else producer(turned.inputs[0], "NonZero")
+    whole = mask = None if found is None else found.inputs[0]
+    while (spread := producer(mask, "Expand")) is not None:
+        mask = spread.inputs[0]
+    if whole is None or mask is None or mask.shape is None or whole.shape is None or not len(mask.shape):
+        return None
+    dims = mask.shape.dims
+    ahead = len(dims)
+    while ahead and dims[ahead - 1] == 1:
+        ahead -= 1
+    row = [d for d in whole.shape[ahead:] if isinstance(d, int)]
+    fits = len(dims) == len(whole.shape) == ahead + len(row) and same_dims(dims[:ahead], whole.shape.dims[:ahead])
+    if reads:  # as wide as the mask, or the numbers beyond would belong to the rows
+        x = not_none(node.inputs[0]).shape
+        fits = fits and x is not None and len(x) == len(dims) and same_dims(row, x.dims[ahead:])
+    return _Mask(mask, row) if fits and ahead and math.prod(row) > 1 else None
+
+
+def _write_masked(b: Builder, node: ir.Node, mask: _Mask) -> Var:
+    ahead = len(not_none(mask.of_rows.shape)) - len(mask.row)
+    rows = b.Squeeze(mask.of_rows, list(range(ahead, ahead + len(mask.row))))
+    places = b.Transpose(b.NonZero(rows), perm=[1, 0])
+    if node.op_type == "GatherND":
+        return b.reshape(b.GatherND(node.inputs[0], places), [-1])
+    if node.op_type == "ScatterND":
+        updates = b.reshape(not_none(node.inputs[2]), [-1, *mask.row])
+        return b.ScatterND(node.inputs[0], places, updates, reduction=node.attributes.get_string("reduction", "none"))
+    size = [b.shape_of(places, 0, 1) * [math.prod(mask.row)], b.const([ahead + len(mask.row)])]
+    kept = size[node.attributes.get_int("start", 0) : node.attributes.get_int("end", 2)]
+    return b.join(*kept) if kept else b.const(np.zeros(0, np.int64))
 
 
 def _inner_axis(node: ir.Node) -> tuple[ir.Value, ir.Value, int] | None:
@@ -118,7 +166,7 @@ def _takes_all(node: ir.Node) -> bool:
 
 def _applies(node: ir.Node) -> bool:
     found = _windows(node) or _takes_all(node) or _is_of_columns(node) or _picks_rows(node)
-    return bool(found) or any(find(node) is not None for find in (_repeated_index, _picked_twice, _inner_axis))
+    return bool(found) or any(find(node) is not None for find in (_repeated_index, _picked_twice, _inner_axis, _masked))
 
 
 def _write(b: Builder) -> int:
@@ -129,9 +177,12 @@ def _write(b: Builder) -> int:
         twice = _picked_twice(node)
         windows = _windows(node)
         inner = _inner_axis(node)
+        mask = _masked(node)
         places += _applies(node)
         if _picks_rows(node):
             replace_value(b.Gather(node.inputs[0], b.Squeeze(node.inputs[1], [-1]), axis=0), node.outputs[0])
+        elif mask is not None:
+            replace_value(_write_masked(b, node, mask), node.outputs[0])
         elif inner is not None:
             replace_value(b.Gather(*inner[:2], axis=inner[2]), node.outputs[0])
         elif twice is not None:
@@ -158,8 +209,8 @@ def _write(b: Builder) -> int:
 WHOLE_ROWS = rewrite(
     "whole_rows",
     "rows are copied, not numbers",
-    "indices that are the same along a row, Gather along the last axis, of a Gather or between Transposes, GatherND of "
-    "rows, a Slice or an Expand to itself",
+    "indices or masks that are the same along a row, Gather along the last axis, of a Gather or between Transposes, "
+    "GatherND of rows, a Slice or an Expand to itself",
     lambda graph: any(map(_applies, graph)),
     _write,
 )
