@@ -251,6 +251,16 @@ def test_whole_weights_are_repeated_rows(loss, labels):
     assert np.isclose(found.history.epochs[0]["loss"], wanted.history.epochs[0]["loss"], rtol=1e-5)
     for name, array in wanted.state().items():
         np.testing.assert_allclose(found.state()[name], array, rtol=1e-4, atol=1e-6)
+    measured = found.evaluate({"x": X, "labels": labels, "importance": weights}, batch_size=5)["loss"]
+    assert np.isclose(measured, wanted.evaluate({"x": X[again], "labels": labels[again]}, batch_size=7)["loss"])
+
+
+def test_the_loss_of_rows_does_not_depend_on_their_batches():
+    rows = {"x": X, "labels": C, "goal": T}
+    smooth = Loss("cross_entropy", weight=[1, 2, 9], ignore_index=1, label_smoothing=0.2)
+    trainer = Trainer(mlp(), loss=[smooth, "0.3*mse:labels=goal", "sum(scores**2 * (goal > 0)) / sum(goal > 0.0)"])
+    one, other = (trainer.evaluate(rows, batch_size=n)["loss"] for n in (48, 5))
+    assert np.isclose(one, other)
 
 
 def test_weights_of_rows_in_parts_and_in_evaluation():

@@ -193,6 +193,21 @@ def test_what_a_step_takes_at_its_fullest_is_that_of_a_block():
     assert peaks[0] > rows * words * 4
 
 
+@pytest.mark.parametrize("weight", [None, [1, 2, 5]])
+def test_an_evaluation_of_nothing_but_scores(weight):
+    """Where blocks of the loss compute the only layer, nothing of the inference graph runs."""
+    text = (
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float[N, 3] y) <float[2, 3] w = {0,1,2,3,4,5}>'
+    )
+    model, rows = onnx.parser.parse_model(text + "{ y = MatMul (x, w) }"), np.arange(9)
+    feeds = {"x": np.stack([rows, -rows], 1).astype(np.float32) / 9, "labels": rows % 3}
+    scores = feeds["x"].astype(float) @ np.arange(6).reshape(2, 3)
+    each = np.log(np.exp(scores).sum(1)) - scores[rows, rows % 3]
+    trainer = Trainer(model, loss=Loss("cross_entropy", block_rows=4, weight=weight))
+    wanted = np.average(each, weights=None if weight is None else np.array(weight)[rows % 3])
+    assert np.isclose(trainer.evaluate(feeds, batch_size=4)["loss"], wanted, rtol=1e-6)
+
+
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(("head", "rank"), [("plain", 1), ("tied", 2)])
 @pytest.mark.parametrize("options", [{}, {"ignore_index": -100}], ids=["all", "ignored"])

@@ -268,10 +268,8 @@ class _Attachment:
                 info.algorithm.metadata_props.add(key=key, value=value)
         model = copy_model(self.model)  # in which nothing that was cut off uses a value
         training_info(model).append(info)
-        weighted = {term.row_weights for term in terms}
-        by = weighted.pop() if len(weighted) == 1 else None
         compared = [v.name or "" for v in gathered.values()]
-        return Source(model, [info], objective.recorded, objective.named, by, compared, join)
+        return Source(model, [info], objective.recorded, objective.named, compared, join)
 
     def _describe_switched(self) -> str:
         if not self.switched:

@@ -34,6 +34,7 @@ from onnxgrad.training.detection.heads import find_head
 from onnxgrad.training.detection.predict import BoxDecoder
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.graph.training_mode import to_inference
+from onnxgrad.training.loop.means import Mean, find_means
 from onnxgrad.training.loop.predictions import Prediction, add_outputs, find_predictions
 from onnxgrad.training.measure.comparisons import Binary, Classes, Maps, Meter, are_shares
 from onnxgrad.training.measure.detections import BoxMeter, feed_of
@@ -60,6 +61,7 @@ class Evaluation:
         tail: the graph from values of the inference graph and labels to the loss, and to what is compared;
             none where the inference graph computes the loss itself.
         loss: output of the tail.
+        means: those that the loss is a sum of, outputs of the tail.
         boundary: inputs of the tail that the inference graph computes.
         labels: batch inputs that the inference graph does not read.
         predictions: the outputs that are compared with labels.
@@ -72,6 +74,7 @@ class Evaluation:
     boundary: list[str]
     labels: set[str]
     predictions: list[Prediction]
+    means: list[Mean]
     state: list[str] = field(default_factory=list)
     options: Options = field(default_factory=Options)
     most_rows: int | None = None
@@ -104,7 +107,7 @@ class Evaluation:
         state = list(step.state)
         options = options or Options()
         if not nodes:
-            return cls(source, None, step.loss, [step.loss], set(), [], state, options)
+            return cls(source, None, step.loss, [step.loss], set(), [], [Mean(step.loss, None)], state, options)
         boundary = _cut(model.graph, nodes, loss, own - step.state.keys())
         head = source.inference().graph
         given = {v.name or "" for v in head.inputs} - set(head.initializers)
@@ -115,7 +118,8 @@ class Evaluation:
         predictions = [
             p for p in find_predictions(nodes, labels) if p.label not in others or not isinstance(p.comparison, Binary)
         ]
-        return cls(source, model, loss.name or "", boundary, labels, predictions, state, options)
+        means = find_means(loss, set(step.batch) - set(boundary))
+        return cls(source, model, loss.name or "", boundary, labels, predictions, means, state, options)
 
     @cached_property
     def _tail(self) -> Session | None:
@@ -188,7 +192,7 @@ class Evaluation:
 
         The ranks of a `collective` measure a part of the batches each, and get the same numbers.
         """
-        if self._head is None:
+        if self._head is None and self.boundary:
             self._head = Session(self._open_head(), self.options)
         return self._measure(self._head, data, batch_size, with_averages(self.source, state), metrics, collective)
 
@@ -219,7 +223,7 @@ class Evaluation:
         for name in sorted(weights - known.keys()):
             raise BadInput(f"the loss reads the weight {name!r}, which {os.fspath(path)!r} does not have")
         self._reduce(model.graph)
-        return self._measure(Session(model, self.options), data, batch_size, known, metrics)
+        return self._measure(Session(model, self.options) if self.boundary else None, data, batch_size, known, metrics)
 
     def _of_boxes(self, metrics: Sequence[str] | None) -> list[str]:
         """The metrics of boxes among `metrics`, or the usual ones; none if the model is no detector."""
@@ -261,7 +265,7 @@ class Evaluation:
 
     def _measure(
         self,
-        head: Session,
+        head: Session | None,
         data: Data,
         batch_size: int,
         state: Mapping[str, np.ndarray],
@@ -274,23 +278,25 @@ class Evaluation:
         if not len(rows):
             raise BadInput(f"the model takes batches of exactly {fixed} rows, and there are {len(data)}")
         tail_inputs = [] if self._tail is None else self._tail.inputs
-        known = {k: v for k, v in state.items() if k in head.inputs or k in tail_inputs}
+        inputs = {*tail_inputs, *(head.inputs if head is not None else ())}
+        known = {k: v for k, v in state.items() if k in inputs}
         weights = self.source.model.graph.initializers
         for name in set(tail_inputs) - {*self.boundary, *data.names, *known}:
             known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
-        losses, ranks = [], ranks or Alone()  # of batches, with their weights
+        losses, ranks = [], ranks or Alone()  # the means of batches, with their denominators
         meters, boxes = self.meters(metrics, data.classes), self._box_meters(data, metrics)
         bounds = [size * n for n in blocks(-(-len(rows) // size), ranks.size)]
         own_rows = rows[bounds[ranks.rank] : bounds[ranks.rank + 1]]
         for turn, batch in enumerate(data.batches(size, own_rows)):
             feeds = batch | known
-            if self.boundary:
+            if head is not None and self.boundary:
                 feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
             for box_meter in boxes:
                 box_meter.add(feeds, own_rows[turn * size : (turn + 1) * size].tolist())
             found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
-            weight = self._weight(batch, data.count(batch))
-            losses.append([float(found[self.loss]) if weight else 0.0, weight])
+            rows_in = data.count(batch)
+            counts = [float(rows_in if m.denominator is None else found[m.denominator]) for m in self.means]
+            losses.append([[float(found[m.value]) if n else 0.0, n] for m, n in zip(self.means, counts)])
             if len(losses) == 1:
                 self._doubt(found)
             for p, meter in zip(self.predictions, meters):
@@ -302,8 +308,9 @@ class Evaluation:
                 for join, own in zip([m.join for m in meters] + [m.join for m in boxes], sums):
                     join(own)
             losses = [loss for own, _ in everything for loss in own]
-        total = sum(weight for _, weight in losses)
-        measured = {"loss": sum(loss * weight for loss, weight in losses) / total if total else float("nan")}
+        values, counts_of = np.moveaxis(np.asarray(losses), -1, 0)
+        with np.errstate(invalid="ignore"):
+            measured = {"loss": float(((values * counts_of).sum(0) / counts_of.sum(0)).sum())}
         for found_by in [m.result() for m in meters] + [m.result() for m in boxes]:
             measured |= {k: v for k, v in found_by.items() if k not in measured}
         return measured
@@ -319,15 +326,6 @@ class Evaluation:
                     "  hint: name the value before the activation with `output` (--prediction)",
                     stacklevel=2,
                 )
-
-    def _weight(self, batch: Mapping[str, np.ndarray], rows: int) -> float:
-        """The weight of a batch in the mean loss: its rows, their weights, or its labels that are not ignored."""
-        if self.source.row_weights is not None:
-            return float(batch[self.source.row_weights].sum())
-        for p in self.predictions:
-            if p.is_loss and p.ignored is not None:
-                return int((batch[p.label] != p.ignored).sum())
-        return rows
 
 
 def measuring_graph(source: Source, step: Step) -> tuple[ir.Model, set[str]]:

@@ -62,17 +62,6 @@ class LossByBlocks:
         source = node.inputs[0] if node is not None and node.op_type == "Flatten" else None
         return source is not None and source.shape is not None and len(source.shape) == 3
 
-    @property
-    def is_mean(self) -> bool:
-        """True if the minimized loss is just the mean over the labels that count."""
-        graph = self.node.graph
-        assert isinstance(graph, ir.Graph)
-        total = _skip_back(graph.outputs[0], "Identity")
-        mean = None if total is None else total.producer()
-        if mean is None or mean.op_type != "Div" or len(self.loss.inputs) > 2:
-            return False
-        return _skip_back(mean.inputs[0], "ReduceSum", "Pad", "Reshape") is self.node.outputs[0]
-
     def tell(self) -> ir.Value:
         """Add an output with three numbers per row for the task ``ranked``: [.., .., 3]."""
         node, graph = self.node, self.node.graph

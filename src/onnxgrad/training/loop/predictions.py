@@ -15,7 +15,7 @@ from onnxgrad.training.loss.ctc import METADATA
 from onnxgrad.training.loss.dense import COMPARED
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Known, Ranked, Sequences
 
-_CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,12 @@ class Prediction:
         label: name of the array of labels.
         comparison: lays one beside the other.
         classes: number of classes, if known.
-        is_loss: the loss is the mean over the labels that count, and nothing else.
     """
 
     value: str
     label: str
     comparison: Comparison
     classes: int | None = None
-    is_loss: bool = False
 
     @property
     def ignored(self) -> int | None:
@@ -72,16 +70,14 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
     in_rows, label = source is not other, source.name or ""
     if label not in labels:
         return None
-    if node.op_type in _CLASS_LOSSES and y is node.inputs[0]:
+    if node.op_type in CLASS_LOSSES and y is node.inputs[0]:
         classes = y.shape[1] if y.shape is not None and len(y.shape) > 1 else None
         given = node.attributes.get("ignore_index")
         ignored = None if given is None else given.as_int()
         known = classes if isinstance(classes, int) else None
-        mean = node.attributes.get("reduction")
-        alone = len(node.inputs) < 3 and (mean is None or mean.as_string() == "mean") and _is_end(node.outputs[0])
         rank = _rank(y) or 0
         compared = Classes(1, ignored, words=rank == 3, called=label, pixels=rank > 3)
-        return Prediction(y.name or "", label, compared, known, alone)
+        return Prediction(y.name or "", label, compared, known)
     if in_rows:
         return None
     if node.op_type == "Mul" and any(u.op_type == "Softplus" for u, _ in y.uses()):
@@ -100,13 +96,6 @@ def _noted(y: ir.Value, label: str, kind: str, ignored: int | None) -> Predictio
     return Prediction(y.name or "", label, compared, classes if isinstance(classes, int) else None)
 
 
-def _is_end(value: ir.Value) -> bool:
-    """True if `value` is the output of its graph, perhaps through an Identity."""
-    users = list(value.uses())
-    renamed = [n.outputs[0] for n, _ in users if n.op_type == "Identity"]
-    return value.is_graph_output() or (len(users) == len(renamed) == 1 and renamed[0].is_graph_output())
-
-
 def _rank(y: ir.Value) -> int | None:
     """The number of axes of the scores, before they were flattened to rows."""
     node = y.producer()
@@ -120,7 +109,7 @@ def _of_blocks(node: ir.Node, labels: set[str]) -> Prediction | None:
     if blocks is None or blocks.label not in labels:
         return None
     ranked = Ranked(1, blocks.ignored, words=blocks.words, called=blocks.label, size=blocks.classes)
-    return Prediction(blocks.tell().name or "", blocks.label, ranked, blocks.classes, blocks.is_mean)
+    return Prediction(blocks.tell().name or "", blocks.label, ranked, blocks.classes)
 
 
 def add_outputs(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:

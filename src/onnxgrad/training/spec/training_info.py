@@ -39,7 +39,6 @@ class Source:
         infos: its entries.
         recorded: losses that are functions or graphs, to be compared with their recording on the first batch.
         terms: the names of the terms of the loss, if there are several.
-        row_weights: the input with the weights of rows by which the mean of the loss is taken.
         compared: Identities of the predictions, where the loss compares those of all rows of a batch.
         join: puts the one algorithm behind the graph again that it was cut off; called once, by the first `merge`.
     """
@@ -48,7 +47,6 @@ class Source:
     infos: list[onnx.TrainingInfoProto]
     recorded: Sequence[Any] = ()
     terms: Sequence[str] = ()
-    row_weights: str | None = None
     compared: Sequence[str] = ()
     join: Callable[[], ir.Model] | None = None
 
