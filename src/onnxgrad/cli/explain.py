@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,6 @@ from onnxgrad.runtime.trial import check_runs
 from onnxgrad.settings import pop_recipe, setting, settings_of
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.labels import are_numbers
-from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.measure.kinds import other_outputs
@@ -118,7 +117,9 @@ def explain(
     given = read_flags(flags)
     sampling = pop_recipe(SamplingRecipe, given)
     preparation = PreparationRecipe(**given)
-    feeds = _row(opened, data, row, preparation.arguments(data_options.print_preprocessing(opened, given)))
+    prepared = preparation.arguments(data_options.print_preprocessing(opened, given))
+    rows = Data(data, fields_of(opened), str(data), **prepared)
+    feeds = _row(rows, row)
     wrt = _float_input(opened, wrt)
     (output_name,) = chosen_outputs(opened, [of]) if of else [_first_float(opened.graph.outputs, "output")]
     scores = np.asarray(Function(opened, outputs=[output_name])(**feeds))
@@ -132,7 +133,7 @@ def explain(
     explaining = _derive_explanation(opened, method, wrt, part, layer, sampling)
     further: dict[str, np.ndarray] = {}
     if method is Method.expected_gradients:
-        further = {f"{wrt}_background": _background(opened, data, row, sampling.background, preparation, wrt)}
+        further = {f"{wrt}_background": _background(rows, row, sampling.background, wrt)}
     found = np.asarray(Function(explaining)(**_add_baseline(explaining, {**feeds, **further}, wrt)))[0]
     if save is not None:
         save_model(explaining, save)
@@ -159,23 +160,19 @@ def _class_number(text: str, names: Sequence[str] | None, count: int) -> int:
     raise BadInput(f"--class {text} is none of the classes of the model: {known}")
 
 
-def _row(model: ir.Model, path: Path, row: int, preparation: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _row(data: Data, row: int) -> dict[str, np.ndarray]:
     """The inputs of one run of the model: an image, or a row of data."""
-    data = Data(path, fields_of(model), str(path), **preparation)
     if row >= len(data):
-        raise BadInput(f"{path} has {len(data)} rows; there is no row {row}")
+        raise BadInput(f"{data.name} has {len(data)} rows; there is no row {row}")
     (batch,) = data.batches(1, np.array([row]))
     return {name: array.copy() for name, array in batch.items()}
 
 
-def _background(
-    model: ir.Model, path: Path, row: int, count: int, preparation: PreparationRecipe, wrt: str
-) -> np.ndarray:
+def _background(data: Data, row: int, count: int, wrt: str) -> np.ndarray:
     """The input `wrt` of `count` other rows of the data, in random order."""
-    data = Data(path, fields_of(model), str(path), **preparation.arguments(Preprocessing.of(model)))
     others = [i for i in np.random.default_rng(0).permutation(len(data)) if i != row][:count]
     if not others:
-        raise BadInput(f"expected_gradients compare a row with others, and {path} has one row")
+        raise BadInput(f"expected_gradients compare a row with others, and {data.name} has one row")
     return np.concatenate([batch[wrt] for batch in data.batches(len(others), np.array(others))])
 
 

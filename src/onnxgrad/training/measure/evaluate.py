@@ -43,11 +43,11 @@ from onnxgrad.training.measure.comparisons import (
 from onnxgrad.training.measure.detections import box_metrics, compare_boxes, held_out_boxes
 from onnxgrad.training.measure.kinds import alike, are_sequences, choose_comparison, other_outputs
 from onnxgrad.training.measure.misses import Misses
-from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of
-from onnxgrad.training.measure.result import Evaluated
+from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, document_rows, fields_of
+from onnxgrad.training.measure.result import Evaluated, metrics_by_class
 from onnxgrad.training.measure.texts import compare_texts, complete
 from onnxgrad.training.metadata import DETECTOR
-from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, is_metric_of, names_of, per_class
+from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, is_metric_of, names_of
 
 if TYPE_CHECKING:
     from onnxgrad.training.data.keywords import EvaluationKeywords
@@ -126,27 +126,32 @@ def evaluate(
         )
     data, arguments = prepared(data, task, preparation, trained, opened)
     if isinstance(language := arguments["text"], Language):
-        output = scores_of(opened, prediction) or output
-        label = Field(labels or "labels", np.dtype(np.int64), (None,), label=True, ignored=PADDING, indices=True)
-        rows = Data(data, [*fields_of(opened), label], source, **arguments)
-        size = language.batch_size(batch_size, rows)
+        rows = document_rows(opened, data, source, arguments, labels or "labels")
+        output, size = scores_of(opened, prediction) or output, language.batch_size(batch_size, rows)
         asked = asked or METRICS_OF_TASKS
         written = [name for name in asked if "texts" in METRICS[name.partition(":")[0]].tasks]
+        rest = [name for name in asked if name not in written]
         found = Evaluated("texts", {}, 0, "completion", output.name or "")
-        if len(written) < len(asked) or worst:
-            rest = [name for name in asked if name not in written]
-            found = evaluate_rows(opened, rows, label.name, output, rest, PADDING, size, options, worst)
-        if written:
-            texts, answers = complete(opened, given, preparation.tokenizer, preparation.max_length, options)
-            found.metrics |= compare_texts(texts, answers, written)
-            found.rows = found.rows or len(answers)
-        return found
+        if rest or worst:
+            found = evaluate_rows(opened, rows, labels or "labels", output, rest, PADDING, size, options, worst)
+        return _with_completions(found, opened, given, written, preparation, options) if written else found
     rows, called, ignore_index = open_labelled(
         opened, data, output, labels, ignore_index, preparation, trained, source, arguments, asked, drops
     )
     return evaluate_rows(
         opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank, chosen.class_axis
     )
+
+
+def _with_completions(
+    found: Evaluated, model: ir.Model, data: Any, metrics: Sequence[str], preparation: PreparationRecipe,
+    options: Options | None,
+) -> Evaluated:  # fmt: skip
+    """`found` with `metrics` of the texts that the language model writes for the prompts of `data`."""
+    texts, answers = complete(model, data, preparation.tokenizer, preparation.max_length, options)
+    found.metrics |= compare_texts(texts, answers, metrics)
+    found.rows = found.rows or len(answers)
+    return found
 
 
 def evaluate_detector(
@@ -259,11 +264,13 @@ def evaluate_rows(
     """Evaluate opened data: compare the labels `called` with `output`."""
     names = class_names(model, [output.name or ""], _scores(output))
     shown = output.name or ""
-    misses = Misses(worst, rows.classes or names)
+    known = rows.classes or names
+    misses = Misses(worst, known)
     meter: Meter | None = None
+    margin: Meter | None = None
     table: np.ndarray | None = None
     own, others, lost = _label_output(model, output), 0, 0
-    beside, margin = companion(model, output), None
+    beside = companion(model, output)
     outputs = [shown, *([own] if own else []), *(beside.outputs if beside else [])]
     for batch, found in batches_of(model, rows, outputs, batch_size, options):
         y, t = found[shown], batch[called]
@@ -271,25 +278,14 @@ def evaluate_rows(
         if own and names is not None:
             others += int((np.array(names)[y.argmax(1)] != found[own].astype(str)).sum())
         if meter is None:
-            every = rows.arrays.get(called, t)
-            if any(f.binary for f in rows.fields if f.name == called):
-                every = np.rint(every).astype(np.int64)
-            if asked is not None and are_sequences(asked, y, t):
-                comparison: Comparison = Sequences(blank)
-            elif asked and all(is_metric_of(m, "embeddings") for m in asked):
-                comparison = Embeddings(other_outputs(model, shown))
-            elif Maps.fits(asked):
-                comparison = Maps()
-            else:
-                comparison = choose_comparison(model, y, t, every, output, called, asked, ignore_index, class_axis)
-                _check_classes(comparison, y, every, rows, called, names is not None)
+            comparison = _comparison_of(model, rows, y, t, output, called, asked, ignore_index, blank, class_axis)
             usual = (*DEFAULTS[comparison.task], *comparison.further)
             asked = None if asked is None else list(asked)
             if beside is not None and beside.fits(comparison):
                 of_beside = [m for m in asked or DEFAULTS[beside.task] if is_metric_of(m, beside.task)]
                 asked = None if asked is None else [m for m in asked if m not in of_beside]
                 margin = Meter(beside, of_beside) if of_beside else None
-            meter = Meter(comparison, usual if asked is None else asked, rows.classes or names)
+            meter = Meter(comparison, usual if asked is None else asked, known)
         scores, labelled = meter.add(*alike(y, t))
         if margin is not None and beside is not None:
             margin.add(np.stack([alike(found[name], t)[0] for name in beside.outputs], -1), alike(y, t)[1])
@@ -299,31 +295,50 @@ def evaluate_rows(
             part = counts(scores, labelled)
             table = part if table is None else table + part
     assert meter is not None  # data have a row
-    if 2 * others > len(rows):
-        warnings.warn(
-            f"the model's own labels {own!r} are not those of the largest scores {shown!r} in {others:,} of "
-            f"{len(rows):,} rows: the metrics are of the scores, which the model may turn round",
-            stacklevel=3,
-        )
-    if lost:
-        warnings.warn(
-            f"the predictions {shown!r} are not numbers (NaN) in {lost:,} of {len(rows):,} rows, so metrics that only "
-            "compare scores have no meaning",
-            stacklevel=3,
-        )
+    _warn_of_scores(shown, own, others, lost, len(rows))
     if not meter.count:
         raise BadInput(f"{called!r} has no label that counts")
     measured = meter.result() | ({} if margin is None else margin.result())
     result = Evaluated(meter.comparison.task, measured, meter.count, called, shown, table, notes=rows.notes)
     if table is not None:
-        known = rows.classes or names or [str(c) for c in range(len(table))]
-        each = per_class(table)
-        result.classes = {
-            str(known[c] if c < len(known) else c): {k: float(v[c]) for k, v in each.items()}
-            for c in np.flatnonzero(table.sum(0) + table.sum(1))
-        }
-    result.worst, result.names = misses.result() if worst else None, rows.classes or names
+        result.classes = metrics_by_class(table, known)
+    result.worst, result.names = misses.result() if worst else None, known
     return result
+
+
+def _comparison_of(
+    model: ir.Model, rows: Data, y: np.ndarray, t: np.ndarray, output: ir.Value, called: str,
+    asked: Sequence[str] | None, ignore_index: int | None, blank: int, class_axis: int | None,
+) -> Comparison:  # fmt: skip
+    """The comparison for predictions `y` of the first batch, and their labels `t`."""
+    if asked is not None and are_sequences(asked, y, t):
+        return Sequences(blank)
+    if asked and all(is_metric_of(m, "embeddings") for m in asked):
+        return Embeddings(other_outputs(model, output.name))
+    if Maps.fits(asked):
+        return Maps()
+    every = rows.arrays.get(called, t)
+    if any(f.binary for f in rows.fields if f.name == called):
+        every = np.rint(every).astype(np.int64)
+    comparison = choose_comparison(model, y, t, every, output, called, asked, ignore_index, class_axis)
+    _check_classes(comparison, y, every, rows, called, class_names(model, [output.name or ""], _scores(output)))
+    return comparison
+
+
+def _warn_of_scores(shown: str, own: str | None, others: int, lost: int, rows: int) -> None:
+    """Warn of scores that the model turns into other labels, or that are not numbers."""
+    if 2 * others > rows:
+        warnings.warn(
+            f"the model's own labels {own!r} are not those of the largest scores {shown!r} in {others:,} of "
+            f"{rows:,} rows: the metrics are of the scores, which the model may turn round",
+            stacklevel=4,
+        )
+    if lost:
+        warnings.warn(
+            f"the predictions {shown!r} are not numbers (NaN) in {lost:,} of {rows:,} rows, so metrics that only "
+            "compare scores have no meaning",
+            stacklevel=4,
+        )
 
 
 def prediction_of(model: ir.Model, name: str | None) -> ir.Value:
@@ -352,12 +367,12 @@ def _label_output(model: ir.Model, output: ir.Value) -> str | None:
 
 
 def _check_classes(
-    comparison: Comparison, y: np.ndarray, labels: np.ndarray, rows: Data, called: str, own: bool
+    comparison: Comparison, y: np.ndarray, labels: np.ndarray, rows: Data, called: str, own: Sequence[str] | None
 ) -> None:
-    """Raise BadInput if the number of classes differs from that of the predictions `y`; `own`: the model names them."""
+    """Raise BadInput if the number of classes differs from that of the predictions `y`; `own`: the model's names."""
     count = y.shape[comparison.axis] if isinstance(comparison, Classes) else 2
     if rows.classes is not None:
-        check_count(rows.classes, count, rows.name, own)
+        check_count(rows.classes, count, rows.name, own is not None)
     if isinstance(comparison, Classes):
         field = Field(called, labels.dtype, (), label=True, classes=count, ignored=comparison.ignored)
         whole = labels if labels.dtype.kind in "iu" else labels.astype(np.int64)

@@ -69,6 +69,12 @@ def open_rows(
     return Data(data, fields_of(model), source, **arguments)
 
 
+def document_rows(model: ir.Model, data: Any, source: str, arguments: dict[str, Any], labels: str = "labels") -> Data:
+    """Rows of documents that `prepared` returned with `arguments`; `labels` are the tokens to predict."""
+    label = Field(labels, np.dtype(np.int64), (None,), label=True, ignored=IGNORED, indices=True)
+    return Data(data, [*fields_of(model), label], source, **arguments)
+
+
 def chosen_outputs(model: ir.Model, outputs: Sequence[str] | None) -> list[str]:
     """The names of the `outputs`, by default of all with rows, if any. Raises UnknownName for an unknown one."""
     names = [v.name or "" for v in model.graph.outputs]
@@ -195,8 +201,7 @@ def predict(
     source = source_name(data)
     data, arguments = prepared(data, replace(task, pack=False), preparation, trained, opened)
     if isinstance(language := arguments["text"], Language):
-        label = Field("labels", np.dtype(np.int64), (None,), label=True, ignored=IGNORED, indices=True)
-        rows = Data(data, [*fields_of(opened), label], source, **arguments)
+        rows = document_rows(opened, data, source, arguments)
         return _predict_documents(opened, rows, language, outputs, batch_size, options)
     rows = Data(data, fields_of(opened), source, **arguments)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}

@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxgrad.errors import json_text
 from onnxgrad.training.measure.misses import Miss
+from onnxgrad.training.metrics.registry import per_class
 
 
 @dataclass
@@ -43,6 +44,15 @@ class Evaluated:
     curves: Mapping[str, np.ndarray] | None = None
     pictures: Sequence[tuple[str, np.ndarray]] = ()
     notes: Sequence[str] = ()
+
+
+def metrics_by_class(table: np.ndarray, names: Sequence[str] | None) -> dict[str, dict[str, float]]:
+    """The metrics of each class that occurs in the confusion matrix `table`, by its name or else its number."""
+    columns, known = per_class(table), names or ()
+    return {
+        str(known[c] if c < len(known) else c): {k: float(v[c]) for k, v in columns.items()}
+        for c in np.flatnonzero(table.sum(0) + table.sum(1)).tolist()
+    }
 
 
 def as_json(found: Evaluated) -> str:

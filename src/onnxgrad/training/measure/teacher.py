@@ -18,12 +18,8 @@ from onnxgrad.function import Function
 from onnxgrad.keywords import check_whole
 from onnxgrad.runtime import Options
 from onnxgrad.training.data import Data
-from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.data.sources import source_name
-from onnxgrad.training.language.recipe import TaskRecipe
-from onnxgrad.training.language.task import prepared
-from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, fields_of
+from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, open_rows
 
 #: The record of what the files in a folder are of.
 RECORD = "teacher.json"
@@ -66,9 +62,7 @@ def teach(
     given, place = as_given(teacher), Path(folder)
     model = given if outputs is None else Function(given, outputs=list(outputs)).model
     names = [v.name or "" for v in model.graph.outputs]
-    trained, source = Preprocessing.of(given), source_name(data)
-    data, arguments = prepared(data, TaskRecipe(), PreparationRecipe(**settings), trained, given)
-    rows = Data(data, fields_of(model), source, **arguments)
+    rows = open_rows(given, data, PreparationRecipe(**settings))
     digest = hashlib.sha256(ir.to_proto(given).SerializeToString(deterministic=True)).hexdigest()
     record = {"teacher": digest, "rows": rows.fingerprint, "outputs": names, "top_k": top_k}
     known = _read_record(place)
