@@ -18,6 +18,7 @@ from onnx import numpy_helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, ReferenceSession, Resident, Session, Slot
+from onnxgrad.runtime import session as sessions
 from tests.runtime.fed import Fed
 
 # One step of momentum on a net of two layers, with the updates placed as early as the data allow, so that
@@ -308,15 +309,18 @@ def test_a_step_costs_little_beside_the_session():
     assert min(whole) - min(alone) < 30e-6
 
 
-@pytest.mark.parametrize(("constant", "level"), [(True, "all"), (False, "extended")])
-def test_the_level_of_optimization_depends_on_the_filters(monkeypatch, constant, level):
-    weights = "<float[1, 1, 1, 1] w = {2}>" if constant else ""
-    given = "" if constant else ", float[1, 1, 1, 1] w"
+@pytest.mark.parametrize(
+    ("filters", "large", "level"),
+    [("ww", 0, "all"), ("uu", 0, "extended"), ("wu", 0, "all"), ("wu", 1, "extended"), ("ww", 1, "all")],
+)
+def test_the_level_of_optimization_depends_on_the_filters(monkeypatch, filters, large, level):
     text = f"""<ir_version: 10, opset_import: ["": 21]>
-        g (float[1, 1, 2, 2] x{given}) => (float[1, 1, 2, 2] y) {weights} {{ y = Conv (x, w) }}"""
+        g (float[1, 1, 2, 2] x, float[1, 1, 1, 1] v) => (float[1, 1, 2, 2] y) <float[1, 1, 1, 1] w = {{2}}>
+        {{ u = Mul (v, v) a = Conv (x, {filters[0]}) b = Conv (a, {filters[1]}) y = Relu (b) }}"""
     seen = []
     native = Options.native
     monkeypatch.setattr(Options, "native", lambda self: seen.append(self.level) or native(self))
+    monkeypatch.setattr(sessions, "_LARGE", 1 if large else 1 << 25)
     Session(ir.from_proto(onnx.parser.parse_model(text)))
     Session(ir.from_proto(onnx.parser.parse_model(text)), Options(level="basic"))
     assert set(seen) == {level, "basic"}

@@ -1,8 +1,5 @@
 """Settings of a session that ONNX Runtime is given."""
 
-import sys
-from types import SimpleNamespace
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -41,46 +38,6 @@ def test_products_are_the_same_without_packed_copies():
 def test_the_former_name_of_resolve_target_warns():
     with pytest.warns(DeprecationWarning, match=r"Options\.settled is deprecated; it is called resolve_target now"):
         assert Options().settled() == Options().resolve_target()
-
-
-@pytest.fixture
-def adjusted(monkeypatch):
-    """The parameters of the C library that large sessions set, in order; every model is a large one."""
-    found = []
-    library = SimpleNamespace(mallopt=lambda *parameter: found.append(parameter), malloc_trim=lambda _: None)
-    monkeypatch.setattr(sessions.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(sessions, "_LARGE", 1)
-    for name in [n for n in sessions.os.environ if "MALLOC_" in n or n == "GLIBC_TUNABLES"]:
-        monkeypatch.delenv(name)
-    return found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="of the C library of Linux")
-def test_large_blocks_are_returned_while_a_large_session_is_created(adjusted, monkeypatch):
-    def load(*args, **kwargs):
-        before.extend(adjusted)
-        return create(*args, **kwargs)
-
-    before, create = [], sessions.onnxruntime.InferenceSession
-    monkeypatch.setattr(sessions.onnxruntime, "InferenceSession", load)
-    Session(onnx.parser.parse_model(PRODUCT), Options(target="portable"))
-    assert before == [(-3, 1 << 20)]
-    assert adjusted == [(-3, 1 << 20), (-3, 1 << 25), (-1, 1 << 26)]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("MALLOC_MMAP_THRESHOLD_", "65536"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=65536")]
-)
-def test_parameters_that_the_user_has_set_stay(name, value, adjusted, monkeypatch):
-    monkeypatch.setenv(name, value)
-    Session(onnx.parser.parse_model(PRODUCT), Options(target="portable"))
-    assert adjusted == []
-
-
-def test_a_small_session_sets_no_parameter(adjusted, monkeypatch):
-    monkeypatch.setattr(sessions, "_LARGE", 1 << 20)
-    Session(onnx.parser.parse_model(PRODUCT), Options(target="portable"))
-    assert adjusted == []
 
 
 def test_the_first_run_of_a_large_session_gives_back_what_the_caller_has_dropped(monkeypatch):

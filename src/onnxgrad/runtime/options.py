@@ -40,9 +40,10 @@ class Options:
         arena: memory comes from the runtime's arena. Off costs 1.6-2.9 times the step time, and lowers
             the memory that stays reserved after a peak.
         level: graph optimization: "none", "basic", "extended" or "all"; ``None``: "all" if the graph has a
-            Conv with constant weights, whose layout "all" improves, else "extended". (Where all weights change,
-            "all" only reorders what pooling reads: 5-9 % of the step of a small CNN.) Creating a session
-            of 10,000 nodes takes 2 s with "all" and 0.8 s with "none".
+            Conv with constant weights, whose layout "all" improves, else "extended"; also if the constants take 32 MB
+            or more and the graph computes gradients of weights. (Where all weights change, "all" only reorders what
+            pooling reads: 5-9 % of the step of a small CNN.) Creating a session of 10,000 nodes takes 2 s with "all"
+            and 0.8 s with "none".
         providers: execution providers, in order of preference, each with its settings behind a colon where there are
             any: ``"CUDAExecutionProvider:device_id=1,use_tf32=0"``.
         layout: "auto" gives the CPU provider a copy of the graph with the rewrites of `runtime.rewrites`, which
