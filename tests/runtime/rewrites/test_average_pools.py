@@ -19,11 +19,12 @@ SITES = {
     "tiles": (16, (8, 6), {"kernel_shape": [2, 2], "strides": [2, 2]}),
     "counted padding": (20, (7, 6), {"kernel_shape": [3, 2], "pads": [1, 0, 2, 1], "count_include_pad": 1}),
     "lopsided": (4, (9, 5), {"kernel_shape": [4, 2], "pads": [0, 1, 3, 0], "strides": [3, 2]}),
+    "one axis": (12, (9,), {"kernel_shape": [4], "pads": [1, 2], "strides": [2]}),
     "pixels left over": (36, (8, 9), {"kernel_shape": [3, 3], "strides": [2, 4]}),
 }
 OTHERS = {
     "channels": (6, (7, 6), {"kernel_shape": [3, 3]}),
-    "one axis": (16, (9,), {"kernel_shape": [3]}),
+    "three axes": (16, (5, 4, 3), {"kernel_shape": [3, 2, 2]}),
     "rounded up": (16, (8, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
     "dilations": (16, (8, 8), {"kernel_shape": [2, 2], "dilations": [2, 1]}),
     "automatic padding": (16, (8, 8), {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}),
