@@ -46,6 +46,29 @@ def test_numbers_of_numpy(case):
     assert got.shape[-1] == 2 or "onesided" in attributes
 
 
+@pytest.mark.parametrize(
+    ("given", "onesided", "parts", "is_known"),
+    [("window, length", 1, 1, True), ("window", 0, 1, True), (", length", 1, 1, True), ("window", 0, 2, False)],
+)
+@pytest.mark.parametrize("batch", [3, 0])
+def test_frames_of_a_sound(batch, given, onesided, parts, is_known):
+    window = np.random.default_rng(1).random(8).astype(np.float32)
+    text = f"""g (float[N,33,{parts}] x) => (float[] y) {{
+        f = STFT <onesided = {onesided}> (x, step, {given}) y = Neg (f) }}"""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {text}')
+    constants = {"step": np.array(5), "window": window, "length": np.array(8)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in constants.items())
+    model = ir.from_proto(model)
+    assert ("STFT" not in [n.op_type for n in optimized(model).graph]) == is_known
+    x = np.random.default_rng(0).standard_normal((batch, 33, parts)).astype(np.float32)
+    z = x[..., 0] + (1j * x[..., 1] if parts == 2 else 0)
+    framed = np.stack([z[:, i : i + 8] for i in range(0, 26, 5)], 1) * (window if "window" in given else 1)
+    spectra = np.fft.fft(framed)[..., : 5 if onesided else 8]
+    if is_known or batch:
+        y = Session(model, Options(threads=1, target="portable")).run({"x": x})["y"]
+        np.testing.assert_allclose(-y, np.stack([spectra.real, spectra.imag], -1), rtol=2e-6, atol=1e-5)
+
+
 def test_long_transforms_and_open_lengths_stay():
     for shape, length in ((("N", 700, 1), None), (("N", "T", 1), None)):
         model = _model(shape, 1, length, "")
