@@ -67,41 +67,8 @@ def understood(
     Raises:
         BadInput: it is of another kind than LoRA, DoRA or VeRA, or of modules that the model does not have.
     """
-    kind = settings.get("peft_type")
-    if kind not in _KINDS:
-        raise BadInput(f"the adapter in {place!r} is a {kind!r}; only {', '.join(map(repr, _KINDS))} can be loaded")
-    for key, plain in _PLAIN.items():
-        if settings.get(key) not in plain:
-            raise BadInput(f"the adapter in {place!r} has {key}={settings[key]!r}, which cannot be loaded")
-    unknown = [key for key, value in settings.items() if value and key not in _KNOWN]
-    if unknown:
-        warnings.warn(
-            f"the adapter in {place!r} has {unknown[0]}={settings[unknown[0]]!r}, a setting of PEFT that is not known "
-            "here: compare the outputs with those of PEFT",
-            stacklevel=2,
-        )
-    initial = settings.get("init_lora_weights")
-    initial = initial.lower() if isinstance(initial, str) else initial
-    if initial not in (*_BESIDE, *INITIAL):
-        raise BadInput(
-            f"the adapter in {place!r} has init_lora_weights={initial!r}, by which PEFT changes the weights beside it\n"
-            "  hint: save it from PEFT as plain LoRA: model.save_pretrained(folder, "
-            "path_initial_model_for_weight_conversion=the folder of the adapter before training)"
-        )
-    form = DORA if settings.get("use_dora") else kind.lower()
-    rank = 1 if form == IA_3 else _rank(settings.get("r"), "r", place)
-    if form in TENSORS:
-        alpha = 1.0 if form == IA_3 else _number(settings, "alpha", place)
-        options = {
-            k: settings[k] for k in ("decompose_both", "decompose_factor") if type(settings.get(k)) in (int, bool)
-        }
-        record = Record(form, rank, alpha, 0.0, False, base, options={k: int(v) for k, v in options.items()})
-    elif form == VERA:
-        seed = int(_number(settings, "projection_prng_key", place))
-        record = Record(form, rank, 1.0, _dropout(settings, "vera_dropout", place), False, base, seed=seed)
-    else:
-        alpha, dropout = _number(settings, "lora_alpha", place), _dropout(settings, "lora_dropout", place)
-        record = Record(form, rank, alpha, dropout, bool(settings.get("use_rslora")), base)
+    initial = _check_settings(settings, place)
+    record = _record(settings, base, place)
     values: dict[str, np.ndarray] = {}
     named = {w.module: w for w in weights.values()}
     modules, others = _sorted(tensors)
@@ -116,11 +83,63 @@ def understood(
         values |= {
             f"{module}.{letter}": array for letter, array in _to_model_layout(given, weight, module, place).items()
         }
-    if form == VERA:
+    if record.form == VERA:
         ends = [weights[e.weight].ends for e in record.entries]
         values |= _projections(others, ends, record, place)
         record.shared = {"A": "A", "B": "B"}
-    for key, array in others.items():
+    whole = _whole(others, named, held, place)
+    record.also += whole
+    return record, values | whole
+
+
+def _check_settings(settings: Mapping[str, Any], place: str) -> Any:
+    """The first values of factors that `settings` name. Raises BadInput for an adapter that cannot be loaded."""
+    kind = settings.get("peft_type")
+    if kind not in _KINDS:
+        raise BadInput(f"the adapter in {place!r} is a {kind!r}; only {', '.join(map(repr, _KINDS))} can be loaded")
+    for key, plain in _PLAIN.items():
+        if settings.get(key) not in plain:
+            raise BadInput(f"the adapter in {place!r} has {key}={settings[key]!r}, which cannot be loaded")
+    unknown = [key for key, value in settings.items() if value and key not in _KNOWN]
+    if unknown:
+        warnings.warn(
+            f"the adapter in {place!r} has {unknown[0]}={settings[unknown[0]]!r}, a setting of PEFT that is not known "
+            "here: compare the outputs with those of PEFT",
+            stacklevel=3,
+        )
+    initial = settings.get("init_lora_weights")
+    initial = initial.lower() if isinstance(initial, str) else initial
+    if initial not in (*_BESIDE, *INITIAL):
+        raise BadInput(
+            f"the adapter in {place!r} has init_lora_weights={initial!r}, by which PEFT changes the weights beside it\n"
+            "  hint: save it from PEFT as plain LoRA: model.save_pretrained(folder, "
+            "path_initial_model_for_weight_conversion=the folder of the adapter before training)"
+        )
+    return initial
+
+
+def _record(settings: Mapping[str, Any], base: str, place: str) -> Record:
+    """The record of an adapter with these `settings`, without its entries."""
+    form = DORA if settings.get("use_dora") else settings["peft_type"].lower()
+    rank = 1 if form == IA_3 else _rank(settings.get("r"), "r", place)
+    if form in TENSORS:
+        alpha = 1.0 if form == IA_3 else _number(settings, "alpha", place)
+        chosen = {k: settings.get(k) for k in ("decompose_both", "decompose_factor")}
+        options = {k: int(v) for k, v in chosen.items() if isinstance(v, int)}
+        return Record(form, rank, alpha, 0.0, False, base, options=options)
+    if form == VERA:
+        seed = int(_number(settings, "projection_prng_key", place))
+        return Record(form, rank, 1.0, _dropout(settings, "vera_dropout", place), False, base, seed=seed)
+    alpha, dropout = _number(settings, "lora_alpha", place), _dropout(settings, "lora_dropout", place)
+    return Record(form, rank, alpha, dropout, bool(settings.get("use_rslora")), base)
+
+
+def _whole(
+    tensors: Mapping[str, np.ndarray], named: Mapping[str, Weight], held: Collection[str], place: str
+) -> dict[str, np.ndarray]:
+    """The weights that train as a whole, by the names of initializers. Raises BadInput for those of another model."""
+    found = {}
+    for key, array in tensors.items():
         name = key.removeprefix(PREFIX).replace(".modules_to_save.", ".").replace(".base_layer.", ".")
         renamed = named.get(name.removesuffix(".weight")) if name not in held and name.endswith(".weight") else None
         if renamed is not None:  # the exporter has transposed a matrix and given it another name
@@ -128,9 +147,8 @@ def understood(
             array = array.T if renamed.kind == LINEAR and array.ndim == 2 and not renamed.transposed else array
         if name not in held:
             raise BadInput(f"the adapter in {place!r} is that of another model: {UnknownName(name, held, 'weight')}")
-        record.also.append(name)
-        values[name] = array
-    return record, values
+        found[name] = array
+    return found
 
 
 def _first(entry: Entry, weight: Weight, rank: int, initial: str, place: str) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Names
 from onnxgrad.ir.graph import prune, subgraphs
+from onnxgrad.ir.names import rename_inside
 from onnxgrad.training.step.step import Step
 
 
@@ -87,12 +88,6 @@ def _take_over(
         for value in node.outputs:
             rename(value)
         for inner in subgraphs(node):
-            for deep in (inner, *inner.subgraphs()):
-                for value in [*deep.inputs, *(v for n in deep for v in n.outputs)]:
-                    rename(value)
-                for value in list(deep.initializers.values()):
-                    del deep.initializers[value.name or ""]
-                    rename(value)
-                    deep.initializers[value.name or ""] = value
+            rename_inside(inner, names)
     graph.extend(nodes)
     return own, added
