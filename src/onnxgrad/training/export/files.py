@@ -22,6 +22,7 @@ buckets and totals of several devices may be added up in between.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ from onnxgrad.training.export.web_report import report_on
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.evaluation import Evaluation, measuring_graph
 from onnxgrad.training.spec.training_info import AnyTrainingModel
-from onnxgrad.training.step.accumulate import split_step
+from onnxgrad.training.step.accumulate import SplitStep, split_step
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
 from onnxgrad.training.step.step import Step
@@ -98,25 +99,20 @@ def export_step(
     """
     if target not in TARGETS:
         raise BadInput(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}")
-    try:
-        halves = split_step(model, outputs=outputs) if entry is None else None
-    except BadInput:
-        halves = None
-    step = compile_step(model, entry=entry, outputs=outputs) if halves is None else halves.whole
+    step, halves = _compiled(model, entry, outputs)
     if memory is not None:
         step = within_memory(step, memory, batch_size, dims)
         if halves is not None:
             halves.gradient = within_memory(halves.gradient, memory, batch_size, dims)
     folder = Path(folder)
     make_folder(folder)
-    state = {name: t.initial.numpy() for name, t in step.state.items()}
     models: dict[str, tuple[ir.Model, dict[str, Any]]] = {"train": (step.model, _ends(step))}
+    state = {name: t.initial.numpy() for name, t in step.state.items()}
     if halves is not None:
         for name, half in (("gradient", halves.gradient), ("update", halves.update)):
             models[name] = (half.model, _ends(half))
-            own = {n: t.initial.numpy() for n, t in half.state.items() if n not in state}
-            own |= {n: t.numpy() for n, t in half.reads.items() if n not in state}
-            state |= own
+            own = {n: t.initial.numpy() for n, t in half.state.items()} | {n: t.numpy() for n, t in half.reads.items()}
+            state |= {n: array for n, array in own.items() if n not in state}
     measured = _evaluation(step)
     if measured is not None:
         models["evaluate"] = measured
@@ -126,36 +122,58 @@ def export_step(
             for_web(found)
             ends["off_webgpu"] = report_on(found).off_webgpu
         state = {name: narrow_float64(name, array) for name, array in state.items()}
+    contract = _contract(step, state, {name: ends for name, (_, ends) in models.items()}, batch_size)
+    for name, (found, _) in models.items():
+        save_model(found, folder / f"{name}.onnx")
+    _write_beside(folder, step, state, [found for found, _ in models.values()])
+    with replacing(folder / "contract.json") as file:
+        file.write_text(json.dumps(contract, indent=1) + "\n", encoding="utf-8")
+    return contract
+
+
+def _compiled(model: AnyTrainingModel, entry: int | None, outputs: Sequence[str]) -> tuple[Step, SplitStep | None]:
+    """The step, and its halves where it can be cut."""
+    if entry is None:
+        with contextlib.suppress(BadInput):
+            halves = split_step(model, outputs=outputs)
+            return halves.whole, halves
+    return compile_step(model, entry=entry, outputs=outputs), None
+
+
+def _contract(
+    step: Step, state: Mapping[str, np.ndarray], ends: Mapping[str, dict[str, Any]], batch_size: int | None
+) -> dict[str, Any]:
+    """The document that explains the files: the state, and the roles of the `ends` of each model."""
     contract = {
         "version": VERSION,
         "loss": step.loss,
         "state": {name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in state.items()},
         "rates": {name: float(t.numpy()) for name, t in step.rates.items()},
-        "models": {name: {"file": f"{name}.onnx", **ends} for name, (_, ends) in models.items()},
+        "models": {name: {"file": f"{name}.onnx", **roles} for name, roles in ends.items()},
     }
     if step.plan is not None:
         contract["plan"] = {"batch_size": batch_size, "result_bytes": step.plan.predicted}
+    if step.source is not None:
+        if classes := class_names(step.source.model):
+            contract["classes"] = list(classes)
+        if trained := Preprocessing.of(step.source.model):
+            contract["preprocessing"] = trained.to_json()
+    return contract
+
+
+def _write_beside(folder: Path, step: Step, state: Mapping[str, np.ndarray], models: Sequence[ir.Model]) -> None:
+    """Write the files beside the models, but for the contract."""
     trained = Preprocessing() if step.source is None else Preprocessing.of(step.source.model)
-    classes = None if step.source is None else class_names(step.source.model)
-    if classes:
-        contract["classes"] = list(classes)
-    if trained:
-        contract["preprocessing"] = trained.to_json()
     if trained.tokenizer:
         with replacing(folder / TOKENIZER) as file:
             file.write_text(trained.tokenizer, encoding="utf-8")
-    for name, (found, _) in models.items():
-        save_model(found, folder / f"{name}.onnx")
     with replacing(folder / "state.npz") as file, file.open("wb") as out:
         np.savez(out, **state)  # type: ignore[arg-type]
     for name in HOSTS:
         with replacing(folder / name) as file:
             shutil.copyfile(Path(__file__).with_name(name), file)
     with replacing(folder / OPERATORS) as file:
-        file.write_text(required_operators([found for found, _ in models.values()]), encoding="utf-8")
-    with replacing(folder / "contract.json") as file:
-        file.write_text(json.dumps(contract, indent=1) + "\n", encoding="utf-8")
-    return contract
+        file.write_text(required_operators(models), encoding="utf-8")
 
 
 def required_operators(models: Sequence[ir.Model]) -> str:
