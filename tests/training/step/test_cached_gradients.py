@@ -29,12 +29,14 @@ def deep(width: int = 6, layers: int = 2, dropout: bool = False) -> onnx.ModelPr
     model = onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["": 21]>
         encoder (float[N, 4] x) => (float[N, {width}] y) {{
-            d0 = MatMul (x, w0)
+            m0 = MatMul (x, w0)
+            d0 = Add (m0, b)
             {lines}
             y = MatMul (d{layers}, v)
         }}""")
     rng = np.random.default_rng(0)
-    arrays = {f"w{k}": (4 if not k else width, width) for k in range(layers + 1)} | {"v": (width, width)}
+    arrays = {f"w{k}": (4 if not k else width, width) for k in range(layers + 1)}
+    arrays |= {"v": (width, width), "b": (1, width)}
     held = {n: (rng.standard_normal(s) / np.sqrt(s[0])).astype(np.float32) for n, s in arrays.items()}
     if dropout:
         held["half"] = np.array(0.5, np.float32)
