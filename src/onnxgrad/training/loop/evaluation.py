@@ -272,11 +272,11 @@ class Evaluation:
         metrics: Sequence[str] | None,
         ranks: Collective | None = None,
     ) -> dict[str, float]:
-        fixed = data.fixed
+        fixed, last = data.fixed, len(data) - 1
         size = fixed or min(batch_size, self.most_rows or batch_size)
-        rows = np.arange(len(data) // fixed * fixed if fixed else len(data))
-        if not len(rows):
-            raise BadInput(f"the model takes batches of exactly {fixed} rows, and there are {len(data)}")
+        more = -len(data) % fixed if fixed else 0
+        # the last row fills the last batch up, and then a batch alone, which is subtracted
+        rows = np.minimum(np.arange(len(data) + (more + size if more else 0)), last)
         tail_inputs = [] if self._tail is None else self._tail.inputs
         inputs = {*tail_inputs, *(head.inputs if head is not None else ())}
         known = {k: v for k, v in state.items() if k in inputs}
@@ -287,20 +287,22 @@ class Evaluation:
         meters, boxes = self.meters(metrics, data.classes), self._box_meters(data, metrics)
         bounds = [size * n for n in blocks(-(-len(rows) // size), ranks.size)]
         own_rows = rows[bounds[ranks.rank] : bounds[ranks.rank + 1]]
-        for turn, batch in enumerate(data.batches(size, own_rows)):
+        for low, batch in zip(range(bounds[ranks.rank], len(rows), size), data.batches(size, own_rows)):
+            count = data.count(batch)
+            own = min(count, max(len(data) - low, 0))
             feeds = batch | known
             if head is not None and self.boundary:
                 feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
             for box_meter in boxes:
-                box_meter.add(feeds, own_rows[turn * size : (turn + 1) * size].tolist())
+                box_meter.add(feeds, range(low, low + own))
             found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
-            rows_in = data.count(batch)
-            counts = [float(rows_in if m.denominator is None else found[m.denominator]) for m in self.means]
+            share = 1.0 if own else -more / size
+            counts = [share * float(count if m.denominator is None else found[m.denominator]) for m in self.means]
             losses.append([[float(found[m.value]) if n else 0.0, n] for m, n in zip(self.means, counts)])
             if len(losses) == 1:
                 self._doubt(found)
-            for p, meter in zip(self.predictions, meters):
-                meter.add(found[p.value], batch[p.label])
+            for p, meter in zip(self.predictions, meters if own else ()):
+                meter.add(p.comparison.first_rows(found[p.value], own / count), batch[p.label][:own])
         if ranks.size > 1:
             everything = gathered(ranks, [losses, [m.sums() for m in meters] + [m.sums() for m in boxes]])
             meters, boxes = self.meters(metrics, data.classes), self._box_meters(data, metrics)

@@ -38,6 +38,10 @@ class Comparison:
         """Scores and labels."""
         return _flat(prediction), _flat(label)
 
+    def first_rows(self, prediction: np.ndarray, share: float) -> np.ndarray:
+        """The entries of the first rows, a `share` of the batch."""
+        return prediction[: round(share * len(prediction))]
+
 
 def _flat(x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x), -1).astype(np.float64)
@@ -119,6 +123,10 @@ class Ranked(Classes):
         kept = np.ones(labels.shape, bool) if self.ignored is None else labels != self.ignored
         return scores_of_rows[kept], labels[kept]
 
+    def first_rows(self, prediction: np.ndarray, share: float) -> np.ndarray:
+        """All blocks: those behind the last label are left out."""
+        return prediction
+
 
 def _wide(x: np.ndarray) -> np.ndarray:
     """At least float32."""
@@ -189,6 +197,11 @@ class Sequences(Comparison):
     blank: int = 0
     time: int = 1
     task: str = field(default="sequences", init=False)
+
+    def first_rows(self, prediction: np.ndarray, share: float) -> np.ndarray:
+        """The first rows, along the axis that is not time."""
+        rows = round(share * prediction.shape[1 - self.time])
+        return prediction[:rows] if self.time == 1 else prediction[:, :rows]
 
     def decoded(self, prediction: np.ndarray) -> list[np.ndarray]:
         """The symbols of every row."""
