@@ -87,7 +87,7 @@ def understood(
         ends = [weights[e.weight].ends for e in record.entries]
         values |= _projections(others, ends, record, place)
         record.shared = {"A": "A", "B": "B"}
-    whole = _whole(others, named, held, place)
+    whole = _whole_weights(others, named, held, place)
     record.also += whole
     return record, values | whole
 
@@ -134,7 +134,7 @@ def _record(settings: Mapping[str, Any], base: str, place: str) -> Record:
     return Record(form, rank, alpha, dropout, bool(settings.get("use_rslora")), base)
 
 
-def _whole(
+def _whole_weights(
     tensors: Mapping[str, np.ndarray], named: Mapping[str, Weight], held: Collection[str], place: str
 ) -> dict[str, np.ndarray]:
     """The weights that train as a whole, by the names of initializers. Raises BadInput for those of another model."""
