@@ -20,7 +20,8 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import named_values, prune, required_inputs, subgraphs
 from onnxgrad.ir.match import constant, is_op, not_none
 from onnxgrad.keywords import check_keywords
-from onnxgrad.model_io import AnyModel, load_model, signature
+from onnxgrad.model_io import AnyModel, signature
+from onnxgrad.model_io.read import as_given
 from onnxgrad.model_io.results import Results, fill, jets_of, names_in, rename
 from onnxgrad.model_io.save import gathered
 from onnxgrad.runtime import Options, Session
@@ -89,10 +90,7 @@ class Function:
             providers: execution providers, in order of preference.
             options: everything about the runtime, in place of `threads` and `providers`.
         """
-        if isinstance(model, ir.Model):
-            self.model = model
-        else:
-            self.model = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
+        self.model = as_given(model)
         if needs_lowering(self.model):
             self.model = open_lowered(self.model).model
         if outputs is not None:

@@ -9,13 +9,13 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import AnyModel
+from onnxgrad.model_io.read import as_given
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.settings import settings_of
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.build.recipe import ALGORITHM
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.loop.trainer import Trainer
-from onnxgrad.training.measure.predict import as_given
 from onnxgrad.training.step.accumulate import BUCKET, KEEP, TOTAL, split_step
 
 

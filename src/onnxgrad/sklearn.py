@@ -19,12 +19,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from onnxgrad.errors import BadInput, json_text
 from onnxgrad.model_io import AnyModel, save_model
+from onnxgrad.model_io.read import as_given
 from onnxgrad.model_io.save import gathered
 from onnxgrad.training import train
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.measure.comparisons import are_shares
 from onnxgrad.training.measure.evaluate import prediction_of
-from onnxgrad.training.measure.predict import as_given, fields_of, predict
+from onnxgrad.training.measure.predict import fields_of, predict
 from onnxgrad.training.metadata import CLASSES
 from onnxgrad.training.metrics.calibration import probabilities
 

@@ -59,6 +59,13 @@ def load_model(path: str | os.PathLike, aside: bool = False) -> ir.Model:
     return model
 
 
+def as_given(model: str | os.PathLike | onnx.ModelProto | ir.Model) -> ir.Model:
+    """`model` unchanged: no other opset, nothing inlined."""
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model)
+    return model if isinstance(model, ir.Model) else load_model(model)
+
+
 def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
     """`tensor`, read from its file."""
     return ir.Tensor(

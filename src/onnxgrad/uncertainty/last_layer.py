@@ -22,11 +22,11 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.match import constant, only_reader
 from onnxgrad.model_io import AnyModel
+from onnxgrad.model_io.read import as_given
 from onnxgrad.runtime import Options
 from onnxgrad.training.build.heads import last_layer
 from onnxgrad.training.measure.comparisons import Binary, Classes
 from onnxgrad.training.measure.kinds import other_outputs
-from onnxgrad.training.measure.predict import as_given
 from onnxgrad.training.metrics.calibration import probabilities
 from onnxgrad.uncertainty.prediction import PredictionGraph
 

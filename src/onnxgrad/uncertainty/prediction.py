@@ -14,13 +14,14 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import prune
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
+from onnxgrad.model_io.read import as_given
 from onnxgrad.runtime import Options
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.loss.logits import Ending, logit, scores, sums_to_one
 from onnxgrad.training.measure.comparisons import Comparison
 from onnxgrad.training.measure.evaluate import labelled_rows, prediction_of
 from onnxgrad.training.measure.kinds import alike, choose_comparison
-from onnxgrad.training.measure.predict import as_given, batches_of
+from onnxgrad.training.measure.predict import batches_of
 
 KINDS = ("classes", "binary", "numbers")
 

@@ -17,7 +17,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import prune
 from onnxgrad.keywords import check_whole
 from onnxgrad.model_io import AnyModel
-from onnxgrad.model_io.read import read_proto
+from onnxgrad.model_io.read import as_given, read_proto
 from onnxgrad.model_io.save import in_kind_of
 from onnxgrad.settings import settings_of
 from onnxgrad.training.graph.dropout_masks import drop_by_count, first_count
@@ -25,7 +25,6 @@ from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loop.recipe import TRAINER
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
-from onnxgrad.training.measure.predict import as_given
 from onnxgrad.transforms.vmap import vmap
 from onnxgrad.uncertainty.prediction import PredictionGraph, hold, mean_and_spread
 

@@ -24,10 +24,10 @@ from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.model_io.hub import HubFile
+from onnxgrad.model_io.read import as_given
 from onnxgrad.remat import amount
 from onnxgrad.remat.budget import megabytes
 from onnxgrad.training.loop.recipe import DataRecipe, LogRecipe, Recipe
-from onnxgrad.training.measure.predict import as_given
 
 #: Layers that train where everything else is too large, from the last.
 _LAYERS = (8, 4, 2, 1)

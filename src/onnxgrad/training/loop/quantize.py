@@ -9,14 +9,14 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import keywords_of
-from onnxgrad.model_io import save_model
+from onnxgrad.model_io import AnyModel, save_model
 from onnxgrad.model_io.save import in_kind_of
 from onnxgrad.settings import pop_recipe, settings_of, takes
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.language.recipe import TaskRecipe
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.train import train
-from onnxgrad.training.measure.predict import AnyModel, open_rows
+from onnxgrad.training.measure.predict import open_rows
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.quantization.learned_rounding import learn_rounding
 from onnxgrad.training.quantization.place import Scheme, opened_floats, place_quantizers

@@ -16,6 +16,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import required_inputs
 from onnxgrad.keywords import check_whole
+from onnxgrad.model_io import AnyModel
+from onnxgrad.model_io.read import as_given
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -28,7 +30,6 @@ from onnxgrad.training.language.preferences import ADVANTAGE
 from onnxgrad.training.language.rows import number_tokens
 from onnxgrad.training.language.task import IGNORED
 from onnxgrad.training.loop.trainer import Trainer
-from onnxgrad.training.measure.predict import AnyModel, as_given
 
 Reward = Callable[[Completion], float]
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.match import holds_floats
+from onnxgrad.model_io.read import as_given
 from onnxgrad.settings import takes
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.by_position import with_labels
@@ -33,7 +34,6 @@ from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loop.unpaired import WarnUnpaired
 from onnxgrad.training.loss.class_axis import with_class_axis
 from onnxgrad.training.loss.config import Loss, as_list
-from onnxgrad.training.measure.predict import as_given
 
 if TYPE_CHECKING:
     from onnxgrad.training.loop.keywords import TrainKeywords

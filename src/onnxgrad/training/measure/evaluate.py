@@ -12,6 +12,8 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.match import holds_floats
 from onnxgrad.keywords import check_keywords
+from onnxgrad.model_io import AnyModel
+from onnxgrad.model_io.read import as_given
 from onnxgrad.runtime import Options
 from onnxgrad.settings import read_recipes, takes
 from onnxgrad.training.data import Data, Field, open_data
@@ -43,7 +45,7 @@ from onnxgrad.training.measure.comparisons import (
 from onnxgrad.training.measure.detections import box_metrics, compare_boxes, held_out_boxes
 from onnxgrad.training.measure.kinds import alike, are_sequences, choose_comparison, other_outputs
 from onnxgrad.training.measure.misses import Misses
-from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, document_rows, fields_of
+from onnxgrad.training.measure.predict import batches_of, chosen_outputs, document_rows, fields_of
 from onnxgrad.training.measure.result import Evaluated, metrics_by_class
 from onnxgrad.training.measure.texts import compare_texts, complete
 from onnxgrad.training.metadata import DETECTOR

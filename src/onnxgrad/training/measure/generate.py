@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from onnxgrad.keywords import check_keywords
+from onnxgrad.model_io import AnyModel
+from onnxgrad.model_io.read import as_given
 from onnxgrad.runtime import Options
 from onnxgrad.settings import read_recipes, takes
 from onnxgrad.training.language.generation_recipe import GenerationRecipe
 from onnxgrad.training.language.generator import Completion, Generator
-from onnxgrad.training.measure.predict import AnyModel, as_given
 
 if TYPE_CHECKING:
     from onnxgrad.training.language.keywords import GenerationKeywords

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, OnnxGradError, UnknownName
@@ -18,7 +17,8 @@ from onnxgrad.ir.graph import required_inputs
 from onnxgrad.ir.match import not_none
 from onnxgrad.ir.names import described
 from onnxgrad.keywords import check_keywords
-from onnxgrad.model_io import load_model
+from onnxgrad.model_io import AnyModel
+from onnxgrad.model_io.read import as_given
 from onnxgrad.runtime import Options, Session
 from onnxgrad.settings import read_recipes, takes
 from onnxgrad.training.data import Data, Field
@@ -41,15 +41,6 @@ if TYPE_CHECKING:
 
 #: The columns with the paths of picture files, and their sizes where these differ.
 FILE, SIZE = "file", ("height", "width")
-
-AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
-
-
-def as_given(model: AnyModel) -> ir.Model:
-    """`model` unchanged: no other opset, nothing inlined."""
-    if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model)
-    return model if isinstance(model, ir.Model) else load_model(model)
 
 
 def fields_of(model: ir.Model) -> list[Field]:

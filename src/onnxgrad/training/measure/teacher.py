@@ -16,10 +16,12 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import make_folder, replacing
 from onnxgrad.function import Function
 from onnxgrad.keywords import check_whole
+from onnxgrad.model_io import AnyModel
+from onnxgrad.model_io.read import as_given
 from onnxgrad.runtime import Options
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, open_rows
+from onnxgrad.training.measure.predict import batches_of, open_rows
 
 #: The record of what the files in a folder are of.
 RECORD = "teacher.json"
