@@ -36,8 +36,9 @@ def deep(width: int = 6, layers: int = 2, dropout: bool = False) -> onnx.ModelPr
         }}""")
     rng = np.random.default_rng(0)
     arrays = {f"w{k}": (4 if not k else width, width) for k in range(layers + 1)}
-    arrays |= {"v": (width, width), "b": (1, width)}
+    arrays |= {"v": (width, width)}
     held = {n: (rng.standard_normal(s) / np.sqrt(s[0])).astype(np.float32) for n, s in arrays.items()}
+    held["b"] = np.zeros(width, np.float32)
     if dropout:
         held["half"] = np.array(0.5, np.float32)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
