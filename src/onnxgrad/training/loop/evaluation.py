@@ -34,7 +34,7 @@ from onnxgrad.training.detection.heads import find_head
 from onnxgrad.training.detection.predict import BoxDecoder
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.graph.training_mode import to_inference
-from onnxgrad.training.loop.means import Mean, find_means
+from onnxgrad.training.loop.means import LossMean, find_means
 from onnxgrad.training.loop.predictions import Prediction, add_outputs, find_predictions
 from onnxgrad.training.measure.comparisons import Binary, Classes, Maps, Meter, are_shares
 from onnxgrad.training.measure.detections import BoxMeter, feed_of
@@ -74,7 +74,7 @@ class Evaluation:
     boundary: list[str]
     labels: set[str]
     predictions: list[Prediction]
-    means: list[Mean]
+    means: list[LossMean]
     state: list[str] = field(default_factory=list)
     options: Options = field(default_factory=Options)
     most_rows: int | None = None
@@ -107,7 +107,7 @@ class Evaluation:
         state = list(step.state)
         options = options or Options()
         if not nodes:
-            return cls(source, None, step.loss, [step.loss], set(), [], [Mean(step.loss, None)], state, options)
+            return cls(source, None, step.loss, [step.loss], set(), [], [LossMean(step.loss, None)], state, options)
         boundary = _cut(model.graph, nodes, loss, own - step.state.keys())
         head = source.inference().graph
         given = {v.name or "" for v in head.inputs} - set(head.initializers)

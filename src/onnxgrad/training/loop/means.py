@@ -15,7 +15,7 @@ from onnxgrad.training.loop.predictions import CLASS_LOSSES, add_outputs
 from onnxgrad.training.loss.loss_function import counted, total
 
 
-class Mean(NamedTuple):
+class LossMean(NamedTuple):
     """A mean, perhaps with a factor, by the names of outputs of the tail.
 
     Attributes:
@@ -27,7 +27,7 @@ class Mean(NamedTuple):
     denominator: str | None
 
 
-def find_means(loss: ir.Value, batch: Collection[str]) -> list[Mean]:
+def find_means(loss: ir.Value, batch: Collection[str]) -> list[LossMean]:
     """The means that `loss`, an output of its graph, is a sum of; with their denominators they become outputs.
 
     Args:
@@ -44,7 +44,7 @@ def find_means(loss: ir.Value, batch: Collection[str]) -> list[Mean]:
             pending += addends
         else:
             count = _denominator(Builder(graph), value, batch)
-            found.append(Mean(value.name or "", None if count is None else count.name))
+            found.append(LossMean(value.name or "", None if count is None else count.name))
     add_outputs(graph, [name for mean in found for name in mean if name is not None])
     return found
 
