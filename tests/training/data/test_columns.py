@@ -120,6 +120,8 @@ def test_conversions_that_lose_something_are_refused(array, field, words):
         ({"image": np.zeros((4, 1, 2, 3), np.float32)}, r"expected float32\[N, 1, 2, 2\]$"),
         ({"image": np.float32(3)}, "expected"),
         ({"image": images() * np.nan}, "'image' of the data is not finite: nan in row 0"),
+        ({"image": np.ma.masked_equal(images(), images()[2, 0, 0, 0])}, "not finite: nan in row 2"),
+        ({"labels": np.ma.masked_equal(labels(), 1)}, "not finite: nan in row 1"),
         ({"image": np.where(images() == 9, np.inf, images())}, "not finite: inf in row 2"),
         ({"labels": np.eye(4, 3)}, "class indices, not one-hot"),
         ({"labels": labels() + 1}, "has the label 3 in row 2; the model tells 3 classes apart, 0 to 2"),

@@ -254,6 +254,10 @@ def column(values: Any, name: str) -> Column:
     """
     if isinstance(values, Column):
         return values
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        is_number = values.dtype.kind in "fiu"
+        wide = np.ma.asarray(values, np.result_type(values, np.float16)) if is_number else None
+        values = values.tolist() if wide is None else wide.filled(np.nan)
     if isinstance(values, (np.ndarray, np.generic, int, float)):
         array = np.asarray(values)
         if array.dtype != object or array.ndim != 1:
