@@ -53,6 +53,7 @@ WORKLOADS = (
     "swin",
     "graph_attention",
     "generator",
+    "bert",
 )
 STEPS = 4  #: in a turn
 ALL = "all of them"

@@ -29,6 +29,7 @@ from onnxgrad.runtime.rewrites.slow_functions import SLOW_FUNCTIONS
 from onnxgrad.runtime.rewrites.stacked_slices import STACKED_SLICES
 from onnxgrad.runtime.rewrites.stepped_transposes import STEPPED_TRANSPOSES
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
+from onnxgrad.runtime.rewrites.touched_rows import TOUCHED_ROWS
 from onnxgrad.runtime.rewrites.turned_products import TURNED_PRODUCTS
 from onnxgrad.runtime.rewrites.unexpanded import UNEXPANDED
 from onnxgrad.runtime.rewrites.weight_blocks import WEIGHT_BLOCKS
@@ -53,6 +54,7 @@ REWRITES: tuple[Pass[Setting], ...] = (
     STACKED_SLICES,
     ROLLED_ROWS,
     KNOWN_ROWS,
+    TOUCHED_ROWS,
     SCATTERED_ROWS,
     WHOLE_ROWS,
     TURNED_PRODUCTS,

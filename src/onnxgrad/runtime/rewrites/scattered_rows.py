@@ -31,14 +31,16 @@ _MOVES = ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Transpose", "Slice")
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
+    """Rows that are added to a table."""
+
     table: ir.Value
     ids: ir.Value
     rows: ir.Value
     dims: list[int]  #: of a row
 
     @classmethod
-    def ending_in(cls, node: ir.Node) -> _Rows | None:
+    def ending_in(cls, node: ir.Node) -> Rows | None:
         """ScatterElements(add) along axis 0 of a table whose indices are the same in a row; None for anything else."""
         if not is_op(node, "ScatterElements"):
             return None
@@ -56,7 +58,7 @@ class _Rows:
         return cls(table, ids, rows, dims) if min(dims) > 0 else None
 
 
-def _write(b: Builder, found: _Rows) -> Var:
+def _write(b: Builder, found: Rows) -> Var:
     width = int(np.prod(found.dims))
     rows = b.var(found.rows)
     if 1 < width <= _MOST_COLUMNS:
@@ -72,7 +74,7 @@ SCATTERED_ROWS = rewrite_results(
     "scattered_rows",
     "rows are added to a table as numbers to a vector",
     "ScatterElements(add) along axis 0, the same index along a row",
-    NodeRule(_Rows.ending_in, _write),
+    NodeRule(Rows.ending_in, _write),
 )
 
 
