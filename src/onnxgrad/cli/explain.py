@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -208,19 +208,21 @@ def _derive_explanation(
         if layer not in named_values(model.graph):
             raise UnknownName(layer, list(named_values(model.graph)), "value")
         return grad_cam(model, layer=layer, of=of)
-    if method is Method.integrated_gradients:
-        return integrated_gradients(model, wrt=wrt, of=of, steps=sampling.steps)
-    if method is Method.smooth_grad:
-        return smooth_grad(model, wrt=wrt, of=of, steps=sampling.steps, noise=sampling.noise)
-    if method is Method.expected_gradients:
-        return expected_gradients(model, wrt=wrt, of=of)
-    if method is Method.deep_lift:
-        return deep_lift(model, wrt=wrt, of=of)
-    if method is Method.occlusion:
-        return occlusion(model, wrt=wrt, of=of, window=sampling.window)
     if method is Method.attention_rollout:
         return attention_rollout(model)
-    return grad(model, wrt=wrt, of=of)
+    transform, names = _TRANSFORMS[method]
+    return transform(model, wrt=wrt, of=of, **{name: getattr(sampling, name) for name in names})
+
+
+#: The transform of a method of an input, and the settings of sampling that it takes.
+_TRANSFORMS: dict[Method, tuple[Callable[..., ir.Model], tuple[str, ...]]] = {
+    Method.saliency: (grad, ()),
+    Method.integrated_gradients: (integrated_gradients, ("steps",)),
+    Method.smooth_grad: (smooth_grad, ("steps", "noise")),
+    Method.expected_gradients: (expected_gradients, ()),
+    Method.deep_lift: (deep_lift, ()),
+    Method.occlusion: (occlusion, ("window",)),
+}
 
 
 def _add_baseline(model: ir.Model, feeds: dict[str, np.ndarray], wrt: str) -> dict[str, np.ndarray]:

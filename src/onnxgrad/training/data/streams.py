@@ -124,7 +124,8 @@ class Stream:
             return None
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("whole", "fixed", "names", "classes", "preprocessing", "called", "columns", "files"):
+        known = ("whole", "fixed", "names", "classes", "preprocessing", "called", "columns", "files")
+        if name in (*known, "count", "check_classes"):
             return getattr(self.first, name)
         raise AttributeError(name)
 
@@ -142,17 +143,9 @@ class Stream:
         """A description in place of a digest, for which the stream would have to be read."""
         return f"stream {self.name} {self.buffer} {self.steps_per_epoch}"
 
-    def count(self, batch: Mapping[str, np.ndarray]) -> int:
-        """The number of rows in a batch."""
-        return self.first.count(batch)
-
     def number(self, classes: Sequence[str]) -> None:
         """Number classes by `classes`: parts are by the names that the stream was opened with."""
         self._prepare = functools.partial(self._prepare, classes=classes)
-
-    def check_classes(self, own: bool) -> None:
-        """Raise BadInput unless there are as many class names as scores of the model."""
-        self.first.check_classes(own)
 
     def augmented(self, how: Augment) -> Stream:
         """The same stream, whose pictures are augmented in batches. Raises BadInput without pictures."""
