@@ -32,7 +32,7 @@ from onnxgrad.runtime.kernels import (
     in_place,
 )
 from onnxgrad.runtime.result_views import result_views
-from onnxgrad.runtime.rewrites import REWRITES, ROWS_OF_BATCHES, compute_soon
+from onnxgrad.runtime.rewrites import COLUMNS_OF_BATCHES, REWRITES, ROWS_OF_BATCHES, compute_soon
 from onnxgrad.runtime.same_memory import SameMemory, name_nodes, same_memory
 from onnxgrad.runtime.setting import Setting
 from onnxgrad.runtime.widened import has_bfloat16, widen
@@ -181,6 +181,7 @@ OPTIMIZATION: Sequence[Pass[SessionSetting]] = (
     ATTENTION,
     CONVOLUTIONS,
     ROWS_OF_BATCHES,  # makes places for SUMMED_ROWS
+    COLUMNS_OF_BATCHES,  # as well
     SUMMED_ROWS,
     *REWRITES,
     GATHERED_SUMS,

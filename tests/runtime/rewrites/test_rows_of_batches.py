@@ -9,6 +9,7 @@ import pytest
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, Session
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import optimized
 
 _SIZES = {"N": 3, "M": 2, "K": 4, "P": 5}
@@ -119,3 +120,45 @@ def test_a_place_beyond_an_entry_is_still_an_error():
     model = _model(size=6)
     with pytest.raises(BadInput):
         Session(model, Options(threads=1)).run(_feeds(model) | {"score": np.eye(6, dtype=np.float32)[[5, 5, 5]]})
+
+
+def _distances(tokens, high=5, dtype="float", start="zeros"):
+    """Numbers of 6 that are picked by the distances of tokens, the same for each entry, and the sums of those."""
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+    g ({dtype}[N, 2, {tokens}, 6] x, {dtype}[N, 2, {tokens}, {tokens}] rows, int64[{tokens}, {tokens}] ids)
+    => ({dtype}[N, 2, {tokens}, {tokens}] picked, {dtype}[N, 2, {tokens}, 6] sums) {{
+        low = Constant <value_int = 0> () high = Constant <value_int = {high}> () clipped = Clip (ids, low, high)
+        turned = Transpose <perm = [1, 0]> (clipped) shape = Shape (rows) index = Expand (turned, shape)
+        zero = Constant <value = {dtype} {{0}}> () like = Shape (x) zeros = Expand (zero, like)
+        picked = GatherElements <axis = 3> (x, index)
+        sums = ScatterElements <axis = -1, reduction = "add"> ({start}, index, rows)
+    }}"""
+    return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float", "double"])
+@pytest.mark.parametrize(("tokens", "count"), [(4, 4), ("T", 4), ("T", 1), ("T", 0)])
+@pytest.mark.parametrize("batch", [3, 0])
+def test_numbers_at_the_same_places_of_each_entry(batch, tokens, count, dtype):
+    model = _distances(tokens, dtype=dtype)
+    assert not any(n.op_type == "GatherElements" or n.attributes.get_int("axis", 0) for n in optimized(model).graph)
+    rng = np.random.default_rng(0)
+    x, rows = rng.integers(-9, 9, (batch, 2, count, 6)), rng.integers(-9, 9, (batch, 2, count, count))
+    ids = rng.integers(-3, 9, (count, count))
+    index = np.broadcast_to(ids.clip(0, 5).T, rows.shape)
+    kind = {"float": np.float32, "double": np.float64}[dtype]
+    y = Session(model, Options(threads=1, target="native")).run(
+        {"x": x.astype(kind), "rows": rows.astype(kind), "ids": ids}
+    )
+    np.testing.assert_array_equal(y["picked"], np.take_along_axis(x, index, 3))
+    sums = np.zeros_like(x)
+    for place in np.ndindex(rows.shape):
+        sums[(*place[:3], index[place])] += rows[place]
+    np.testing.assert_array_equal(y["sums"], sums)
+
+
+@pytest.mark.parametrize(("how", "left"), [({"high": 6}, 2), ({"start": "x"}, 1)])
+def test_places_beyond_and_numbers_of_a_table_stay(how, left):
+    written = optimized(_distances(4, **how)).graph
+    assert sum(n.attributes.get_int("axis", 0) in (3, -1) for n in written) == left

@@ -23,7 +23,7 @@ from onnxgrad.runtime.rewrites.narrow_rows import NARROW_ROWS
 from onnxgrad.runtime.rewrites.phases import PHASES
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
 from onnxgrad.runtime.rewrites.rolled_rows import ROLLED_ROWS
-from onnxgrad.runtime.rewrites.scattered_rows import ROWS_OF_BATCHES, SCATTERED_ROWS
+from onnxgrad.runtime.rewrites.scattered_rows import COLUMNS_OF_BATCHES, ROWS_OF_BATCHES, SCATTERED_ROWS
 from onnxgrad.runtime.rewrites.short_transforms import SHORT_TRANSFORMS
 from onnxgrad.runtime.rewrites.slow_functions import SLOW_FUNCTIONS
 from onnxgrad.runtime.rewrites.stacked_slices import STACKED_SLICES
@@ -67,4 +67,4 @@ REWRITES: tuple[Pass[Setting], ...] = (
     RANKED_SCALARS,
 )
 
-__all__ = ["REWRITES", "ROWS_OF_BATCHES", "compute_soon"]
+__all__ = ["COLUMNS_OF_BATCHES", "REWRITES", "ROWS_OF_BATCHES", "compute_soon"]
