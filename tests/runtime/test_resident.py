@@ -17,6 +17,8 @@ import pytest
 from onnx import numpy_helper
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.constants import known_value
+from onnxgrad.model_io.aside import KeptTensor
 from onnxgrad.runtime import Options, ReferenceSession, Resident, Session, Slot
 from onnxgrad.runtime import session as sessions
 from tests.runtime.fed import Fed
@@ -307,6 +309,24 @@ def test_a_step_costs_little_beside_the_session():
         whole.append(middle - start)
         alone.append(end - middle)
     assert min(whole) - min(alone) < 30e-6
+
+
+def test_initial_values_are_read_once_and_larger_constants_than_are_computed_with_never():
+    def tensor(array):
+        return KeptTensor(lambda: read.append(1) or ir.tensor(array), ir.DataType.FLOAT, ir.Shape(array.shape))
+
+    read: list[int] = []
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2] s) => (float[2] t) { t = Neg (s) }"""
+    machine = Resident(model(text), {"s": Slot("s", "t", tensor(np.ones(2, np.float32)))})
+    assert len(read) == 1
+    machine.step({})
+    assert machine.state()["s"].tolist() == [-1, -1]
+
+    large = ir.Value(name="w", const_value=tensor(np.ones(1000, np.float32)))
+    node = ir.node("Neg", [large])
+    assert known_value(node.outputs[0], 21) is None
+    assert len(read) == 1
+    assert known_value(large, 21).sum() == 1000
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import subgraphs
-from onnxgrad.ir.match import FLOATS, constant
+from onnxgrad.ir.match import FLOATS, constant, constant_tensor
 from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.schemas import schema_of
 
@@ -91,7 +91,9 @@ def known_value(value: ir.Value, opset: int, depth: int = 16) -> np.ndarray | No
     feeds = {}
     for operand in node.inputs:
         if operand is not None:
-            array = known_value(operand, opset, depth - 1)
+            tensor = constant_tensor(operand)  # `evaluate` computes with small ones only: larger ones are not read
+            is_small = tensor is None or tensor.size <= MOST_ELEMENTS
+            array = known_value(operand, opset, depth - 1) if is_small else None
             if array is None:
                 return None
             feeds[operand] = array

@@ -27,6 +27,13 @@ class Slot:
         """The first value: of a tensor of a model another copy each time, which callers should not keep."""
         return self.initial if isinstance(self.initial, np.ndarray) else self.initial.numpy()
 
+    @property
+    def type(self) -> tuple[np.dtype, tuple[int, ...]]:
+        """The dtype and the shape of its values, of which none is read."""
+        if isinstance(self.initial, np.ndarray):
+            return self.initial.dtype, self.initial.shape
+        return self.initial.dtype.numpy(), tuple(map(int, self.initial.shape))  # type: ignore[arg-type]
+
 
 class _Tensor(Protocol):
     @property

@@ -305,14 +305,14 @@ def check_slots(model: ir.Model, slots: Mapping[str, Slot], results: Sequence[st
         for end in sorted(twice):
             raise BadInput(f"two tensors of state are bound to the {side} {end!r} of the step graph")
     for name, slot in slots.items():
-        initial = slot.first
+        dtype, shape = slot.type
         for end, there, side in ((slot.input, inputs, "input"), (slot.output, outputs, "output")):
             if end not in there:
                 raise BadInput(f"state {name!r} is bound to {end!r}, which is no {side} of the step graph")
             value = there[end]
-            same_type = value.dtype is None or value.dtype.numpy() == initial.dtype
-            if not same_type or not allows(value.shape, initial.shape):
-                start = tensor_text(initial.dtype, initial.shape)
+            same_type = value.dtype is None or value.dtype.numpy() == dtype
+            if not same_type or not allows(value.shape, shape):
+                start = tensor_text(dtype, shape)
                 raise BadInput(
                     f"state {name!r} starts as {start}, but the {side} {end!r} of the step graph is "
                     f"{tensor_text(value.dtype, value.shape)}"

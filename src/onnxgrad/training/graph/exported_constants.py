@@ -327,15 +327,12 @@ def _circles(candidates: Mapping[str, ir.Value]) -> set[ir.Value]:
     """Pairs of tables of the same shape that are the cosines and sines of the same angles."""
     by_shape: dict[tuple[object, ...], list[ir.Value]] = {}
     for value in candidates.values():
-        if value.shape is not None and len(value.shape) > 1 and value.dtype in FLOATS:
+        if value.shape is not None and len(value.shape) > 1 and value.dtype in FLOATS and value.const_value is not None:
             by_shape.setdefault(tuple(value.shape), []).append(value)
     found: set[ir.Value] = set()
     for group in by_shape.values():
-        tables = [
-            (v, _sample(v.const_value.numpy()))
-            for v in group[:64]
-            if v.const_value is not None and all(n.op_type not in ("Conv", "Gemm", "MatMul") for n, _ in v.uses())
-        ]
+        group = [v for v in group[:64] if all(n.op_type not in ("Conv", "Gemm", "MatMul") for n, _ in v.uses())]
+        tables = [(v, _sample(not_none(v.const_value).numpy())) for v in group] if len(group) > 1 else []
         for i, (v, a) in enumerate(tables):
             for w, b in tables[i + 1 :]:
                 if a.size >= 8 and (_on_a_circle(a, b) or _on_a_circle(b, a)):
