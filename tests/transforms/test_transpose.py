@@ -37,6 +37,10 @@ PROGRAMS = {
             t = Add(s, e) f = Identity(e) }>
         y = Loop(n, , h) <body = b (int64 i, bool k, F[2,3] a) => (bool k2, F[2,3] b) {
             k2 = Identity(k) b = Sin(a) }> }""",
+    "a Loop in a Loop, with unread copies of a value of x": """agraph (F[2,3] x, int64 n) => (F[2,3] y) { t = Mul(x, x)
+        y = Loop(n, , x) <body = b (int64 i, bool k, F[2,3] a) => (bool k2, F[2,3] b) { k2 = Identity(k)
+            b, s = Loop(n, , a) <body = c (int64 j, bool l, F[2,3] p) => (bool l2, F[2,3] q, F[2,3] o) {
+                l2 = Identity(l) q = Sin(p) o = Identity(t) }> }> }""",
     "a Scan, last step first, along axis 1": """agraph (F[2] h, F[2,5] x) => (F[2] y, F[2,5] s) {
         y, s = Scan(h, x) <num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1],
             scan_output_axes = [1], scan_output_directions = [1], body = b (F[2] a, F[2] e) => (F[2] b, F[2] o) {

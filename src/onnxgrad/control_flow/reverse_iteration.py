@@ -92,7 +92,8 @@ class Backwards:
             made = [v for v in op.node.outputs[it.count :] if v.name]
             if not made:
                 made = [stack_outputs(op, it.body.inputs[0])]
-            value, axis = made[0], 0
+            # one that a transpose need not compute, if there is one
+            value, axis = next((v for v in made if v not in op.active), made[0]), 0
         else:
             value, axis = it.scanned[0], it.ins[0].axis
         return _size(Var(o, value), axis)

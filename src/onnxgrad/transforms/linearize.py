@@ -96,7 +96,8 @@ def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     drop_unread(d.graph)
     for name, value in d.wrt.items():
         if any(not is_op(use.node, "Shape") for use in value.uses()):
-            raise BadInput(f"the model is not linear in {name!r}: its transpose depends on it")
+            hint = f"if it is, a size in a loop or branch is computed from {name!r}: declare the sizes there"
+            raise BadInput(f"the model is not linear in {name!r}: its transpose depends on it\n  hint: {hint}")
         if value.uses():
             hint = "declare its sizes, or name them in the shape of another input"
             raise BadInput(f"a size that the transpose needs is known from {name!r} only\n  hint: {hint}")
