@@ -140,6 +140,9 @@ def test_layers_against_float64(k, n, turned):
         np.testing.assert_array_equal(*found)
 
 
+TURNED = "t = Transpose <perm = [0, 2, 1]> (x) h = MatMul (t, w)"
+TWICE = f"{TURNED} m = ReduceMax (t) y = Add (h, m)"
+
 #: Operators, shapes, how many layers, and with which bias and ReLU.
 LAYERS = {
     "plain": ("y = MatMul (x, w)", {}, [(False, 0)]),
@@ -159,6 +162,9 @@ LAYERS = {
     "columns between tiles": ("y = MatMul (x, w)", {"w": (128, 65)}, []),
     "few weights": ("y = MatMul (x, w)", {"x": ("N", 100), "w": (100, 32)}, []),
     "short rows": ("y = MatMul (x, w)", {"x": ("N", 95), "w": (95, 96)}, []),
+    "short rows, transposed": (f"{TURNED} y = Relu (h)", {"x": ("N", 48, 20), "w": (48, 96)}, []),
+    "these read twice": (TWICE, {"x": ("N", 48, 20), "w": (48, 96)}, [(False, 0)]),
+    "shorter ones": (TWICE, {"x": ("N", 47, 20), "w": (47, 96)}, []),
     "long rows": ("y = MatMul (x, w)", {"x": ("N", 1025), "w": (1025, 64)}, []),
     "many weights": ("y = MatMul (x, w)", {"x": ("N", 1000), "w": (1000, 544)}, []),
     "few rows": ("y = MatMul (x, w)", {"x": (3, 21, 128)}, []),

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.graph import prune, scopes
 from onnxgrad.ir.literals import attributes_of
-from onnxgrad.ir.match import is_constant, is_op, not_none, producer
+from onnxgrad.ir.match import exchanged, is_constant, is_op, not_none, producer
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.kernels.substitute import DOMAIN
@@ -24,8 +24,9 @@ from onnxgrad.runtime.setting import Setting
 #: Of a cotangent of weights, and of the weights of a layer: the fewest numbers that are worth a copy, the columns of a
 #: tile, and how many times the columns that there are tiles may have.
 _COTANGENT, _WEIGHTS = (128, 16, 1.1), (4096, 32, 1.15)
-#: Of a layer: the shortest and longest rows, the most weights, and the fewest rows where their number is known.
-_SHORTEST, _LONGEST, _MOST, _ROWS = 96, 1024, 1 << 19, 64
+#: Of a layer: the shortest and longest rows, the most weights, and the fewest rows where their number is known; the
+#: shortest rows of a transposed operand, which ONNX Runtime would read in an order that the processor cannot prefetch.
+_SHORTEST, _LONGEST, _MOST, _ROWS, _SHORTEST_TURNED = 96, 1024, 1 << 19, 64, 48
 
 
 def _call_products(model: ir.Model, setting: Setting) -> int:
@@ -106,7 +107,8 @@ def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value |
     if len(size) != 2 or x.shape is None or len(x.shape) < 2 or is_constant(w):
         return None  # constant weights are laid out once by the runtime
     k, n = size[::-1] if turned else size
-    if k is None or n is None or not _SHORTEST <= k <= _LONGEST or not _is_worth_it(k, n, *_WEIGHTS) or k * n > _MOST:
+    shortest = _SHORTEST_TURNED if exchanged(x) is not None and len(x.uses()) > 1 else _SHORTEST
+    if k is None or n is None or not shortest <= k <= _LONGEST or not _is_worth_it(k, n, *_WEIGHTS) or k * n > _MOST:
         return None
     rows = [d for d in _dims(x)[:-1] if d is not None]
     if len(rows) == len(x.shape) - 1 and math.prod(rows) < _ROWS:
