@@ -16,6 +16,7 @@ from onnxgrad.runtime.rewrites.few_channels import FEW_CHANNELS
 from onnxgrad.runtime.rewrites.few_pixels import FEW_PIXELS
 from onnxgrad.runtime.rewrites.fewer_passes import FEWER_PASSES
 from onnxgrad.runtime.rewrites.flat_depth import FLAT_DEPTH
+from onnxgrad.runtime.rewrites.group_norms import GROUP_NORMS
 from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
 from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
@@ -23,6 +24,7 @@ from onnxgrad.runtime.rewrites.narrow_rows import NARROW_ROWS
 from onnxgrad.runtime.rewrites.phases import PHASES
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
 from onnxgrad.runtime.rewrites.rolled_rows import ROLLED_ROWS
+from onnxgrad.runtime.rewrites.scaled_channels import SCALED_CHANNELS
 from onnxgrad.runtime.rewrites.scattered_rows import COLUMNS_OF_BATCHES, ROWS_OF_BATCHES, SCATTERED_ROWS
 from onnxgrad.runtime.rewrites.short_transforms import SHORT_TRANSFORMS
 from onnxgrad.runtime.rewrites.slow_functions import SLOW_FUNCTIONS
@@ -38,6 +40,8 @@ from onnxgrad.runtime.setting import Setting
 
 #: In the order in which they are applied.
 REWRITES: tuple[Pass[Setting], ...] = (
+    GROUP_NORMS,
+    SCALED_CHANNELS,
     FEW_PIXELS,
     FEW_CHANNELS,
     FLAT_DEPTH,
