@@ -203,6 +203,8 @@ def test_rules_that_break_their_contract_are_told_with_the_node():
     few = custom_vjp("Mul", lambda op, g, a, b: [g])
     with pytest.raises(RuleError, match="a rule returns a value for each input"):
         gradient(parsed(CUBE), [few], x=X, w=w)
+    with pytest.raises(RuleError, match=r"returns values that `op` wrote.*not 0\.0"):
+        gradient(parsed(CUBE), [custom_vjp("Tanh", lambda op, g, x: 0.0)], x=X, w=w)
     wrong = custom_vjp("Tanh", lambda op, g, x: op.Cast(g, to=T.DOUBLE))
     with pytest.raises(RuleError, match="the rule of Tanh node 'a'"):
         gradient(parsed(CUBE), [wrong], x=X, w=w)

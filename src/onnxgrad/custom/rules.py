@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxgrad.custom.graph_rules import Graph, model_of, written
 from onnxgrad.engine import reverse
-from onnxgrad.errors import BadInput, NotDifferentiable
+from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
 from onnxgrad.ir import Var
 from onnxgrad.ir.match import normal_domain, not_none
 from onnxgrad.model_io import load_model, open_model, save_model
@@ -27,7 +27,7 @@ from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, TARGETS, Cut, RuleTarg
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import CUSTOM
-from onnxgrad.rules.rule import Cotangents, Function, General, Parts, Pulled, Rule, add, as_list
+from onnxgrad.rules.rule import Cotangents, Function, General, Parts, Pulled, Rule, Symbolic, add, as_list
 
 #: Metadata of a rule that is kept in a file.
 RULE = "onnxgrad.rule"
@@ -229,7 +229,13 @@ class _Custom(General):
     def vjp(self, op: Op, cotangents: Cotangents) -> Pulled:
         """The pullback as given, or the transpose of the pushforward."""
         self._refuse_hidden(op, lambda v: v in op.active)
-        return self._transposed(op, cotangents) if self.is_pushforward else super().vjp(op, cotangents)
+        if self.is_pushforward:
+            return self._transposed(op, cotangents)
+        pulled = super().vjp(op, cotangents)
+        for part in pulled.values() if isinstance(pulled, dict) else pulled:
+            if part is not None and not isinstance(part, (Var, Symbolic)):
+                raise RuleError(f"a rule returns values that `op` wrote, such as op.zeros_like(g), not {part!r}")
+        return pulled
 
     def _jvp(self, op: Op, tangents: Cotangents) -> Parts | None:
         self._refuse_hidden(op, lambda v: v in op.tangents)
