@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from onnxgrad.errors import PassWarning
-from onnxgrad.ir.composites import named_parts
+from onnxgrad.ir.composites import Part, named_parts
 from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.graph import detach
 from onnxgrad.ir.invariants import fault_of, interface_of
@@ -306,3 +306,17 @@ def test_batch_norm_over_a_batch_is_written_out_elsewhere():
     written = onnxruntime.InferenceSession(ir.to_proto(elsewhere.model).SerializeToString()).run(None, feeds)
     for found, wanted in zip(written, expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6)
+
+
+def test_a_part_holds_only_if_each_expression_is_known_and_the_same():
+    """The expression of y is not known: it reads z, which is no input of the part."""
+    head = '<ir_version: 10, opset_import: ["": 21]>'
+    text = f"{head} g (float[2] x, float[2] z) => (float[2] y) {{ a = Neg (x) y = Mul (a, z) }}"
+    graph = ir.from_proto(onnx.parser.parse_model(text)).graph
+    x, (a, y) = graph.inputs[0], [node.outputs[0] for node in graph]
+    part = Part.of("P", [x], [a, None], {})
+    assert part.holds([x], [a, None])
+    assert not part.holds([x], [a, y])
+    assert not part.holds([x], [y, None])
+    assert not Part.of("P", [x], [y], {}).holds([x], [y])
+    assert not Part.without_digests("P", [x], [a], {}).holds([x], [a])
