@@ -19,7 +19,7 @@ from onnxgrad.model_io import save
 from onnxgrad.training import attach, export_step
 from onnxgrad.training.export.host import Host
 from tests.npm import RUNTIMES, run, script
-from tests.training.export.ten_steps import ROWS, compare, exported_step
+from tests.training.export.ten_steps import ROWS, compare, exported_step, rows
 from tests.training.loop.test_trainer import NORMED
 from tests.training.models import blobs, classifier
 
@@ -134,7 +134,7 @@ def test_from_a_static_server(node, modules, exported):
             loss, size, missing = json.loads(script(node, modules, PAGE, exported, served))
         finally:
             server.shutdown()
-    assert loss == pytest.approx(float(Host(exported, 1).step(blobs())["loss"]), abs=1e-5)
+    assert loss == pytest.approx(float(Host(exported, 1).step(rows())["loss"]), abs=1e-5)
     assert size > (exported / "infer.onnx").stat().st_size
     assert missing == f"cannot read {served}/none/contract.json: 404 File not found"
 
@@ -290,7 +290,7 @@ def test_providers(node, modules, exported):
     refused, said, provider, loss = json.loads(script(node, modules, text, exported))
     assert refused == 'provider is "cpu" or "webgpu", not "wasm"'
     assert (said, provider) == (["there is no WebGPU adapter here: all runs on the processor"], "cpu")
-    assert loss == pytest.approx(float(Host(exported, 1).step(blobs())["loss"]), abs=1e-5)
+    assert loss == pytest.approx(float(Host(exported, 1).step(rows())["loss"]), abs=1e-5)
 
 
 def test_without_a_runtime_or_threads(node, exported, tmp_path):

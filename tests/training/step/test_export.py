@@ -107,11 +107,13 @@ def test_the_host_says_one_line_of_what_fails(tmp_path, change, says):
     assert says in said
 
 
-def test_parts_of_a_batch_add_up(tmp_path):
-    export_step(model("sgd"), tmp_path)
-    whole, parts = Host(tmp_path, 1), Host(tmp_path, 1)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_parts_of_a_batch_add_up(tmp_path, reduction):
+    export_step(model("sgd", loss=f"cross_entropy:ignore_index=-100,reduction={reduction}"), tmp_path)
+    whole, parts, data = Host(tmp_path, 1), Host(tmp_path, 1), blobs()
+    data["labels"][:30] = -100  # a part without labels that count, and one with few
     for _ in range(3):
-        one, other = whole.step(blobs()), parts.step_in_parts(blobs(), 5)
+        one, other = whole.step(data), parts.step_in_parts(data, 5)
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
     for name in ("w1", "w2"):
         np.testing.assert_allclose(parts.state[name], whole.state[name], rtol=1e-5, atol=1e-6)

@@ -357,19 +357,23 @@ class Host {
   // How `export-step --peak` plans steps: batch_size, parts and small; empty without it.
   nlohmann::json plan() const { return contract.value("plan", nlohmann::json::object()); }
 
-  // One step from the gradients of parts of the batch, added up; the mean loss of the parts.
+  // One step from the gradients of parts of the batch, added up; the loss of the batch.
   Batch step_in_parts(const Batch& batch, int parts) {
     const int64_t count = rows_of(batch), cut = std::min<int64_t>(parts, count);
-    double sum = 0;
+    double sum = 0, total = 0;
     for (int64_t k = 0, low = 0; k < cut; k++) {
       const int64_t high = low + count / cut + (k < count % cut ? 1 : 0);
       Batch part;
       for (const auto& [name, array] : batch) part[name] = array.rows(low, high);
-      sum += run("gradient", part, {{"gradient_keep", k ? 1.0 : 0.0}}).at(contract["loss"]).scalar();
+      const Batch results = run("gradient", part, {{"gradient_keep", k ? 1.0 : 0.0}});
+      const bool averaged = results.count("batch_weight");  // not a sum
+      const double weight = averaged ? results.at("batch_weight").scalar() : 1;
+      if (weight) sum += results.at(contract["loss"]).scalar() * weight;  // a mean over nothing is no number
+      total = averaged ? total + weight : 1;
       low = high;
     }
     run("update");
-    return {{contract["loss"], Array::of<double>({}, {sum / static_cast<double>(cut)})}};
+    return {{contract["loss"], Array::of<double>({}, {sum / total})}};
   }
 
   // Write the state to `path`, an .npz file.

@@ -158,7 +158,7 @@ export class Host {
   }
 
   /**
-   * One step from the gradients of parts of the batch, added up; the mean loss of the parts.
+   * One step from the gradients of parts of the batch, added up; the loss of the batch.
    *
    * @param {Batch} batch @param {number} parts @returns {Promise<Record<string, any>>}
    */
@@ -166,17 +166,19 @@ export class Host {
     return this.#inTurn(async () => {
       const rows = rowsOf(batch);
       const count = Math.min(parts, rows);
-      const losses = [];
+      let [sum, total, type] = [0, 0, "float32"];
       for (let k = 0, low = 0; k < count; k++) {
         const high = low + Math.floor(rows / count) + Number(k < rows % count);
         const results = await this.#run("gradient", rowsFrom(batch, low, high), { gradient_keep: Number(k > 0) });
-        losses.push(results[this.contract.loss]);
+        const { batch_weight, [this.contract.loss]: loss } = results; // a sum has no batch_weight
+        const weight = batch_weight ? scalar(batch_weight) : 1;
+        if (weight) sum += scalar(loss) * weight; // a mean over nothing is no number
+        total = batch_weight ? total + weight : 1;
+        if (loss.type === "float64") type = loss.type;
         low = high;
       }
       await this.#run("update", {}, {});
-      const mean = losses.reduce((sum, loss) => sum + scalar(loss), 0) / count;
-      const type = losses[0].type === "float64" ? "float64" : "float32";
-      return { [this.contract.loss]: new this.#ort.Tensor(type, [mean], []) };
+      return { [this.contract.loss]: new this.#ort.Tensor(type, [sum / total], []) };
     });
   }
 

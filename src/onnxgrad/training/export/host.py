@@ -108,15 +108,17 @@ class Host:
         return self.run("train", batch) if parts == 1 else self.step_in_parts(batch, parts)
 
     def step_in_parts(self, batch: Batch, parts: int) -> Batch:
-        """One step from the gradients of parts of the batch, added up; the mean loss of the parts."""
-        rows = len(next(iter(batch.values())))
-        losses = []
+        """One step from the gradients of parts of the batch, added up; the loss of the batch."""
+        rows, loss = len(next(iter(batch.values()))), self.contract["loss"]
+        losses, weights = [], []
         for k, chosen in enumerate(np.array_split(np.arange(rows), min(parts, rows))):
             part = {name: array[chosen] for name, array in batch.items()}
             results = self.run("gradient", part, gradient_keep=float(k > 0))
-            losses.append(results[self.contract["loss"]])
+            weights.append(float(results.get("batch_weight", 1)))  # a sum has none
+            losses.append(results[loss] * weights[-1] if weights[-1] else 0.0)  # a mean over nothing is no number
         self.run("update")
-        return {self.contract["loss"]: np.asarray(np.mean(losses))}
+        total = sum(weights) if "batch_weight" in results else 1.0
+        return {loss: np.asarray(np.sum(losses) / (total or np.nan), results[loss].dtype)}
 
 
 def arrays(path: str | Path) -> Batch:
