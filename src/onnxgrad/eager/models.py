@@ -22,7 +22,7 @@ from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.graph import required_inputs
+from onnxgrad.ir.graph import into_input, required_inputs
 from onnxgrad.model_io import AnyModel, signature
 from onnxgrad.runtime.feeds import bind
 from onnxgrad.transforms.gradient_lowering import open_lowered
@@ -94,8 +94,7 @@ class EagerModel:
         names = [v.name or "" for v in graph.outputs]
         for name in given:
             if name in graph.initializers:
-                value = graph.initializers.pop(name)
-                value.const_value = None
+                into_input(graph, name)
         graph.inputs[:] = [by_name[name] for name in given]
         floats = [name for name in wrt if by_name[name].dtype in FLOATS]
         linear = None

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName, ZeroDerivative
 from onnxgrad.function import Function, model_bytes, model_of_bytes
-from onnxgrad.ir.graph import required_inputs
+from onnxgrad.ir.graph import into_input, required_inputs
 from onnxgrad.model_io import Signature, signature
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.runtime import Options, Session
@@ -71,10 +71,7 @@ class Call:
         for name in weights:
             if name not in graph.initializers:
                 raise UnknownName(name, graph.initializers, "initializer")
-            value = graph.initializers.pop(name)
-            value.const_value = None
-            if value not in graph.inputs:
-                graph.inputs.append(value)
+            into_input(graph, name)
         return cls(opened, [*given, *weights], [v.name or "" for v in graph.outputs], options, fixed)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Call:

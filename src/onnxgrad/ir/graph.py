@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Reversible
 import onnx_ir as ir
 
 from onnxgrad.ir.aliases import follow, known_as
+from onnxgrad.ir.match import not_none
 from onnxgrad.ir.notes import SETTLED, notes
 
 #: Looked up once: a derivation asks every node of bodies, many times.
@@ -228,3 +229,14 @@ def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
     graph.register_initializer(value)
     return value
+
+
+def into_input(graph: ir.Graph, name: str) -> ir.TensorProtocol:
+    """Turn the initializer `name` into an input of its type and shape. Returns its tensor."""
+    value = graph.initializers.pop(name)
+    tensor = not_none(value.const_value)
+    value.const_value, value.type = None, ir.TensorType(tensor.dtype)
+    value.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+    if not value.is_graph_input():
+        graph.inputs.append(value)
+    return tensor

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.fold import infer_and_fold
-from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.graph import into_input, named_values
 from onnxgrad.ir.infer.formulas import factors
 from onnxgrad.ir.match import not_none
 from onnxgrad.ir.match import sizes as sizes_of
@@ -58,9 +58,7 @@ def _fix_sizes(model: ir.Model, dims: Mapping[str, int], others: int | None) -> 
     graph = light.graph
     for name, value in list(graph.initializers.items()):
         if value.const_value is not None and value.const_value.size > _LARGEST_SHAPE:
-            del graph.initializers[name]
-            if not value.is_graph_input():
-                graph.inputs.append(value)
+            into_input(graph, name)
     for v in graph.inputs:
         sizes: list[int] = []
         for axis, d in enumerate(v.shape or ()):

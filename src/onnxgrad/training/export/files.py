@@ -34,7 +34,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import make_folder, replacing
-from onnxgrad.ir.graph import prune, reads, required_inputs
+from onnxgrad.ir.graph import into_input, prune, required_inputs, values_read
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.match import normal_domain, not_none
 from onnxgrad.keywords import check_keywords
@@ -223,16 +223,11 @@ def _fed(model: ir.Model, step: Step, results: list[str]) -> tuple[ir.Model, dic
     graph = model.graph
     prune(graph)
     read = []
-    used = {v for g in (graph, *graph.subgraphs()) for n in g for v in reads(n)} | set(graph.outputs)
+    used = values_read(graph)
     for name in step.state:
-        value = graph.initializers.get(name)
-        if value is None or value not in used:
-            continue
-        graph.initializers.pop(name)
-        value.const_value = None
-        if value not in graph.inputs:
-            graph.inputs.append(value)
-        read.append(name)
+        if graph.initializers.get(name) in used:
+            into_input(graph, name)
+            read.append(name)
     inputs = [v for v in required_inputs(graph) if v.name not in read]
     graph.inputs[:] = [*(v for v in inputs if v in used), *(v for v in graph.inputs if v.name in read)]
     infer_model(model)

@@ -21,7 +21,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from onnxgrad.distributed import Alone, Collective, blocks, gathered
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import named_values, prune, reads
+from onnxgrad.ir.graph import into_input, named_values, prune, reads
 from onnxgrad.ir.match import is_op, producer
 from onnxgrad.model_io import load_model
 from onnxgrad.model_io.local_functions import infer_types
@@ -248,11 +248,8 @@ class Evaluation:
         model = self.source.inference()
         graph = model.graph
         for name in self.state:
-            value = graph.initializers.pop(name, None)
-            if value is not None:
-                value.const_value = None
-                if value not in graph.inputs:
-                    graph.inputs.append(value)
+            if name in graph.initializers:
+                into_input(graph, name)
         infer_types(model)
         self._reduce(graph)
         return model

@@ -17,8 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.copies import copy_model
-from onnxgrad.ir.graph import add_initializer, named_values, required_inputs
-from onnxgrad.ir.match import not_none
+from onnxgrad.ir.graph import add_initializer, into_input, named_values, required_inputs
 from onnxgrad.model_io import load_model, training_info, zeros
 from onnxgrad.model_io.read import is_ordered, read_proto
 from onnxgrad.model_io.save import gathered
@@ -127,8 +126,8 @@ def merge(source: Source, index: int, bound: Mapping[str, str], others: set[str]
     model = concatenate(source, index)[0] if join is None else join()
     graph = model.graph
     names = [*bound, *sorted(n for n in others - bound.keys() if n in graph.initializers)]
-    hosted = {name: _into_input(graph, name) for name in names}
-    rates = {name: _into_input(graph, name) for name in sorted(fed(algorithm) - hosted.keys())}
+    hosted = {name: into_input(graph, name) for name in names}
+    rates = {name: into_input(graph, name) for name in sorted(fed(algorithm) - hosted.keys())}
     return Merged(model, hosted, rates, {t.name for t in algorithm.initializer})
 
 
@@ -216,18 +215,6 @@ def lasting(proto: onnx.TensorProto) -> ir.TensorProtocol:
     return ir.LazyTensor(lambda: held, dtype=held.dtype, shape=shape, name=held.name, metadata_props=props)
 
 
-def _into_input(graph: ir.Graph, name: str) -> ir.TensorProtocol:
-    """Turn an initializer into a graph input; its value."""
-    value = graph.initializers.pop(name)
-    tensor = not_none(value.const_value)
-    value.const_value = None
-    value.type = ir.TensorType(tensor.dtype)
-    value.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
-    if value not in graph.inputs:
-        graph.inputs.append(value)
-    return tensor
-
-
 def updated(infos: Iterable[onnx.TrainingInfoProto]) -> set[str]:
     """The initializers that an update binding of any entry changes."""
     return {b.key for info in infos for b in info.update_binding}
@@ -265,7 +252,7 @@ class MutableInputs:
     def __init__(self, graph: ir.Graph, names: Iterable[str]) -> None:
         self.order = list(graph.initializers)
         self.listed = [v.name for v in graph.inputs]
-        self.held = {n: _into_input(graph, n) for n in sorted(set(names) & graph.initializers.keys())}
+        self.held = {n: into_input(graph, n) for n in sorted(set(names) & graph.initializers.keys())}
 
     def restore(self, graph: ir.Graph) -> None:
         """Make them initializers again, in their old places."""
