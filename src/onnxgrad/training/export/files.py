@@ -38,13 +38,12 @@ from onnxgrad.ir.graph import into_input, prune, required_inputs, values_read
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.match import normal_domain, not_none
 from onnxgrad.keywords import check_keywords
-from onnxgrad.model_io import save_model
+from onnxgrad.model_io import AnyModel, save_model
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.export.for_web import for_web, narrow_float64
 from onnxgrad.training.export.web_report import report_on
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.evaluation import Evaluation, measuring_graph
-from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.accumulate import SplitStep, split_step
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
@@ -69,7 +68,7 @@ def files_in(folder: Path) -> list[Path]:
 
 @check_keywords
 def export_step(
-    model: AnyTrainingModel,
+    model: AnyModel,
     folder: str | Path,
     *,
     entry: int | None = None,
@@ -131,7 +130,7 @@ def export_step(
     return contract
 
 
-def _compiled(model: AnyTrainingModel, entry: int | None, outputs: Sequence[str]) -> tuple[Step, SplitStep | None]:
+def _compiled(model: AnyModel, entry: int | None, outputs: Sequence[str]) -> tuple[Step, SplitStep | None]:
     """The step, and its halves where it can be cut."""
     if entry is None:
         with contextlib.suppress(BadInput):

@@ -15,7 +15,7 @@ import numpy as np
 from onnxgrad._later import without_collection
 from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_keywords, check_whole
-from onnxgrad.model_io import save_model
+from onnxgrad.model_io import AnyModel, save_model
 from onnxgrad.settings import takes
 from onnxgrad.training.data import Augment, Data, split
 from onnxgrad.training.data.by_position import with_labels
@@ -32,7 +32,6 @@ from onnxgrad.training.loop.trained import AnyData, Trained
 from onnxgrad.training.loop.trainer_setup import set_up
 from onnxgrad.training.metrics.registry import names_of
 from onnxgrad.training.parallel.joining import on_all_ranks
-from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.step import Step
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class Trainer(Trained):
     @takes(*TRAINER, others=True)
     def __init__(
         self,
-        model: AnyTrainingModel | Step,
+        model: AnyModel | Step,
         *,
         recipe: Recipe | None = None,
         batch_size: int | None = None,

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.model_io import load_model, training_info
+from onnxgrad.model_io import AnyModel, load_model, training_info
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.kernels import ATTENTION
 from onnxgrad.runtime.on_device import runner
@@ -25,7 +25,7 @@ from onnxgrad.training.loop.trained import Setup
 from onnxgrad.training.metadata import PREPROCESSING
 from onnxgrad.training.parallel.joining import divide_processors, ranks_of
 from onnxgrad.training.parallel.strategy import AnyMachine, Strategy, choose_strategy
-from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
+from onnxgrad.training.spec.training_info import Source
 from onnxgrad.training.step.accumulate import split_step
 from onnxgrad.training.step.cached_gradients import cut_at_predictions
 from onnxgrad.training.step.compile import compile_step
@@ -34,7 +34,7 @@ from onnxgrad.training.step.precision import precision_for
 from onnxgrad.training.step.step import Step
 
 
-def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | None) -> Setup:
+def set_up(model: AnyModel | Step, recipe: Recipe, batch_size: int | None) -> Setup:
     """The step of `model`, set up as `Trainer` is asked to.
 
     Args:
@@ -109,8 +109,8 @@ def _check_loss(step: Step) -> None:
 
 
 def _with_training(
-    model: AnyTrainingModel | Step, asked: dict[str, Any], in_halves: bool, task: TaskRecipe
-) -> AnyTrainingModel | Source | Step:
+    model: AnyModel | Step, asked: dict[str, Any], in_halves: bool, task: TaskRecipe
+) -> AnyModel | Source | Step:
     """`model` unchanged if it has training information, else with the `asked` training attached."""
     if isinstance(model, (str, os.PathLike)):
         model = load_model(model, aside=True)

@@ -16,14 +16,14 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from onnxgrad.errors import BadInput
-from onnxgrad.model_io import training_info
+from onnxgrad.model_io import AnyModel, training_info
 from onnxgrad.model_io.read import read_proto
 from onnxgrad.model_io.zeros import is_declared, read_tensor
 from onnxgrad.runtime.reference import ReferenceSession
 from onnxgrad.training.spec.graph_call import without_calls
 from onnxgrad.training.spec.initialization import seed_all
 from onnxgrad.training.spec.lower_model import lower_gradients
-from onnxgrad.training.spec.training_info import AnyTrainingModel, model_proto, mutable
+from onnxgrad.training.spec.training_info import model_proto, mutable
 from onnxgrad.training.spec.validation import refuse_invalid
 from onnxgrad.transforms.gradient_node import DOMAIN
 
@@ -37,7 +37,7 @@ class ReferenceTraining:
         state: the present value of every state variable: each initializer that a binding names.
     """
 
-    def __init__(self, model: AnyTrainingModel, runs: Callable[[ir.Model], Any] = ReferenceSession) -> None:
+    def __init__(self, model: AnyModel, runs: Callable[[ir.Model], Any] = ReferenceSession) -> None:
         """Start from the values of the initializers.
 
         Args:

@@ -18,14 +18,13 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.copies import copy_model
 from onnxgrad.ir.graph import add_initializer, into_input, named_values, required_inputs
-from onnxgrad.model_io import load_model, training_info, zeros
+from onnxgrad.model_io import AnyModel, load_model, training_info, zeros
 from onnxgrad.model_io.read import is_ordered, read_proto
 from onnxgrad.model_io.save import gathered
 from onnxgrad.training.metadata import FED, MASKS, TAKEN_OF, TRAINS
 from onnxgrad.training.spec.graph_call import without_calls
 from onnxgrad.transforms.gradient_node import DOMAIN
 
-AnyTrainingModel = str | os.PathLike | onnx.ModelProto | ir.Model
 Bindings = dict[str, str]
 
 
@@ -58,7 +57,7 @@ class Source:
         return copy
 
 
-def read(model: AnyTrainingModel) -> Source:
+def read(model: AnyModel) -> Source:
     """`model` with its training information; external data are not read, and large weights of a message not shared."""
     if isinstance(model, (onnx.ModelProto, ir.Model)):
         found = read_proto(model, aside=True) if isinstance(model, onnx.ModelProto) else model
@@ -68,7 +67,7 @@ def read(model: AnyTrainingModel) -> Source:
     return Source(found, [without_calls(found, info, i) for i, info in enumerate(training_info(found))])
 
 
-def model_proto(model: AnyTrainingModel) -> onnx.ModelProto:
+def model_proto(model: AnyModel) -> onnx.ModelProto:
     """`model` as one message with all of its weights; the caller's own message if it is one."""
     if isinstance(model, onnx.ModelProto):
         return model

@@ -16,14 +16,13 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.names import described
-from onnxgrad.model_io import training_info
+from onnxgrad.model_io import AnyModel, training_info
 from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.model_io.read import is_ordered, load_model, read_proto
 from onnxgrad.model_io.symbolic_dims import settle_dims
 from onnxgrad.training.spec.graph_call import calls, without_calls
 from onnxgrad.training.spec.operands import misfits, misuses, underivable
 from onnxgrad.training.spec.training_info import (
-    AnyTrainingModel,
     Source,
     concatenate,
     conflicts,
@@ -73,7 +72,7 @@ class Problem:
         return f"{self.where}: {self.message} ({self.rule})"
 
 
-def validate(model: AnyTrainingModel) -> list[Problem]:
+def validate(model: AnyModel) -> list[Problem]:
     """Every rule for training information that `model` violates, in the order of the entries.
 
     Raises:
@@ -115,7 +114,7 @@ def _outline(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(copy)
 
 
-def refuse_invalid(model: AnyTrainingModel) -> None:
+def refuse_invalid(model: AnyModel) -> None:
     """Raise BadInput, with the first dozen problems, unless the training information is valid."""
     problems = validate(model)
     if problems:
@@ -125,7 +124,7 @@ def refuse_invalid(model: AnyTrainingModel) -> None:
         raise BadInput("\n".join(["the training information is not valid", *listed]))
 
 
-def read_valid(model: AnyTrainingModel | Source) -> Source:
+def read_valid(model: AnyModel | Source) -> Source:
     """`model` with its training information, which is validated unless it is a `Source`.
 
     Raises:

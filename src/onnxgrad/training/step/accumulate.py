@@ -19,9 +19,10 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import dependents, named_values
+from onnxgrad.model_io import AnyModel
 from onnxgrad.runtime import Options, StepRunner, share
 from onnxgrad.training.graph.mixed_precision import SCALE, Precision
-from onnxgrad.training.spec.training_info import AnyTrainingModel, Source, chosen_entries, own_names
+from onnxgrad.training.spec.training_info import Source, chosen_entries, own_names
 from onnxgrad.training.spec.validation import read_valid
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import in_good_order
@@ -55,7 +56,7 @@ class SplitStep:
 
 
 def split_step(
-    model: AnyTrainingModel | Source,
+    model: AnyModel | Source,
     *,
     entry: int | None = None,
     outputs: Sequence[str] = (),

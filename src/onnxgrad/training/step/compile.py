@@ -24,6 +24,7 @@ from onnxgrad.ir.graph import reads
 from onnxgrad.ir.passes import LEFT_OUT, Pass, PassReport, run_passes, warn_of
 from onnxgrad.ir.shapes import allows
 from onnxgrad.keywords import check_keywords, check_kind
+from onnxgrad.model_io import AnyModel
 from onnxgrad.training.graph import synchronized_norm, whole_batch
 from onnxgrad.training.graph.attention_blocks import check_rows
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
@@ -33,7 +34,6 @@ from onnxgrad.training.optim.named_formulas import Rewriting
 from onnxgrad.training.spec.initialization import run_initializations
 from onnxgrad.training.spec.lowering import Lowered, open_bound
 from onnxgrad.training.spec.training_info import (
-    AnyTrainingModel,
     Merged,
     Source,
     bindings,
@@ -57,7 +57,7 @@ from onnxgrad.wording import shape_text, type_text
 @check_keywords
 @blaming_the_model
 def compile_step(
-    model: AnyTrainingModel | Source,
+    model: AnyModel | Source,
     *,
     entry: int | None = None,
     outputs: Sequence[str] = (),
@@ -112,9 +112,7 @@ def compile_step(
     return step if memory is None else within_memory(step, memory, batch_size, dims)
 
 
-def compile_entries(
-    model: AnyTrainingModel, *, outputs: Sequence[str] = (), seed: int | None = None
-) -> dict[int, Step]:
+def compile_entries(model: AnyModel, *, outputs: Sequence[str] = (), seed: int | None = None) -> dict[int, Step]:
     """A step for each entry of `model` that updates anything, by its number: to be taken in any order.
 
     All start from one initialization. State that one entry reads and another one updates is in its `reads`;
