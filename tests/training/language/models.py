@@ -39,8 +39,9 @@ _CONSTANTS = """
      int64[1] last = {-1}, int64[2] middle = {1, 2}, float lowest = {-1e9}, int64[1] second = {1}>
 """
 _MASKS = {
-    1: "own0 = Cast <to = 9> (attention_mask)  own = Unsqueeze (own0, middle)",
-    3: "own = Identity (attention_mask)",
+    "": "own0 = Cast <to = 9> (attention_mask)  own = Unsqueeze (own0, middle)",
+    "bool": "own = Identity (attention_mask)",
+    "bfloat16": "own0 = Cast <to = 1> (attention_mask)  own = Greater (own0, lowest)",
 }
 
 
@@ -52,20 +53,20 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
     return {name: (0.3 * random.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
 
 
-def decoder(past: bool = True, pairs: bool = False, length: str = "T") -> onnx.ModelProto:
+def decoder(past: bool = True, pairs: str = "", length: str = "T") -> onnx.ModelProto:
     """A decoder of one layer.
 
     Args:
         past: it has a cache.
-        pairs: its mask is for each pair of tokens, [N, 1, T, T]; else for each token.
+        pairs: the type of its mask for each pair of tokens, [N, 1, T, T]; else there is one for each token.
         length: the declared length of the sequence.
     """
     cache = f"float[N, {HEADS}, P, {SIZE}]"
     total = "S" if past else length
-    mask = f"bool[N, 1, {length}, {total}]" if pairs else f"int64[N, {total}]"
+    mask = f"{pairs}[N, 1, {length}, {total}]" if pairs else f"int64[N, {total}]"
     given = f", {cache} past_key_values_0_key, {cache} past_key_values_0_value" if past else ""
     made = ", float[N, 2, S, 4] present_0_key, float[N, 2, S, 4] present_0_value" if past else ""
-    body = _BODY.replace("MASK", _MASKS[3 if pairs else 1])
+    body = _BODY.replace("MASK", _MASKS[pairs])
     if past:
         keys = "k = Concat <axis = 2> (past_key_values_0_key, k2)  v = Concat <axis = 2> (past_key_values_0_value, v2)"
         body += "present_0_key = Identity (k)  present_0_value = Identity (v)"

@@ -30,7 +30,7 @@ EXPORTS = {
     "with a cache": decoder,
     "with both in an If": merged_decoder,
     "of a fixed length": lambda: decoder(past=False, length="12"),
-    "with a mask of pairs": lambda: decoder(past=False, pairs=True),
+    "with a mask of pairs": lambda: decoder(past=False, pairs="bool"),
     "of one token at a time": lambda: decoder(length="1"),
     "of two rows": lambda: two_rows(),
 }

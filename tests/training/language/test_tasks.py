@@ -199,8 +199,9 @@ def test_losses_are_those_of_the_formula_with_any_cache(place, build):
     assert [v.name for v in trainer.inference_model().graph.input] == [v.name for v in model.graph.input]
 
 
-def test_documents_of_a_row_do_not_see_each_other(place):
-    model = decoder(past=False, pairs=True)
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16"])
+def test_documents_of_a_row_do_not_see_each_other(place, dtype):
+    model = decoder(past=False, pairs=dtype)
     trainer, rows = rows_of(place, place / "corpus.txt", model, max_length=16)
     assert rows.notes == ["5 documents are packed into 2 rows"]
     apart = Trainer(model, task="causal_lm", pack=False)

@@ -103,10 +103,10 @@ class DecoderInputs:
         roles: dict[str, list[ir.Value]] = {}
         pasts, tokens = [], []
         inputs = required_inputs(model.graph)
-        has_encoder = any(_is_of_decoder(v) and _role(v) == "ids" for v in inputs)
+        has_encoder = any(is_of_decoder(v.name) and _role(v) == "ids" for v in inputs)
         for value in inputs:
             role = _role(value)
-            if has_encoder and role in _OF_TEXT and not _is_of_decoder(value):
+            if has_encoder and role in _OF_TEXT and not is_of_decoder(value.name):
                 role = "others"
             if role == "ids":
                 tokens.append(value)
@@ -138,7 +138,7 @@ class DecoderInputs:
     @property
     def has_encoder(self) -> bool:
         """True if the file has an encoder, too."""
-        return _is_of_decoder(self.ids)
+        return is_of_decoder(self.ids.name)
 
     def feeds(
         self,
@@ -184,8 +184,9 @@ class DecoderInputs:
         return {p.input: cache[p.input] if p.is_cross and p.input in cache else outputs[p.output] for p in self.pasts}
 
 
-def _is_of_decoder(value: ir.Value) -> bool:
-    return "decoder" in (value.name or "").lower()
+def is_of_decoder(name: str | None) -> bool:
+    """True if an input of this name belongs to the decoder of a file that has both parts."""
+    return "decoder" in (name or "").lower()
 
 
 def role_of(name: str, rank: int | None, is_whole: bool, is_float: bool) -> str:
@@ -236,12 +237,19 @@ def _mask(value: ir.Value, mask: np.ndarray, before: int) -> np.ndarray:
     dtype, rank = _dtype(value), len(value.shape or ())
     if rank == 2:
         return mask.astype(dtype)
-    total = mask.shape[1]
-    queries, keys = np.arange(before, total)[:, None], np.arange(total)
-    pairs = (mask[:, None].astype(bool) & (keys <= queries)) | (keys == queries)  # a softmax of nothing is no number
-    pairs = pairs.reshape(len(mask), *[1] * (rank - 3), total - before, total)
-    lowest = ir.DataType.from_numpy(dtype).is_floating_point() and ml_dtypes.finfo(dtype).min
-    return np.where(pairs, 0, lowest).astype(dtype) if lowest else pairs.astype(dtype)
+    pairs = np.repeat(mask[:, None].astype(bool), mask.shape[1] - before, 1)
+    return mask_of_pairs(pairs, True, rank, dtype)
+
+
+def mask_of_pairs(pairs: np.ndarray, causal: bool, rank: int, dtype: np.dtype) -> np.ndarray:
+    """The mask [N, …, T, P + T] of `pairs` [N, T, P + T], true where T attends; if `causal`, not to later tokens."""
+    before = pairs.shape[2] - pairs.shape[1]
+    pairs = np.tril(pairs, before) if causal else pairs
+    pairs = pairs | np.eye(*pairs.shape[1:], before, dtype=bool)  # padding, too: a softmax of nothing is no number
+    pairs = pairs.reshape(len(pairs), *[1] * (rank - 3), *pairs.shape[1:])
+    if not ir.DataType.from_numpy(dtype).is_floating_point():
+        return pairs.astype(dtype)
+    return np.where(pairs, 0, ml_dtypes.finfo(dtype).min).astype(dtype)
 
 
 def _is_scores(value: ir.Value) -> bool:

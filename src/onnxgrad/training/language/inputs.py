@@ -11,7 +11,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.text import Tokens
-from onnxgrad.training.graph.decoder_inputs import role_of
+from onnxgrad.training.graph.decoder_inputs import is_of_decoder, mask_of_pairs, role_of
 
 
 class Empty(Column):
@@ -58,24 +58,18 @@ class Together(Column):
         return len(self.items)
 
     def take(self, rows: np.ndarray, field: Field) -> np.ndarray:
-        """The masks of these rows: true or 1 where a token attends; 0 and the lowest number for masks of floats."""
+        """The masks of these rows (see `mask_of_pairs`)."""
         width = field.shape[-1] or max(len(self.items[i]) for i in rows)
         found = np.zeros((len(rows), width, width), bool)
         for target, i in zip(found, rows):
             one = self.items[i]
             target[: len(one), : len(one)] = one[:, None] == one
-        if self.causal:
-            found = np.tril(found)
-        found |= np.eye(width, dtype=bool)  # padding attends to itself, as a softmax of nothing is no number
-        heads = found.reshape(len(rows), *[1] * (len(field.shape) - 2), width, width)
-        if field.dtype.kind != "f":
-            return heads.astype(field.dtype)
-        return np.where(heads, 0, np.finfo(field.dtype).min).astype(field.dtype)
+        return mask_of_pairs(found, self.causal, len(field.shape) + 1, field.dtype)
 
 
 def tokens_of(fields: Sequence[Field], decoder: bool = False) -> Field | None:
     """The input for the tokens (of the decoder); None if the model has none."""
-    found = [f for f in fields if _role(f) == "ids" and ("decoder" in f.name.lower()) == decoder]
+    found = [f for f in fields if _role(f) == "ids" and is_of_decoder(f.name) == decoder]
     named = [f for f in found if "ids" in f.name.lower()]
     return next(iter(named or found), None)
 
@@ -124,4 +118,4 @@ def inputs_beside(
 
 def parts_of(fields: Sequence[Field]) -> Mapping[bool, list[Field]]:
     """The inputs of the decoder (True), whose names say so, and the others (False)."""
-    return {part: [f for f in fields if ("decoder" in f.name.lower()) == part] for part in (False, True)}
+    return {part: [f for f in fields if is_of_decoder(f.name) == part] for part in (False, True)}
