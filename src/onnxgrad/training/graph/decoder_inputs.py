@@ -243,10 +243,10 @@ def _mask(value: ir.Value, mask: np.ndarray, before: int) -> np.ndarray:
 
 def mask_of_pairs(pairs: np.ndarray, causal: bool, rank: int, dtype: np.dtype) -> np.ndarray:
     """The mask [N, …, T, P + T] of `pairs` [N, T, P + T], true where T attends; if `causal`, not to later tokens."""
-    before = pairs.shape[2] - pairs.shape[1]
-    pairs = np.tril(pairs, before) if causal else pairs
-    pairs = pairs | np.eye(*pairs.shape[1:], before, dtype=bool)  # padding, too: a softmax of nothing is no number
-    pairs = pairs.reshape(len(pairs), *[1] * (rank - 3), *pairs.shape[1:])
+    rows, new, total = pairs.shape
+    pairs = np.tril(pairs, total - new) if causal else pairs
+    pairs = pairs | np.eye(new, total, total - new, bool)  # padding, too: a softmax of nothing is no number
+    pairs = pairs.reshape(rows, *[1] * (rank - 3), new, total)
     if not ir.DataType.from_numpy(dtype).is_floating_point():
         return pairs.astype(dtype)
     return np.where(pairs, 0, ml_dtypes.finfo(dtype).min).astype(dtype)
