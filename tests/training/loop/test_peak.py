@@ -17,8 +17,10 @@ from onnxgrad.runtime import Session
 from onnxgrad.training import Trainer
 from onnxgrad.training.adapters.config import ChosenOutputs
 from onnxgrad.training.build.attach import attached
+from onnxgrad.training.data.split import split_rows
 from onnxgrad.training.graph.exported_constants import sort_out
 from onnxgrad.training.loop import peak, sparse_update
+from onnxgrad.training.loop.gradients import gradients
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from tests.training.models import blobs, classifier
 
@@ -256,6 +258,16 @@ def test_bad_spellings_of_updates(text):
 def test_peak_excludes_what_it_chooses():
     with pytest.raises(BadInput, match="peak chooses memory and accumulate"):
         Trainer(classifier(), loss="cross_entropy", peak="1GB", memory="1MB")
+
+
+def test_rows_that_are_held_out_choose_no_weights():
+    recipe = Recipe.of("train", {"loss": "cross_entropy", "validation_split": 0.3}, (*TRAINER, *FIT))
+    source, data = attached(classifier(), **recipe.algorithm()), blobs()
+    _, held = split_rows(Trainer(source.model).data(data), *recipe.held_out)
+    expected = list(gradients(source, data, 64, recipe.held_out))
+    data["x"][held] = 9
+    for found, wanted in zip(gradients(source, data, 64, recipe.held_out), expected, strict=True):
+        np.testing.assert_equal(found, wanted)
 
 
 def test_updates_need_data():

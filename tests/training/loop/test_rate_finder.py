@@ -10,7 +10,8 @@ from onnxgrad.training import Trainer
 from onnxgrad.training.data.class_weights import balanced_weights
 from onnxgrad.training.data.split import split_rows
 from onnxgrad.training.loop.callbacks import KeepBest
-from onnxgrad.training.loop.recipe import DataRecipe
+from onnxgrad.training.loop.recipe import DataRecipe, LossRecipe, Recipe
+from onnxgrad.training.loop.train import trainer_for
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((200, 3)).astype(np.float32)
@@ -81,6 +82,17 @@ def biased():
     )
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "b"))
     return proto
+
+
+def test_rows_that_are_held_out_do_not_count():
+    data = DATA | {"labels": np.where(np.arange(200) % 20 < 2, 2, np.arange(200) % 2)}
+    recipe = Recipe(LossRecipe("cross_entropy:weight=balanced"), data=DataRecipe(validation_split=0.87))
+    trainer = trainer_for(linear(), data, recipe)
+    kept, _ = split_rows(trainer.data(data), 0.87, recipe.loop.seed)
+    weights = [round(w, 6) for w in len(kept) / (3 * np.bincount(data["labels"][kept]))]
+    (found,) = [v.const_value.numpy() for v in trainer.step.model.graph.initializers.values() if v.shape == (3,)]
+    assert found.tolist() == pytest.approx(weights)
+    assert weights != balanced_weights(data["labels"], 3)
 
 
 def test_balanced_weights_without_data_are_refused():

@@ -15,7 +15,14 @@ def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
 
 
 def split_rows(data: Data, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of `data` without a random `share` of them, and that share.
+    """The rows of `data` without a random `share` of them, and that share (see `divided`)."""
+    return divided(len(data), data.labels, share, seed, data.name)
+
+
+def divided(
+    rows: int, labels: np.ndarray | None, share: float, seed: int, name: str = "the training data"
+) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of `rows` without a random `share` of them, and that share.
 
     The same seed sets the same rows aside. If one array of labels has class indices, one per row, each class is split
     separately (stratified): of a class with n rows, share·n are set aside, rounded so that the total is right.
@@ -25,15 +32,14 @@ def split_rows(data: Data, share: float, seed: int) -> tuple[np.ndarray, np.ndar
     """
     if not 0 < share < 1:
         raise BadInput(f"the share of the rows to hold out is between 0 and 1, not {share}")
-    count = round(share * len(data))
-    if not 0 < count < len(data):
-        raise BadInput(f"{data.name} has {len(data)} rows: a share of {share} leaves nothing on one side")
+    count = round(share * rows)
+    if not 0 < count < rows:
+        raise BadInput(f"{name} has {rows} rows: a share of {share} leaves nothing on one side")
     random = np.random.default_rng([seed, 0x5EED])
-    order = random.permutation(len(data))
-    labels = data.labels
+    order = random.permutation(rows)
     if labels is not None:
         order = _interleave_classes(labels, order)
-    held = np.zeros(len(data), bool)
+    held = np.zeros(rows, bool)
     held[order[:count]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
 

@@ -381,6 +381,12 @@ class Recipe:
         recipe.detection.check_task(recipe.task.name == DETECTION)
         return recipe
 
+    @property
+    def held_out(self) -> tuple[float, int] | None:
+        """The share of the rows of the data that is held out, if any, and the seed that chooses them."""
+        share = self.data.validation_split
+        return None if share is None else (share, self.loop.seed)
+
     def algorithm(self) -> dict[str, Any]:
         """The settings of `attach` that differ from their defaults."""
         found = {**changed_settings(self.loss, self.optimizer, self.weights), **self.settings}

@@ -62,7 +62,7 @@ def sparse_update(model: Any, data: Any, recipe: Recipe) -> Recipe:
     whole = attached(model, **asked)
     worth: dict[str, np.ndarray] = {}  # of every output of a weight, or of the weight as a whole
     divided = _outputs(whole) if pieces > 1 else {}
-    for found in gradients(whole, data, _ROWS):
+    for found in gradients(whole, data, _ROWS, recipe.held_out):
         for weight, g in found.items():
             axis = divided.get(weight)
             others = tuple(a for a in range(g.ndim) if a != axis) if axis is not None else None

@@ -17,9 +17,11 @@ from onnxgrad.settings import takes
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
-from onnxgrad.training.data.columns import Column, Columns
+from onnxgrad.training.data.columns import Column, Columns, single_array
 from onnxgrad.training.data.dropped_rows import DroppedRows
 from onnxgrad.training.data.items import example_rows, is_stream
+from onnxgrad.training.data.labels import class_column
+from onnxgrad.training.data.split import divided
 from onnxgrad.training.data.wide import complete_rows
 from onnxgrad.training.detection.recipe import DetectionRecipe
 from onnxgrad.training.detection.task import open_task
@@ -117,7 +119,7 @@ def trainer_for(model: Any, data: AnyData, recipe: Recipe) -> Trainer:
                 "balanced weights count all rows, and the data are a stream\n  hint: give numbers, weight=1/3/5"
             )
         columns = _columns(data, recipe)
-        weighted = balance_loss(loss.loss, as_given(model), columns, loss.labels)
+        weighted = balance_loss(loss.loss, as_given(model), columns, loss.labels, recipe.held_out)
         recipe = replace(recipe, loss=replace(loss, loss=weighted))
     if has_own(loss.loss):
         rows = example_rows(data) if is_stream(data) or recipe.data.is_streamed else data
@@ -146,7 +148,13 @@ def _asks_for_balance(loss: Any) -> bool:
     )
 
 
-def balance_loss(loss: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None = None) -> Any:
+def balance_loss(
+    loss: Any,
+    model: ir.Model,
+    columns: Mapping[str, Column],
+    labels: str | None = None,
+    held_out: tuple[float, int] | None = None,
+) -> Any:
     """`loss` with class weights in place of each ``weight="balanced"``, which compensate class frequencies.
 
     Args:
@@ -154,16 +162,29 @@ def balance_loss(loss: Any, model: ir.Model, columns: Mapping[str, Column], labe
         model: tells how many classes there are.
         columns: hold the labels.
         labels: under which name.
+        held_out: the share of the rows that do not count, and the seed that chooses them.
 
     Raises:
         BadInput: the number of classes is not known, or the labels are no classes.
     """
     if not _asks_for_balance(loss):
         return loss
-    return [_balance_loss(Loss.of(t) if isinstance(t, str) else t, model, columns, labels) for t in as_list(loss)]
+    terms = [Loss.of(t) if isinstance(t, str) else t for t in as_list(loss)]
+    split = None
+    if held_out is not None:
+        names = {getattr(t, "labels", None) or labels for t in terms}
+        arrays = [single_array(class_column(c)) for n, c in columns.items() if n in names]
+        split = (*held_out, sum(a is not None and a.dtype.kind in "iub" for a in arrays) < 2)
+    return [_balance_loss(t, model, columns, labels, split) for t in terms]
 
 
-def _balance_loss(term: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None) -> Any:
+def _balance_loss(
+    term: Any,
+    model: ir.Model,
+    columns: Mapping[str, Column],
+    labels: str | None,
+    held_out: tuple[float, int, bool] | None,
+) -> Any:
     if not isinstance(term, Loss) or term.options.get("weight") != "balanced":
         return term
     floats = [v for v in model.graph.outputs if holds_floats(v)]
@@ -177,5 +198,9 @@ def _balance_loss(term: Any, model: ir.Model, columns: Mapping[str, Column], lab
         raise BadInput("balanced weights need the number of classes, which the model does not declare; give numbers")
     names = class_names(model, (prediction.name or "",) if prediction is not None else (), classes)
     numbers = labels_in(columns, term.labels or labels, names)
+    if held_out is not None:
+        share, seed, stratified = held_out
+        of_rows = numbers.ravel() if stratified and numbers.size == len(numbers) else None
+        numbers = numbers[divided(len(numbers), of_rows, share, seed)[0]]
     weights = balanced_weights(numbers, classes, term.options.get("ignore_index"))
     return term.with_loss(term.loss, weight=weights)
