@@ -56,6 +56,14 @@ def test_forward_mode():
     np.testing.assert_allclose(*second, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_bfloat16_has_derivatives(mode):
+    f = function(model("z = Mul(x, x)\n y = Mul(z, x)", "bfloat16[N] x", "bfloat16[N] y"), mode=mode)
+    x = jnp.arange(5, dtype=jnp.bfloat16)
+    ours = jax.vjp(f, x)[1](x)[0] if mode == "reverse" else jax.jvp(f, (x,), (x,))[1]
+    np.testing.assert_array_equal(ours.astype(np.float32), 3 * np.arange(5.0) ** 3)
+
+
 def test_several_outputs_and_integers():
     f = function(model("y = Mul(x, x)\n z = Gather(x, i)", "float[N] x, int32[M] i", "float[N] y, float[M] z"))
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName, ZeroDerivative
 from onnxgrad.function import Function, model_bytes, model_of_bytes
 from onnxgrad.ir.graph import into_input, required_inputs
+from onnxgrad.ir.match import FLOATS
 from onnxgrad.model_io import Signature, signature
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.runtime import Options, Session
@@ -91,7 +92,7 @@ class Call:
 
     def is_float(self, name: str) -> bool:
         """True if the value `name` has a derivative."""
-        return name not in self.fixed and bool(np.issubdtype(self.dtype(name), np.floating))
+        return name not in self.fixed and ir.DataType.from_numpy(self.dtype(name)) in FLOATS
 
     @cached_property
     def session(self) -> Session:
