@@ -1,5 +1,6 @@
 """Labels that no loss can mean are refused before the first step: by row, and with a remedy."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -142,6 +143,13 @@ def test_negative_labels_of_an_unknown_number_of_classes():
     field = Field("labels", np.dtype(np.int64), (), label=True, indices=True)
     with pytest.raises(BadInput, match=r"label -1 in row 0; classes are numbered from 0"):
         Data({"labels": GOOD - 1}, [field])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_labels_of_16_bits_that_are_no_probabilities(dtype):
+    field = Field("labels", np.dtype(dtype), (), label=True, binary=True)
+    with pytest.raises(BadInput, match=r"label 2 in row 2; .*from 0 to 1\n  hint: divide by 2"):
+        Data({"labels": GOOD}, [field])
 
 
 def test_the_ignored_label_counts_as_none():

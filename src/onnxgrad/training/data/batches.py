@@ -22,7 +22,7 @@ from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import check_batch_axes, check_label_rows, check_spread, fed_whole, fixed_batch
 from onnxgrad.training.data.column_fit import TableSettings
 from onnxgrad.training.data.columns import Column, Features, single_array
-from onnxgrad.training.data.fields import Field, check_counted, fitted, match
+from onnxgrad.training.data.fields import Field, check_counted, fitted, is_float, match
 from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import EncodedPictures, Images, Pictures
 from onnxgrad.training.data.items import named_source
@@ -244,7 +244,7 @@ class Data:
         """Raise BadInput unless there are as many class names as scores of the model; `own`: its own names."""
         for field in self.fields:
             column = self.columns.get(field.name)
-            if isinstance(column, NamedClasses) and field.dtype.kind != "f":
+            if isinstance(column, NamedClasses) and not is_float(field.dtype):
                 check_count(column.names, field.classes, self.name, own)
 
     def select(self, rows: np.ndarray, name: str) -> Data:

@@ -148,7 +148,7 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.nda
     where = f"array {name!r} of {source}"
     if field.raw:
         return np.ascontiguousarray(array.astype(field.dtype))
-    if not (_is_float(array.dtype) or array.dtype.kind in "biu"):
+    if not (is_float(array.dtype) or array.dtype.kind in "biu"):
         gone = np.array([v is None for v in array.flat]).reshape(array.shape)
         if gone.any():
             row = np.argwhere(gone)[0][0]
@@ -167,7 +167,7 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.nda
         raise BadInput(
             f"{where} is {tensor_text(array.dtype, array.shape)}; expected {field.wanted}{_hint(array, field)}"
         )
-    if _is_float(array.dtype):
+    if is_float(array.dtype):
         _finite(array, where, rows, field.gaps)
     array = converted(array, field, where)
     check_labels(array, field, where, rows)
@@ -197,10 +197,10 @@ def check_labels(labels: np.ndarray, field: Field, where: str, rows: np.ndarray 
                 known = f"the model tells {field.classes} classes apart, 0 to {field.classes - 1}"
             message = f"{where} has the label {_at(labels, bad, rows)}; {known}"
             raise BadInput(message + _label_hint(labels, bad, field))
-    elif field.binary and labels.dtype.kind == "f":
+    elif field.binary and is_float(labels.dtype):
         bad = (labels < 0) | (labels > 1)
         if bad.any():
-            most = labels.max()
+            most = float(labels.max())
             hint = f"divide by {most:g}" if labels.min() == 0 and most > 1 else "use 0 and 1"
             raise BadInput(
                 f"{where} has the label {_at(labels, bad, rows)}; this loss takes labels from 0 to 1\n  hint: {hint}"
@@ -229,7 +229,7 @@ def check_counted(labels: np.ndarray, field: Field, where: str) -> None:
 def _at(array: np.ndarray, bad: np.ndarray, rows: np.ndarray | None) -> str:
     """The first `bad` element and its row, in words."""
     place = tuple(np.argwhere(bad)[0])
-    value = f"{array[place]:g}" if array.dtype.kind == "f" else array[place]
+    value = f"{float(array[place]):g}" if is_float(array.dtype) else array[place]
     return f"{value} in row {place[0] if rows is None else rows[place[0]]}"
 
 
@@ -280,14 +280,14 @@ def converted(array: np.ndarray, field: Field, where: str) -> np.ndarray:
         return array
     with np.errstate(all="ignore"):
         result = array.astype(field.dtype)
-        if _is_float(array.dtype) and _is_float(field.dtype):
+        if is_float(array.dtype) and is_float(field.dtype):
             _finite(result, f"{where}, as {field.dtype},", gaps=field.gaps)
         elif not np.array_equal(result.astype(array.dtype), array) or not _same_sign(result, array):
             raise BadInput(f"{where} holds {type_text(array.dtype)} that {field.dtype} cannot; expected {field.wanted}")
     return result
 
 
-def _is_float(dtype: np.dtype) -> bool:
+def is_float(dtype: np.dtype) -> bool:
     """True for a float type, including the types that numpy lacks."""
     try:
         return ir.DataType.from_numpy(dtype).is_floating_point()

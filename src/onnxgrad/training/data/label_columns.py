@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense, Items, Mapped
-from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.fields import Field, is_float
 from onnxgrad.training.data.labels import ClassColumn, NamedClasses, check_count, class_column, numbered
 from onnxgrad.training.data.masks import ObjectMasks
 from onnxgrad.wording import name_list
@@ -27,7 +27,7 @@ def label_column(column: Column, field: Field, classes: Sequence[str] | None, so
             column = Dense(np.array(column.take(np.arange(len(column)), field)))
     if isinstance(column, Mapped) and column.rows.ndim == 1:  # small, and checked before the first step
         column = Dense(np.asarray(column.rows))
-    is_number = field.dtype.kind == "f"  # of a single score: one of two classes
+    is_number = is_float(field.dtype)  # of a single score: one of two classes
     if is_number and isinstance(column, ObjectMasks):
         column = column.merged()
     if is_number and (not field.binary or len(classes or ("", "")) != 2):

@@ -16,7 +16,7 @@ from onnxgrad.ir.graph import required_inputs
 from onnxgrad.ir.match import holds_floats
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data.columns import Column, Dense
-from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.fields import Field, is_float
 from onnxgrad.training.data.text import Tokens
 from onnxgrad.training.graph.decoder_inputs import DecoderInputs
 from onnxgrad.training.language.inputs import inputs_beside, tokens_of
@@ -39,7 +39,7 @@ class Encoder:
         values = decoder.others if model is None else required_inputs(model.graph)
         self.fields = [Field.of(v) for v in values]
         self.tokens = tokens_of(self.fields)
-        features = [f for f in self.fields if f.dtype.kind == "f"]
+        features = [f for f in self.fields if is_float(f.dtype)]
         self.features = features[0] if self.tokens is None and len(features) == 1 else None
         if self.tokens is None and self.features is None:
             held = ", ".join(f"{f.name!r} ({f.wanted})" for f in self.fields)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense
-from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.fields import Field, is_float
 from onnxgrad.training.data.text import Tokens
 from onnxgrad.training.graph.decoder_inputs import is_of_decoder, mask_of_pairs, role_of
 
@@ -77,8 +76,7 @@ def tokens_of(fields: Sequence[Field], decoder: bool = False) -> Field | None:
 def _role(field: Field) -> str:
     """The role of an input (see `role_of`); labels have none."""
     rank, is_whole = 0 if field.scalar else len(field.shape) + 1, field.dtype.kind in "iu"
-    is_float = ir.DataType.from_numpy(field.dtype).is_floating_point()
-    return "" if field.label else role_of(field.name, rank, is_whole, is_float)
+    return "" if field.label else role_of(field.name, rank, is_whole, is_float(field.dtype))
 
 
 def masks_apart(fields: Sequence[Field]) -> bool:
