@@ -231,6 +231,34 @@ def test_normalization_is_folded():
     np.testing.assert_allclose(scores(model, FEEDS), scores(network(), FEEDS), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape", "weight", "bias", "folds"),
+    [
+        ("Gemm <alpha = 1.0, beta = 1.0>", (6, 4), (4, 6), (1, 6), True),
+        ("Gemm <transB = 1>", (6, 4), (6, 4), (), True),
+        ("Gemm", (6, 4), (4, 6), (6, 1), False),
+        ("ConvTranspose <group = 2>", (2, 4, 5), (4, 3, 2), (6,), True),
+        ("Conv <group = 2>", (2, 4, 5), (6, 2, 2), (6,), True),
+    ],
+)
+def test_normalization_is_folded_into_layers_of_each_form(layer, shape, weight, bias, folds):
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]> net (float{list(shape)} x) => (y) {{
+        z = {layer} (x, w, b)
+        y = BatchNormalization (z, gamma, beta, mean, variance)
+    }}""")
+    draw, sizes = np.random.default_rng(0), dict.fromkeys(("gamma", "beta", "mean", "variance"), (6,))
+    for name, size in {"w": weight, "b": bias, **sizes}.items():
+        array = np.asarray(draw.random(size) + 0.5, np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    feeds, opened = {"x": draw.standard_normal(shape).astype(np.float32)}, ir.from_proto(model)
+    fold_norms(opened.graph)
+    assert len(opened.graph) == (1 if folds else 2)
+    before, after = (
+        onnxruntime.InferenceSession(m.SerializeToString()).run(None, feeds) for m in (model, proto(opened))
+    )
+    np.testing.assert_allclose(after[0], before[0], rtol=1e-5, atol=1e-5)
+
+
 def test_shared_layers_keep_their_weights_when_normalization_is_folded():
     model = network()
     model.graph.node.append(onnx.helper.make_node("Conv", ["x", "conv_weight"], ["other"], pads=[1, 1, 1, 1]))

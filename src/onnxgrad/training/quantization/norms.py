@@ -34,11 +34,15 @@ def _fold(graph: ir.Graph, norm: ir.Node, names: Names) -> None:
     gamma, beta, mean, variance = (n.astype(np.float64) for n in numbers if n is not None)
     factor = gamma / np.sqrt(variance + norm.attributes.get_float("epsilon", 1e-5))
     weight = given[0]
-    if weight.shape[axis] != len(factor):
+    groups = layer.attributes.get_int("group", 1) if axis else 1
+    bias = np.zeros(1) if given[1] is None else np.atleast_1d(given[1].astype(np.float64))
+    if weight.shape[axis] * groups != len(factor) or bias.size != bias.shape[-1]:  # rows with biases of their own
         return
-    bias = np.zeros_like(factor) if given[1] is None else np.broadcast_to(given[1].astype(np.float64), factor.shape)
-    along = [-1 if i == axis else 1 for i in range(weight.ndim)]
-    arrays = [weight * factor.reshape(along), (bias - mean) * factor + beta]
+    scale = np.repeat(factor.reshape(groups, -1), weight.shape[0] // groups, 0) if axis else factor
+    arrays = [
+        weight * scale.reshape(*scale.shape, *[1] * (weight.ndim - scale.ndim)),
+        (bias.reshape(-1) - mean) * factor + beta,
+    ]
     held = []
     for value, array, hint in zip((*layer.inputs, None)[1:3], arrays, ("weight", "bias")):
         name = names.exactly(f"{layer.outputs[0].name}_{hint}")
@@ -69,7 +73,7 @@ def _out_axis(layer: ir.Node) -> int | None:
     if layer.op_type == "Conv":
         return 0
     if layer.op_type == "ConvTranspose":
-        return 1 if layer.attributes.get_int("group", 1) == 1 else None
-    if layer.op_type == "Gemm" and not {"alpha", "beta"} & layer.attributes.keys():
+        return 1
+    if layer.op_type == "Gemm" and all(layer.attributes.get_float(name, 1.0) == 1 for name in ("alpha", "beta")):
         return 0 if layer.attributes.get_int("transB", 0) else 1
     return None
