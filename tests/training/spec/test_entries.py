@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
+from onnxgrad.training.metadata import FED
 from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import initial, mlp, run, train
 from tests.training.step.test_entries import entry
@@ -303,6 +304,32 @@ def test_what_no_node_of_an_algorithm_computes(algorithm, bound, after):
         runner.step(batch)
         for found in (state, runner.state):
             assert {name: float(found[name]) for name in after} == after
+
+
+def test_the_loss_is_the_target_of_the_gradient_that_trains():
+    """Not that of one in the inference graph, such as a force; nor does an initialized rate become a constant."""
+    net = f"""net (float x) => (float f) <float a = {{3.0}}> {{
+        p = Mul (x, a)
+        e = Mul (p, x)
+        f = {DOMAIN}.Gradient <xs = ["x"], y = "e"> (x)
+    }}"""
+    algorithm = """e (float t) => (float l, float n) <float r = {0.5}> {
+        d = Sub (f, t)
+        l = Mul (d, d)
+        g = Gradient <xs = ["a"], zs = ["x", "t"], y = "l"> (a, x, t)
+        s = Mul (r, g)
+        n = Sub (a, s)
+    }"""
+    model = small(net, algorithm, a="n")
+    info = model.training_info[0]
+    info.algorithm.initializer[0].metadata_props.add(key=FED, value="rate")
+    info.initialization.CopyFrom(parser.parse_graph("i () => (float r0) <float r0 = {0.25}> { }"))
+    info.initialization_binding.add(key="r", value="r0")
+    step = compile_step(model)
+    assert step.loss == "l"
+    assert {n: float(r.numpy()) for n, r in step.rates.items()} == {"r": 0.25}
+    state, (first,) = train(step, [{"x": np.array(2, np.float32), "t": np.array(10, np.float32)}])
+    assert (state["a"], first["l"]) == (3 - 0.25 * 2 * (12 - 10) * 4, 4)
 
 
 def test_outputs_that_are_inputs_stay_so():

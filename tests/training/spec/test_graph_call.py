@@ -140,6 +140,15 @@ def test_call_of_a_graph_with_control_flow():
     state, _ = train(step, [{"a": a, "p": np.array(True)}])
     np.testing.assert_allclose(state["w"], np.exp([2, 3]) * a, rtol=1e-6)
     assert isinstance(lower_gradients(ir.from_proto(model)), ir.Model)
+    call = 'ai.onnx.preview.training.GraphCall <graph_name = "net"> (a, p)'
+    branches = parser.parse_graph(f"""g (bool p) => (float[2] q) {{
+        q = If (p) <then_branch = t1 () => (float[2] r) {{ r = {call} }},
+                    else_branch = f1 () => (float[2] s) {{ c = {call} s = Neg (c) }}>
+    }}""")
+    model.training_info[0].algorithm.node[0].CopyFrom(branches.node[0])
+    for truth, wanted in ((True, np.exp([2, 3]) * a), (False, -a)):
+        state, _ = train(compile_step(model), [{"a": a, "p": np.array(truth)}])
+        np.testing.assert_allclose(state["w"], wanted, rtol=1e-6)
 
 
 def test_whole_number_state_is_not_folded():

@@ -21,8 +21,12 @@ from onnxgrad.transforms.gradient_node import DOMAIN
 
 
 def calls(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The GraphCall nodes of an algorithm."""
-    return (n for n in graph.node if n.domain == DOMAIN and n.op_type == "GraphCall")
+    """The GraphCall nodes of an algorithm, those in branches and bodies included."""
+    for node in graph.node:
+        if node.domain == DOMAIN and node.op_type == "GraphCall":
+            yield node
+        for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
+            yield from calls(inner)
 
 
 def without_calls(model: ir.Model, info: onnx.TrainingInfoProto, index: int = 0) -> onnx.TrainingInfoProto:
@@ -37,9 +41,7 @@ def without_calls(model: ir.Model, info: onnx.TrainingInfoProto, index: int = 0)
     copy.CopyFrom(info)
     called = _Called(model, copy, f"training entry {index}")
     called.separate_names()
-    nodes = [new for node in copy.algorithm.node for new in called.written(node)]
-    del copy.algorithm.node[:]
-    copy.algorithm.node.extend(nodes)
+    called.write(copy.algorithm)
     return copy
 
 
@@ -74,7 +76,15 @@ class _Called:
         for binding in self.info.initialization_binding:
             binding.key = new.get(binding.key, binding.key)
 
-    def written(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    def write(self, graph: onnx.GraphProto) -> None:
+        """Replace the calls in `graph`, and in the graphs inside it, in place."""
+        for inner in (g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs) if g.node):
+            self.write(inner)
+        nodes = [new for node in graph.node for new in self._written(node)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _written(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The node itself, or the nodes that replace a call."""
         if node.domain != DOMAIN or node.op_type != "GraphCall":
             return [node]

@@ -41,7 +41,9 @@ def run_initializations(source: Source, seed: int | None = None) -> Source:
             declared = [t for i in infos for t in i.algorithm.initializer if t.name == binding.key]
             for tensor in declared:
                 _check_fits(where, array, ir.serde.deserialize_tensor(tensor))
-                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+                new = onnx.numpy_helper.from_array(array, tensor.name)
+                new.metadata_props.extend(tensor.metadata_props)  # a rate stays one
+                tensor.CopyFrom(new)
             if not declared:
                 held = model.graph.initializers[binding.key]
                 _check_fits(where, array, not_none(held.const_value))

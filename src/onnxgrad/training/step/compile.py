@@ -230,10 +230,11 @@ def _settings_of_numbers(setting: StepSetting) -> list[object]:
 def _gradient_names(model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]) -> tuple[set[str], str]:
     """The names that Gradient nodes differentiate with respect to, and the loss.
 
-    The loss is the target of the first Gradient; without one, the first output of the algorithm that updates nothing;
-    without either, there is no loss.
+    The loss is the target of the first Gradient with respect to an initializer that is updated, or of the first one at
+    all; without one, the first output of the algorithm that updates nothing; without either, there is no loss.
     """
     gradients = [n for n in model.graph if is_gradient(n)]
+    gradients.sort(key=lambda n: bound.keys().isdisjoint(strings(n, "xs")))
     trained = {x for n in gradients for x in strings(n, "xs")}
     targets = [y for n in gradients if (y := target_name(n))]
     free = [v.name for v in algorithm.output if v.name not in bound.values()]
