@@ -63,6 +63,16 @@ def test_of_a_linear_regression_it_is_the_posterior_of_bayes(form):
     wanted = np.sqrt(np.einsum("ni,ij,nj->n", phi[:7], covariance, phi[:7]) + noise**2)
     np.testing.assert_allclose(found["y_spread"][:, 0], wanted, rtol=1e-5)
     np.testing.assert_allclose(found["y"], run(linear(4, form=form), x[:7])["y"], rtol=1e-5, atol=1e-6)
+    model = linear(4, 6, form, "Reshape")  # the spread has the shape of the prediction
+    model.graph.node[-1].input.append("s")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 2, 3]), "s"))
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.shape.CopyFrom(
+        onnx.helper.make_tensor_type_proto(1, ["N", 2, 3]).tensor_type.shape
+    )
+    labels = np.repeat(rows["labels"], 6, 1).reshape(-1, 2, 3)
+    spread = run(uncertainty.laplace(model, rows | {"labels": labels}, prior=prior, noise=noise), x[:7])["y_spread"]
+    np.testing.assert_allclose(spread, np.broadcast_to(wanted[:, None, None], (7, 2, 3)), rtol=1e-5)
 
 
 def test_the_prior_has_the_largest_evidence():
@@ -174,6 +184,14 @@ def test_an_ensemble_is_the_mean_of_its_members(softmax):
     np.testing.assert_allclose(odds.sum(1), 1, rtol=1e-5)
     with pytest.raises(BadInput, match="another architecture"):
         uncertainty.ensemble([members[0], classifier(hidden=5)])
+    steeper = onnx.ModelProto()
+    steeper.CopyFrom(members[1])
+    next(n for n in steeper.graph.node if n.op_type == "Tanh").op_type = "Elu"
+    other = onnx.ModelProto()
+    other.CopyFrom(steeper)
+    next(n for n in other.graph.node if n.op_type == "Elu").attribute.add(name="alpha", type=1, f=0.1)
+    with pytest.raises(BadInput, match="another architecture"):
+        uncertainty.ensemble([steeper, other])
     with pytest.raises(BadInput, match="the same weights"):
         uncertainty.ensemble([members[0], members[0]])
 
@@ -245,6 +263,20 @@ def test_intervals_of_a_regression(digits):
     assert list(measured) == ["mae", "rmse", "r2", "nll", "coverage", "width"]
     assert measured["coverage"] > 0.75
     assert set(onnxgrad.evaluate(laplace, test, metrics="nll,rmse").metrics) == {"nll", "rmse"}
+
+
+@pytest.mark.parametrize("shape", ["N, T", "N, 3, T"])
+def test_intervals_of_rows_without_a_fixed_size(shape):
+    """Every number of a row is covered as often as it should be."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21]> g (float[{shape}] x) => (float[{shape}] y) {{ y = Neg (x) }}""")
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((500, 4) if shape == "N, T" else (500, 3, 1)).astype(np.float32)
+    noise = np.array([0.1, 1, 10, 3][: x.shape[1]]).reshape(x.shape[1:])
+    labels = (-x + noise * draw.standard_normal(x.shape)).astype(np.float32)
+    found = run(uncertainty.conformal(model, {"x": x, "labels": labels}), x)
+    assert found["y_lower"].shape == x.shape
+    assert ((found["y_lower"] <= labels) & (labels <= found["y_upper"])).mean(0).min() >= 0.9
 
 
 def test_too_few_rows_for_a_coverage():

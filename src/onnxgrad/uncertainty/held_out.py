@@ -69,9 +69,9 @@ def conformal(
     threshold: np.ndarray = misfit[rank - 1]
     y = b.var(prediction.output)
     if comparison.task == "numbers":
-        shape = [d for d in (y.shape or ())[1:] if isinstance(d, int)]
-        fits = math.prod(shape) == len(threshold)
-        half = b.const(threshold.reshape(shape) if fits else threshold[0], y.dtype)
+        shape = [d if isinstance(d, int) else 1 for d in (y.shape or ())[1:]]
+        fits = math.prod(shape) == len(threshold)  # else rows have no fixed size: the widest interval is for all
+        half = b.const(threshold.reshape(shape) if fits else threshold.max(), y.dtype)
         size = half if spread is None else half * b.var(spread)
         outputs = {name: y, f"{name}_lower": y - size, f"{name}_upper": y + size}
     elif isinstance(comparison, Classes):

@@ -112,15 +112,12 @@ def laplace(
     phi, kind, residuals = _measured(prediction, features, z, data, labels, options, settings)
     posterior = _fit(phi, kind, residuals, weights, prior, noise)
     variance = posterior.variance(b, features)
+    variance = variance if z.rank == 2 else b.reshape(variance, b.shape_of(z))
     if kind == "numbers":
-        spread = b.Sqrt(variance + posterior.noise**2)
-        shown = b.reshape(spread, b.shape_of(z)) if z.rank == 1 else spread
-        return prediction.close({name: z, f"{name}_spread": shown})
-    slack = b.Sqrt(1.0 + b.Mul(variance, math.pi / 8))
-    flat = z / (b.reshape(slack, b.shape_of(z)) if z.rank == 1 else slack)
-    spread = b.Sqrt(variance)
+        return prediction.close({name: z, f"{name}_spread": b.Sqrt(variance + posterior.noise**2)})
+    flat = z / b.Sqrt(1.0 + b.Mul(variance, math.pi / 8))
     odds = b.Softmax(flat, axis=1) if kind == "classes" else b.Sigmoid(flat)
-    return prediction.close({name: odds, f"{name}_spread": b.reshape(spread, b.shape_of(z)) if z.rank == 1 else spread})
+    return prediction.close({name: odds, f"{name}_spread": b.Sqrt(variance)})
 
 
 def _layer(b: Builder, logits: ir.Value) -> tuple[Var, list[np.ndarray]]:

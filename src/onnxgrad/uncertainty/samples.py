@@ -25,6 +25,7 @@ from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loop.recipe import TRAINER
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
+from onnxgrad.training.step.digest import architecture
 from onnxgrad.transforms.vmap import vmap
 from onnxgrad.uncertainty.prediction import PredictionGraph, hold, mean_and_spread
 
@@ -104,7 +105,7 @@ def ensemble(models: Sequence[AnyModel], *, output: str | None = None, kind: str
     first = members[0]
     held = [{n: v.const_value for n, v in m.graph.initializers.items() if v.const_value is not None} for m in members]
     for k, (other, weights) in enumerate(zip(members[1:], held[1:]), start=2):
-        same = [n.op_type for n in other.graph] == [n.op_type for n in first.graph] and weights.keys() == held[0].keys()
+        same = architecture(other.graph) == architecture(first.graph) and weights.keys() == held[0].keys()
         if not same or any(weights[n].shape != t.shape or weights[n].dtype != t.dtype for n, t in held[0].items()):
             raise BadInput(f"model {k} of the ensemble has another architecture than the first one")
     arrays = {n: [weights[n].numpy() for weights in held] for n in held[0]}

@@ -50,13 +50,20 @@ def step_digest(model: ir.Model, ends: Mapping[str, str], settings: Sequence[obj
     return hashlib.sha256("\n".join([*lines, *map(repr, settings)]).encode()).hexdigest()
 
 
+def architecture(graph: ir.Graph) -> list[str]:
+    """The nodes of `graph` as lines that do not depend on the contents of its initializers, only on their names."""
+    text = _Text(graph, [*graph.inputs, *graph.initializers.values()])
+    text.add(graph)
+    return [*text.lines, *(f"output {text.name(v)}" for v in graph.outputs)]
+
+
 class _Text:
     """The nodes of a graph as lines of text, where inner values are called by numbers in the order of their use."""
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, bare: Iterable[ir.Value] = ()) -> None:
         self.lines: list[str] = []
         self._inputs = set(graph.inputs)
-        self._names: dict[ir.Value | None, str] = {None: ""}
+        self._names: dict[ir.Value | None, str] = {None: "", **{v: v.name or "" for v in bare}}
 
     def name(self, value: ir.Value | None) -> str:
         """The name of `value`; the first time, a line describes an input or a constant."""
