@@ -115,7 +115,7 @@ class Host:
             part = {name: array[chosen] for name, array in batch.items()}
             results = self.run("gradient", part, gradient_keep=float(k > 0))
             weights.append(float(results.get("batch_weight", 1)))  # a sum has none
-            losses.append(float(results[loss]) * weights[-1] if weights[-1] else 0.0)  # a mean over nothing is no number
+            losses.append(float(results[loss]) * weights[-1] if weights[-1] else 0.0)  # the mean of nothing is NaN
         self.run("update")
         total = sum(weights) if "batch_weight" in results else 1.0
         return {loss: np.asarray(np.sum(losses) / (total or np.nan), results[loss].dtype)}
