@@ -1,4 +1,4 @@
-"""Einsums by products of matrices: the numbers of numpy's, in odd sizes."""
+"""Einsums, and sums of broadcast products, by products of matrices: the numbers of numpy's, in odd sizes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from onnxgrad import vjp
 from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.runtime import Options, Session
 from tests.runtime.passes import optimized
@@ -108,3 +109,69 @@ def test_no_transpose_of_the_runtime_moves_single_numbers(tmp_path):
     assert [3, 2, 1, 0] not in orders
     assert [2, 3, 1, 0] not in orders
     assert orders
+
+
+#: Shapes of operands, axes and the attribute keepdims of sums of products that are products of matrices.
+BROADCAST = {
+    "grid": ("float", "784,3,1", "N,1,3,2", "-2", 0),
+    "its cotangent": ("float", "N,784,1,2", "784,3,1", "1", 1),
+    "two axes": ("float", "N,1,57,2", "N,35,1,2", "3,0", 0),
+    "two axes, kept": ("double", "1,N,1,57,2", "N,35,1,2", "-1,1", 1),
+    "an open axis": ("float", "N,57,1", "N,1,35", "0", 1),
+    "a batch": ("double", "N,120,19,1", "N,1,19,70", "2", 1),
+    "an axis of 1 as well": ("float", "1,M,1,57,5", "1,35,1,5", "-1,0", 0),
+}
+#: Those that stay.
+NOT_BROADCAST = {
+    "few numbers for a call each": ("float", "N,3,4,1", "N,1,4,2", "2", 0),
+    "an axis of one operand": ("float", "N,784,3,1", "1,3,64", "1", 0),
+    "sizes that may differ": ("float", "N,784,3,1", "M,1,3,64", "2", 0),
+    "an operand with all axes": ("float", "N,784,3", "784,3", "2", 0),
+    "halves": ("float16", "784,3,1", "N,1,3,64", "2", 0),
+    "a product that is read": ("float", "784,3,1", "N,1,3,64", "2", 0),
+}
+
+
+def _broadcast(case, is_read=False):
+    """A sum of the product of absolute values, which are results as well if `is_read`."""
+    kind, x, y, axes, keepdims = case
+    text = f"""<ir_version: 10, opset_import: ["": 20]> g ({kind}[{x}] x, {kind}[{y}] y) => ({kind}[] s{
+        f", {kind}[] m" if is_read else ""
+    }) <int64[{axes.count(",") + 1}] axes = {{{axes}}}> {{
+        a = Abs (x) b = Abs (y) m = Mul (a, b) s = ReduceSum <keepdims = {keepdims}> (m, axes) }}"""
+    return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+
+
+@pytest.mark.parametrize("size", [3, 1, 0])
+@pytest.mark.parametrize("case", BROADCAST.values(), ids=BROADCAST)
+def test_sums_of_broadcast_products(case, size):
+    kind, *shapes, axes, keepdims = case
+    model = _broadcast(case)
+    assert "ReduceSum" not in [n.op_type for n in optimized(model).graph]
+    rng, dtype = np.random.default_rng(0), np.float32 if kind == "float" else np.float64
+    x, y = (rng.standard_normal([int(d) if d.isdigit() else size for d in s.split(",")]).astype(dtype) for s in shapes)
+    product = abs(x).astype(np.float64) * abs(y)
+    expected = product.sum(tuple(map(int, axes.split(","))), keepdims=bool(keepdims))
+    got = Session(model, Options(threads=1)).run({"x": x, "y": y})["s"]
+    np.testing.assert_allclose(got, expected, rtol=2e-6 if kind == "float" else 1e-14)
+    assert got.shape == expected.shape
+    assert got.dtype == dtype
+
+
+@pytest.mark.parametrize("name", NOT_BROADCAST)
+def test_broadcast_products_that_stay(name):
+    graph = optimized(_broadcast(NOT_BROADCAST[name], is_read="read" in name)).graph
+    assert [n.op_type for n in graph] == ["Abs", "Abs", "Mul", "ReduceSum"]
+
+
+def test_both_cotangents_of_a_broadcast_product():
+    """The cotangent of the sum is expanded, by the shape of the product that is summed."""
+    model = vjp(_broadcast(("float", "784,3,1", "N,1,3,2", "2", 0)), wrt=["x", "y"])
+    assert not {"Expand", "ReduceSum"} & {n.op_type for n in optimized(model).graph}
+    rng = np.random.default_rng(0)
+    x, y, g = (rng.standard_normal(shape).astype(np.float32) for shape in ((784, 3, 1), (5, 1, 3, 2), (5, 784, 2)))
+    found = Session(model, Options(threads=1)).run({"x": x, "y": y, "s_cotangent": g})
+    dx = np.einsum("npj,nkj->pk", g, abs(y[:, 0])) * np.sign(x[:, :, 0])
+    dy = np.einsum("npj,pk->nkj", g, abs(x[:, :, 0])) * np.sign(y[:, 0])
+    np.testing.assert_allclose(found["x_grad"], dx[:, :, None], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["y_grad"], dy[:, None], rtol=1e-5, atol=1e-4)
