@@ -285,6 +285,21 @@ def test_blocks_of_four_bits(tmp_path):
         assert stored(made)["w2_DQ_scales"].shape == (2, 3)
 
 
+def test_blocks_of_a_weight_that_two_nodes_read():
+    text = """<ir_version: 10, opset_import: ["": 21]> tied (float[N, 32] x) => (float[N, 32] y) {
+        h = MatMul (x, w)  r = Relu (h)  y = MatMul (r, %s) }"""
+    tied, apart = (onnx.parser.parse_model(text % name) for name in ("w", "u"))
+    weight = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
+    for model, names in ((tied, "w"), (apart, "wu")):
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(weight, name) for name in names)
+    feeds = {"x": weight[:5]}
+    found, expected = (quantize(m, feeds, weights="int4", block_size=16) for m in (tied, apart))
+    np.testing.assert_array_equal(scores(found, feeds, False), scores(expected, feeds, False))
+    assert sum(t.name.endswith("_Q4") for t in found.graph.initializer) == 1
+    steps = [Trainer(m, loss="mse").machine.step(feeds | {"labels": weight[:5]}) for m in (found, expected)]
+    assert float(steps[0]["loss"]) == pytest.approx(float(steps[1]["loss"]), rel=1e-6)
+
+
 def test_a_scale_that_is_zero_stays_harmless():
     made = quantize(classifier(hidden=32), blobs(), weights="int4", block_size=16)
     scales = next(t for t in made.graph.initializer if t.name == "w2_DQ_scales")

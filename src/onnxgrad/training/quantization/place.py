@@ -217,7 +217,13 @@ def _blocks(proto: onnx.ModelProto, scheme: Scheme, left_out: list[str]) -> onnx
         quant_format=importlib.import_module("onnxruntime.quantization").QuantFormat.QDQ,
     )
     made.process()
-    return made.model.model
+    found: onnx.ModelProto = made.model.model
+    nodes: dict[str, onnx.NodeProto] = {}  # a weight that several nodes read is dequantized before each of them
+    for node in found.graph.node:
+        nodes.setdefault(node.output[0], node)
+    del found.graph.node[:]
+    found.graph.node.extend(nodes.values())
+    return found
 
 
 def _raise_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
