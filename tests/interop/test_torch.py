@@ -108,6 +108,23 @@ def test_several_outputs_and_integers():
     assert only.tolist() == [1, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_of_16_bits(dtype, tmp_path):
+    kind = str(dtype).removeprefix("torch.")
+    proto = model("y = MatMul(x, w)", f"{kind}[N, 3] x", f"{kind}[N, 2] y")
+    weight = onnx.helper.make_tensor("w", getattr(onnx.TensorProto, kind.upper()), [3, 2], [0.5, 1, -1, 2, 4, 0.25])
+    proto.graph.initializer.append(weight)
+    module, x = Module(proto), torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=dtype, requires_grad=True)
+    y = module(x)
+    y.sum().backward()
+    wanted = torch.tensor([[0.5, 1], [-1, 2], [4, 0.25]], dtype=dtype)
+    assert torch.equal(y, x @ wanted)
+    assert torch.equal(x.grad, wanted.sum(1).expand(2, 3))
+    assert torch.equal(module.w.grad, x.detach().sum(0)[:, None].expand(3, 2))
+    module.save(tmp_path / "saved.onnx")
+    assert torch.equal(Module(tmp_path / "saved.onnx")(x), y)
+
+
 def test_under_compile_it_is_one_opaque_operator():
     module = Module(layer())
 

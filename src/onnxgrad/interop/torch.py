@@ -23,6 +23,7 @@ from onnxgrad.wording import type_text
 
 _calls: dict[int, Call] = {}
 _numbers = itertools.count()
+_BFLOAT16 = ir.DataType.BFLOAT16.numpy()  # PyTorch knows NumPy's own dtypes only
 
 
 @torch.library.custom_op("onnxgrad::call", mutates_args=())
@@ -31,7 +32,7 @@ def _call(number: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     arrays = [_array(t, call.dtype(n), n) for t, n in zip(tensors, call.inputs, strict=True)]
     found = call(arrays)
     where = tensors[0].device if tensors else torch.device("cpu")
-    return [torch.from_numpy(np.require(a, requirements="W")).to(where) for a in found]
+    return [_tensor(a).to(where) for a in found]
 
 
 @_call.register_fake
@@ -40,7 +41,7 @@ def _fake(number: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     shapes = call.shapes([tuple(t.shape) for t in tensors])
     where = tensors[0].device if tensors else torch.device("cpu")
     return [
-        torch.empty(s, dtype=torch.from_numpy(np.empty(0, call.dtype(n))).dtype, device=where)
+        torch.empty(s, dtype=_tensor(np.empty(0, call.dtype(n))).dtype, device=where)
         for s, n in zip(shapes, call.outputs, strict=True)
     ]
 
@@ -123,8 +124,19 @@ def _number(call: Call) -> int:
     return call.__dict__["number"]
 
 
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype == _BFLOAT16:
+        return _tensor(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.require(array, requirements="W"))
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    held = tensor.detach().cpu().contiguous()
+    return held.view(torch.int16).numpy().view(_BFLOAT16) if held.dtype == torch.bfloat16 else held.numpy()
+
+
 def _array(tensor: torch.Tensor, dtype: np.dtype, name: str) -> np.ndarray:
-    array = tensor.detach().cpu().contiguous().numpy()
+    array = _numpy(tensor)
     if array.dtype != dtype:
         raise BadInput(f"the argument {name!r} is {type_text(array.dtype)}; the model takes {dtype}")
     return array
@@ -167,7 +179,7 @@ class Module(torch.nn.Module):
         if len(set(self._weights.values())) < len(weights):
             self._weights = {name: f"weight_{i}" for i, name in enumerate(weights)}
         for name, array in weights.items():
-            tensor = torch.from_numpy(np.array(array))
+            tensor = _tensor(np.array(array))
             if name in kept:
                 self.register_buffer(self._weights[name], tensor)
             else:
@@ -198,6 +210,6 @@ class Module(torch.nn.Module):
         for name, called in self._weights.items():
             value = next(v for v in model.graph.inputs if v.name == name)
             model.graph.inputs.remove(value)
-            value.const_value = ir.tensor(getattr(self, called).detach().cpu().numpy(), name=name)
+            value.const_value = ir.tensor(_numpy(getattr(self, called)), name=name)
             model.graph.register_initializer(value)
         save_model(model, path)
