@@ -91,7 +91,8 @@ class LossFunction:
         summed, count = (total(b, weights * b.cast_like(b.Reshape(x, shape), weights)) for x in (each, counts))
         if options["reduction"] == "sum":
             return summed, b.const(1.0, y.dtype)
-        return summed / b.Max(count, 1e-12), count
+        count = b.Max(count, 1e-12)  # rows without weight have the loss 0, also as parts of a batch
+        return summed / count, count
 
     def by_blocks(self, b: Builder, blocks: ScoreBlocks, y: Var, labels: Var, options: Mapping[str, Any],
                   others: Sequence[OfRows] = ()) -> list[Var]:  # fmt: skip
