@@ -73,6 +73,12 @@ def test_all_optimizers(optimizer):
         ("l = ReduceSum (x)\nn = Add (x, l)", False),  # of no kind that is known
         ("n = MatMul (x, g)", False),  # not number by number
         ("n = Add (x, g)\nl = Shape (x)", True),
+        ('o = Constant <value_ints = [1]> ()\nr = Unsqueeze (i, o)\nn = ScatterND <reduction = "add"> (x, r, g)', True),
+        (
+            'o = Constant <value_ints = [1]> ()\nr = Unsqueeze (i, o)\nn = ScatterND <reduction = "add"> (g, r, x)',
+            False,
+        ),
+        ("o = Constant <value_ints = [1]> ()\nr = Unsqueeze (i, o)\nt = Transpose (x)\nn = ScatterND (t, r, g)", False),
     ],
 )
 def test_who_may_read(body, shared):
@@ -146,8 +152,11 @@ def test_a_bad_number_in_a_batch_leaves_the_state(optimizer, name):
     for bad in ({"i": np.array([0, 1, 9999])}, {"labels": np.array([0, 1, 777])}, {"i": more, "labels": more}):
         with pytest.raises(BadInput, match=r"ONNX Runtime failed: (?!.*unnamed)"):
             machine.step(good | bad)
+    two = runner(step, without=("same_memory",))
+    two.step(good)
     for weight, array in machine.state().items():
         np.testing.assert_array_equal(array, before[weight])
+        np.testing.assert_array_equal(array, two.state()[weight])
     machine.step(good)
 
 
